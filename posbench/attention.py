@@ -1,0 +1,87 @@
+"""How causal attention runs. Three ways to the same numbers, picked from what the scheme needs and the device offers.
+
+    fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
+    blocks   query blocks against their key prefixes: any bias, memory linear in T; on CPUs also the fastest at short contexts
+    flex     FlexAttention with the bias as its score function: any bias on CUDA
+
+All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+
+BLOCK = 128  # queries a block; measured on 2 CPU cores, see docs/performance.md
+
+
+def has_bias(bias: Bias) -> bool:
+    """Whether `bias` adds anything: asked with one pair of positions."""
+    zero = torch.zeros((), dtype=torch.int64)
+    return bias(zero, zero, zero) is not None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The fused kernel of the device, for schemes without a bias."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOCK) -> Tensor:
+    """Query blocks against the keys they may see; scores, bias and softmax in float32 (float64 where q is).
+
+    At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
+    """
+    B, H, T, D = q.shape
+    groups = H // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # Contiguous before it is sliced and transposed: torch 2.13 miscompiles transposed copies of several bf16 slices on CPUs.
+    k_t = k.transpose(-2, -1).contiguous()
+    v = v.contiguous()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    head = torch.arange(H, device=q.device)[:, None, None]
+    out = []
+    for start in range(0, T, block):
+        end = min(start + block, T)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(end, device=q.device)[None, :]
+        scores = (q[:, :, start:end] @ k_t[..., :end]).to(dtype) * D**-0.5
+        if bias is not None:
+            added = bias(head, i, j)
+            assert added is not None
+            scores = scores + added.to(dtype)
+        scores = scores.masked_fill(j > i, float("-inf"))
+        out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :end])
+    return torch.cat(out, dim=2)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
+    """FlexAttention with the bias as score function; compiled by the caller, on CUDA."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        added = bias(h, i, j)
+        assert added is not None
+        return s + added.to(s.dtype)
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    T = q.shape[2]
+    mask = create_block_mask(causal, None, None, T, T, device=q.device)
+    return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
+    """Causal attention by the best of the ways above that can carry `bias`.
+
+    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`. Returns: [B, H, T, D] in q's dtype.
+    """
+    if not has_bias(bias):
+        return fused(q, k, v)
+    return blocks(q, k, v, bias)

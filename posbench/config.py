@@ -1,0 +1,366 @@
+"""What a run may be: one dataclass a config group, and every rule about their values.
+
+A `Config` that exists is valid: each dataclass checks itself when it is made, so nothing is built, downloaded or
+written from a configuration that cannot run. This module imports no torch; the rules that only a scheme knows (its own
+options) are checked by `posbench.schemes.build_scheme`.
+
+Words: a *group* is a folder of `conf/`; a *field* is a key of it. Errors are `ConfigError`, a `ValueError` that names the
+field, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+DTYPES = ("auto", "float32", "bfloat16")
+SCHEDULES = ("cosine", "wsd", "constant")
+SOURCES = ("stdlib", "files", "hub")
+TOKENIZERS = ("bpe", "bytes", "file")
+TRACKERS = ("none", "wandb")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
+
+
+class ConfigError(ValueError):
+    """A value a user can mend: the message names the cause, the value and what to do."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'qk_rope'?"` for the closest of `known`, or the empty string when none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_name(what: str, name: str) -> None:
+    """Hold a name that becomes a folder to letters, digits and `._=+-`, at most 100 of them.
+
+    Raises: ConfigError, so that no name can leave the runs folder or surprise a shell.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + -, beginning with a letter or digit"
+        )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)
+
+
+def _one_of(what: str, value: str, known: Iterable[str]) -> None:
+    known = list(known)
+    _require(value in known, f"{what}={value!r} is not known{nearest(str(value), known)} (known: {', '.join(known)})")
+
+
+def _between(what: str, value: float, low: float, high: float) -> None:
+    _require(
+        isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high,
+        f"{what}={value} is out of range: it must lie between {low:g} and {high:g}",
+    )
+
+
+@dataclass
+class SchemeConfig:
+    """Which position scheme, and its own options (checked by the scheme's class)."""
+
+    name: str  # the scheme's name in tables and the run folder, such as `vo_rope`
+    kind: str  # the registered class that carries it out, such as `rotary`
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of that class
+
+    def __post_init__(self) -> None:
+        check_name("scheme.name", self.name)
+        _require(isinstance(self.kind, str) and bool(self.kind), f"scheme.kind={self.kind!r} must name a scheme class")
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
+        """From the flat form of `conf/scheme/*.yaml`, where the options stand beside `name` and `kind`."""
+        for key in ("name", "kind"):
+            _require(key in mapping, f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme")
+        options = {key: value for key, value in mapping.items() if key not in ("name", "kind")}
+        return cls(name=mapping["name"], kind=mapping["kind"], options=options)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The flat form of `conf/scheme/*.yaml`."""
+        return {"name": self.name, "kind": self.kind, **self.options}
+
+
+@dataclass
+class ModelConfig:
+    """The LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases."""
+
+    name: str = MISSING
+    num_layers: int = MISSING
+    d_model: int = MISSING  # C
+    num_heads: int = MISSING  # H
+    num_kv_heads: int | None = None  # null: as many as num_heads (no grouping)
+    head_dim: int | None = None  # D; null: d_model / num_heads
+    ffn_dim: int | None = None  # null: 8/3 d_model, rounded up to a multiple of 16
+    tied_embeddings: bool = False
+    vocab_size: int | None = None  # V; null: the tokenizer's
+    norm_eps: float = 1e-5
+    init_std: float = 0.02  # also the token embeddings', the unit of the sinusoidal amplitude
+
+    def __post_init__(self) -> None:
+        _between("model.num_layers", self.num_layers, 1, 1000)
+        _between("model.d_model", self.d_model, 2, 1 << 16)
+        _between("model.num_heads", self.num_heads, 1, 1024)
+        if self.head_dim is None:
+            _require(
+                self.d_model % self.num_heads == 0,
+                f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: change one, or set model.head_dim",
+            )
+            self.head_dim = self.d_model // self.num_heads
+        _between("model.head_dim", self.head_dim, 2, 1024)
+        _require(self.head_dim % 2 == 0, f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so take an even one")
+        if self.num_kv_heads is None:
+            self.num_kv_heads = self.num_heads
+        _between("model.num_kv_heads", self.num_kv_heads, 1, 1024)
+        _require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"model.num_heads={self.num_heads} is no multiple of model.num_kv_heads={self.num_kv_heads}: every key/value head serves the same number of query heads",
+        )
+        if self.ffn_dim is None:
+            self.ffn_dim = math.ceil(8 * self.d_model / 3 / 16) * 16
+        _between("model.ffn_dim", self.ffn_dim, 1, 1 << 20)
+        if self.vocab_size is not None:
+            _between("model.vocab_size", self.vocab_size, 2, 1 << 22)
+        _between("model.norm_eps", self.norm_eps, 1e-12, 1e-2)
+        _between("model.init_std", self.init_std, 1e-6, 10)
+
+    def num_parameters(self, vocab_size: int) -> dict[str, int]:
+        """Parameters of the decoder without its scheme: `embedding` (both tables when untied) and `body` (the rest)."""
+        assert self.head_dim is not None and self.num_kv_heads is not None and self.ffn_dim is not None
+        attention = self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        layer = attention + 3 * self.d_model * self.ffn_dim + 2 * self.d_model
+        tables = 1 if self.tied_embeddings else 2
+        return {"embedding": tables * vocab_size * self.d_model, "body": self.num_layers * layer + self.d_model}
+
+
+@dataclass
+class DataConfig:
+    """Where the text comes from. Splits are made of whole documents."""
+
+    name: str = MISSING
+    source: str = MISSING  # stdlib | files | hub
+    path: Any = None  # files: one path or glob, or a list of them, split by a hash of each document
+    train_path: Any = None  # files: explicit files of a split instead of `path` (train needs validation too)
+    validation_path: Any = None
+    test_path: Any = None
+    text_column: str = "text"
+    repository: str | None = None  # hub: owner/name
+    subset: str | None = None  # hub: the data set's own configuration
+    revision: str | None = None  # hub: a commit, so that the same text comes tomorrow
+    train_split: str = "train"  # hub: the repository's own split names; a null one is cut from train by hash
+    validation_split: str | None = None
+    test_split: str | None = None
+    token_budget: int | None = None  # stop reading train text once it gave this many tokens (about); null: all of it
+    validation_fraction: float = 0.05  # of the documents, where validation or test is cut from `path` or train by hash
+    test_fraction: float = 0.10
+    cache_dir: str | None = None  # token shards; null: $POSBENCH_CACHE, else posbench in the user's cache folder
+
+    def __post_init__(self) -> None:
+        _one_of("data.source", self.source, SOURCES)
+        _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
+        _between("data.test_fraction", self.test_fraction, 0.0, 0.5)
+        if self.token_budget is not None:
+            _between("data.token_budget", self.token_budget, 1, 1 << 50)
+        explicit = [self.train_path, self.validation_path, self.test_path]
+        if self.source == "files":
+            _require(
+                (self.path is not None) != (self.train_path is not None),
+                "data=files needs data.path='...' (files to be split by document) or data.train_path='...' with data.validation_path='...' (one of the two)",
+            )
+            _require(
+                self.train_path is None or self.validation_path is not None,
+                "data.train_path is given without data.validation_path: name the held-out files too, or give data.path alone to have them split by document",
+            )
+        else:
+            _require(
+                self.path is None and explicit == [None, None, None],
+                f"data.path is for your own files: say data=files data.path=... (this is data={self.name})",
+            )
+        if self.source == "hub":
+            _require(bool(self.repository), "data.source=hub needs data.repository=owner/name")
+
+
+@dataclass
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    kind: str = MISSING  # bpe (byte-level, trained on the train split) | bytes | file
+    vocab_size: int = 4096  # bpe: entries, the 256 bytes and the beginning-of-document token among them
+    path: str | None = None  # file: a tokenizer.json
+    training_bytes: int = 20_000_000  # bpe: about how much of the train split it is trained on
+
+    def __post_init__(self) -> None:
+        _one_of("tokenizer.kind", self.kind, TOKENIZERS)
+        _between("tokenizer.vocab_size", self.vocab_size, 258, 1 << 20)
+        _between("tokenizer.training_bytes", self.training_bytes, 1000, 1 << 40)
+        _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
+
+
+@dataclass
+class TrainConfig:
+    """The pre-training loop."""
+
+    steps: int | None = None  # optimizer steps; null: as many whole ones as `tokens` pays for
+    tokens: int | None = None  # token budget; not looked at where `steps` is given
+    context_length: int = MISSING  # T, tokens
+    batch_size: int = MISSING  # B, sequences a step (all micro-batches together)
+    accumulation: int = 1  # micro-batches a step
+    lr: float = MISSING  # peak learning rate
+    lr_end_ratio: float = 0.1  # the last learning rate as a part of the peak
+    warmup_ratio: float = 0.05  # part of the steps
+    schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
+    decay_ratio: float = 0.2  # wsd: the part of the steps that decays
+    weight_decay: float = 0.1  # matrices only
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    grad_clip: float = 1.0  # global norm; 0 switches clipping off
+    device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
+    dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
+    compile: bool | None = None  # null: where it pays
+    validate_every: int | None = None  # steps; null: ten times a run
+    validation_tokens: int = 65_536  # scored at each of these (the last one scores the whole split, up to evaluation.max_tokens)
+    checkpoint_every: int | None = None  # steps; null: ten times a run
+    keep_checkpoints: int = 2
+    log_every: int = 10  # steps between lines of metrics.jsonl
+    max_skipped_steps: int = 10  # steps skipped for NaN or infinity before the run is given up
+
+    def __post_init__(self) -> None:
+        _require(self.steps is not None or self.tokens is not None, "give train.steps=... or train.tokens=...: neither is set")
+        _between("train.context_length", self.context_length, 2, 1 << 22)
+        _between("train.batch_size", self.batch_size, 1, 1 << 20)
+        _between("train.accumulation", self.accumulation, 1, self.batch_size)
+        _require(
+            self.batch_size % self.accumulation == 0,
+            f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} equal micro-batches",
+        )
+        if self.steps is not None:
+            _between("train.steps", self.steps, 1, 1 << 40)
+        elif self.tokens is not None:
+            _require(
+                self.tokens >= self.tokens_per_step,
+                f"train.tokens={self.tokens} is less than one step of batch_size x context_length = {self.tokens_per_step} tokens: raise it or shrink the batch",
+            )
+        _between("train.lr", self.lr, 0, 10)
+        _between("train.lr_end_ratio", self.lr_end_ratio, 0, 1)
+        _between("train.warmup_ratio", self.warmup_ratio, 0, 1)
+        _one_of("train.schedule", self.schedule, SCHEDULES)
+        _between("train.decay_ratio", self.decay_ratio, 0, 1)
+        _between("train.weight_decay", self.weight_decay, 0, 10)
+        _between("train.beta1", self.beta1, 0, 0.9999999)
+        _between("train.beta2", self.beta2, 0, 0.9999999)
+        _between("train.eps", self.eps, 1e-30, 1)
+        _between("train.grad_clip", self.grad_clip, 0, 1e9)
+        _one_of("train.dtype", self.dtype, DTYPES)
+        _require(
+            bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),
+            f"train.device={self.device!r} is not known: auto, cpu, cuda or cuda:<number>",
+        )
+        for name in ("validate_every", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                _between(f"train.{name}", getattr(self, name), 1, 1 << 40)
+        _between("train.validation_tokens", self.validation_tokens, 1, 1 << 40)
+        _between("train.keep_checkpoints", self.keep_checkpoints, 2, 1000)
+        _between("train.log_every", self.log_every, 1, 1 << 40)
+        _between("train.max_skipped_steps", self.max_skipped_steps, 0, 1 << 40)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one optimizer step learns from."""
+        return self.batch_size * self.context_length
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.steps is not None:
+            return self.steps
+        assert self.tokens is not None
+        return self.tokens // self.tokens_per_step
+
+
+@dataclass
+class EvaluationConfig:
+    """What `posbench eval` scores. Lengths in tokens."""
+
+    lengths: list[int] = field(default_factory=list)  # [] : half the training length to 32 times it, and +1 +10 +50 +100
+    protocols: list[str] = field(default_factory=lambda: ["fixed"])
+    targets: int = 64  # fixed and sliding: the targets scored at the end of each window
+    windows: int = 256  # fixed: windows, spread over the test documents that are long enough
+    max_tokens: int = 1_000_000  # nonoverlapping and the final validation: score at most this many tokens
+    batch_tokens: int = 16_384  # tokens in a forward pass
+
+    def __post_init__(self) -> None:
+        for length in self.lengths:
+            _between("evaluation.lengths", length, 2, 1 << 24)
+        _between("evaluation.targets", self.targets, 1, 1 << 20)
+        _between("evaluation.windows", self.windows, 1, 1 << 24)
+        _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
+        _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)
+
+
+@dataclass
+class TrackingConfig:
+    """Where metrics go besides `metrics.jsonl`."""
+
+    backend: str = "none"  # none | wandb
+    project: str = "posbench"
+    entity: str | None = None
+    init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline
+
+    def __post_init__(self) -> None:
+        _one_of("tracking.backend", self.backend, TRACKERS)
+        _between("tracking.init_timeout", self.init_timeout, 1, 600)
+
+
+@dataclass
+class ExperimentConfig:
+    """A question worth a table: what is held fixed, what is swept, where it comes from."""
+
+    name: str = MISSING
+    description: str = ""
+    source: str = ""  # the publication it follows, if any
+    baseline: str = "qk_rope"  # the scheme that gaps are measured against
+    published: str | None = None  # the published results set beside ours, a name of `posbench report --against`
+
+    def __post_init__(self) -> None:
+        check_name("experiment.name", self.name)
+
+
+@dataclass
+class Config:
+    """Everything a run is. `posbench.compose` makes one from the words of the command line."""
+
+    scheme: Any = MISSING  # SchemeConfig, or its flat mapping
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    tokenizer: TokenizerConfig = MISSING
+    train: TrainConfig = MISSING
+    evaluation: EvaluationConfig = MISSING
+    tracking: TrackingConfig = MISSING
+    experiment: ExperimentConfig = MISSING
+    experiment_name: str = MISSING  # the folder under runs_dir; default the experiment's own name
+    runs_dir: str = "runs"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scheme, SchemeConfig):
+            _require(isinstance(self.scheme, dict), f"scheme={self.scheme!r} is no scheme: give a name of conf/scheme")
+            self.scheme = SchemeConfig.from_mapping(self.scheme)
+        check_name("experiment_name", self.experiment_name)
+        _between("seed", self.seed, 0, (1 << 63) - 1)
+        _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain nested dicts, as written to `config.yaml` of the run folder."""
+        mapping = asdict(self)
+        mapping["scheme"] = self.scheme.to_mapping()
+        return mapping

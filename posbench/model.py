@@ -1,0 +1,181 @@
+"""The decoder: LLaMA's block (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) with a position scheme's hooks in it.
+
+Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, V vocabulary. Master weights are float32; activations run
+in `compute_dtype` (bfloat16 in training where the device is fast in it), norms, softmax and losses in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.attention import attend
+from posbench.config import Config, ConfigError, ModelConfig
+from posbench.schemes import Scheme, Shape, build_scheme
+
+
+class Linear(nn.Module):
+    """`x @ weight.T` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight` over channels, in at least float32 (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(self.weight.dtype)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with the scheme at q, k, v, the scores and o. Grouped-query where num_kv_heads < num_heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.head_dim and config.num_kv_heads
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv = Linear(config.d_model, (self.heads + 2 * self.kv_heads) * self.head_dim)
+        self.out = Linear(self.heads * self.head_dim, config.d_model)
+
+    def forward(self, x: Tensor, pos: Any, scheme: Scheme) -> Tensor:
+        B, T, _ = x.shape
+        packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, H + 2 Hkv, T, D]
+        q, k, v = packed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        o = attend(scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos), scheme.bias)
+        return self.out(scheme.o(o, pos).transpose(1, 2).reshape(B, T, -1))
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))` (Shazeer 2020, arXiv 2002.05202), gate and up in one product."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.ffn_dim
+        self.gate_up = Linear(config.d_model, 2 * config.ffn_dim)
+        self.down = Linear(config.ffn_dim, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention, then SwiGLU, each behind a norm and added to the stream [B, T, C]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.ffn = SwiGLU(config)
+
+    def forward(self, x: Tensor, pos: Any, scheme: Scheme) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), pos, scheme)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """A LLaMA-style language model under one position scheme.
+
+    `model(tokens, offset=0)`: tokens [B, T] int64 -> logits [B, T, V]. `offset` shifts every position, in tokens; a relative scheme ignores it.
+    """
+
+    def __init__(self, config: ModelConfig, scheme: Scheme, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.scheme = scheme
+        self.compute_dtype: torch.dtype | None = None  # of the activations; None: the weights' own
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.unembedding = Linear(config.d_model, vocab_size)
+        if config.tied_embeddings:
+            self.unembedding.weight = self.embedding.weight
+        self._run_block = Block.forward
+
+    def compile_blocks(self) -> None:
+        """Compile one block and run every layer through it (compiling the whole model takes about six times as long)."""
+        self._run_block = torch.compile(Block.forward)  # type: ignore[assignment]
+
+    def hidden(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """The stream after the last norm, [B, T, C] in the compute dtype."""
+        pos = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
+        prepared = _as_wide_as(self.embedding.weight.dtype, self.scheme.prepare(pos))
+        x = self.scheme.embed(self.embedding(tokens), prepared)
+        x = x.to(self.compute_dtype or x.dtype)
+        for block in self.blocks:
+            x = self._run_block(block, x, prepared, self.scheme)  # type: ignore[arg-type]
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        return self.unembedding(self.hidden(tokens, offset))
+
+    def nll(self, tokens: Tensor, targets: Tensor, offset: int = 0, last: int | None = None) -> Tensor:
+        """Negative log-likelihoods of targets [B, T] after tokens [B, T], in nats: [B, T] float32, or of the `last` positions alone."""
+        x = self.hidden(tokens, offset)
+        if last is not None:
+            x, targets = x[:, -last:], targets[:, -last:]
+        logits = self.unembedding(x)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
+def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
+    """Floating tensors of what a scheme prepared (float64) rounded once to the weights' dtype; integers as they are."""
+    if isinstance(prepared, Tensor):
+        return prepared.to(dtype) if prepared.is_floating_point() else prepared
+    return type(prepared)(*(_as_wide_as(dtype, part) for part in prepared))
+
+
+def initialise(model: Decoder, seed: int) -> None:
+    """Set every tensor from (seed, its name), on the CPU in float32: a scheme with parameters of its own changes no shared one.
+
+    Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm weights are 1.
+    """
+    config = model.config
+    for name, parameter in model.named_parameters():
+        if name.startswith("scheme.") or parameter.ndim < 2:
+            continue
+        writes_to_stream = name.endswith(("attention.out.weight", "ffn.down.weight"))
+        std = config.init_std / (2 * config.num_layers) ** 0.5 if writes_to_stream else config.init_std
+        generator = torch.Generator().manual_seed(_seed_of(seed, name))
+        with torch.no_grad():
+            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+
+
+def build_model(config: Config, vocab_size: int) -> Decoder:
+    """The decoder of `config`, initialised from its seed, in float32 on the CPU.
+
+    Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table.
+    Raises: ConfigError where the table is too small for the tokenizer, or the scheme refuses its options.
+    """
+    asked = config.model.vocab_size
+    if asked is not None and asked < vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or train a smaller tokenizer (tokenizer.vocab_size={asked})"
+        )
+    m = config.model
+    assert m.head_dim is not None and m.num_kv_heads is not None
+    shape = Shape(m.d_model, m.num_heads, m.num_kv_heads, m.head_dim, embedding_std=m.init_std)
+    model = Decoder(m, build_scheme(config.scheme, shape), asked or vocab_size)
+    initialise(model, config.seed)
+    return model

@@ -1,0 +1,40 @@
+"""Sines and cosines of the absolute position, added once to the token embeddings (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posbench.config import ConfigError
+from posbench.schemes.base import Scheme, Shape
+
+
+class Sinusoidal(Scheme):
+    """Channel `2i` gets `a sin(p / base ** (2i / C))`, channel `2i + 1` the cosine.
+
+    Options: `amplitude`, in standard deviations of the token embeddings at initialisation, so `a = amplitude * embedding_std`.
+    At 1 the proportion is the paper's, where embeddings of unit deviation meet sines of unit amplitude. `base`, 10000 as in the paper.
+    Raises: ConfigError for an odd d_model, a negative amplitude or a base that is not above 1.
+    """
+
+    is_relative = False
+
+    def __init__(self, shape: Shape, amplitude: float = 1.0, base: float = 10000.0) -> None:
+        super().__init__(shape)
+        if shape.d_model % 2:
+            raise ConfigError(f"model.d_model={shape.d_model} is odd: sines and cosines come in pairs of channels, so take an even one")
+        if isinstance(amplitude, bool) or not isinstance(amplitude, (int, float)) or not 0 <= amplitude < 1e6:
+            raise ConfigError(f"scheme.amplitude={amplitude} must lie between 0 and 1e6 (1 is the paper's proportion)")
+        if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e15:
+            raise ConfigError(f"scheme.base={base} must lie above 1 and below 1e15 (10000 is usual)")
+        self.amplitude, self.base = float(amplitude), float(base)
+
+    def prepare(self, pos: Tensor) -> Tensor:
+        """The table to add, [T, C] float64."""
+        width = self.shape.d_model
+        inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)
+        angles = pos.to(torch.float64)[:, None] * inv_freq
+        return self.amplitude * self.shape.embedding_std * torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos.to(x.dtype)
