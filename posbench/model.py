@@ -18,6 +18,9 @@ from posbench.config import Config, ConfigError, ModelConfig
 from posbench.schemes import Scheme, Shape, build_scheme
 
 
+ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
+
+
 class Linear(nn.Module):
     """`x @ weight.T` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
 
@@ -130,9 +133,14 @@ class Decoder(nn.Module):
         x = self.hidden(tokens, offset)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
+        # Row by row the logits are independent: without a gradient they need never stand whole in memory.
+        rows = x.numel() if torch.is_grad_enabled() else ROWS
+        parts = [self._row_nll(*part) for part in zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)]
+        return torch.cat(parts).view(targets.shape)
+
+    def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.unembedding(x)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
 
 
 def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
@@ -162,6 +170,12 @@ def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
+def shape_of(config: ModelConfig) -> Shape:
+    """What a scheme is told of the decoder."""
+    assert config.head_dim is not None and config.num_kv_heads is not None
+    return Shape(config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, embedding_std=config.init_std)
+
+
 def build_model(config: Config, vocab_size: int) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 
@@ -173,9 +187,6 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
         raise ConfigError(
             f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
-    m = config.model
-    assert m.head_dim is not None and m.num_kv_heads is not None
-    shape = Shape(m.d_model, m.num_heads, m.num_kv_heads, m.head_dim, embedding_std=m.init_std)
-    model = Decoder(m, build_scheme(config.scheme, shape), asked or vocab_size)
+    model = Decoder(config.model, build_scheme(config.scheme, shape_of(config.model)), asked or vocab_size)
     initialise(model, config.seed)
     return model

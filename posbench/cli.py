@@ -1,0 +1,254 @@
+"""The commands, and the one place that prints errors and exits.
+
+Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` answers at once.
+Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can mend; 130 and 143 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posbench.config import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.console import Console
+
+    from posbench.runs import Run
+
+app = typer.Typer(
+    name="posbench",
+    help="Where should position go? Train one small decoder under many position schemes and see how sure the ranking is.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds the experiments.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[RUNS]...", help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.", show_default=False)]
+
+
+def main() -> None:
+    """The console script."""
+    with _explained():
+        app()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Print what went wrong as one message and exit. POSBENCH_TRACEBACK=1 lets the traceback through."""
+    from posbench.interruption import Stopped
+
+    try:
+        yield
+    except ConfigError as error:
+        _fail(error, 2)
+    except Stopped as stopped:
+        _say(str(stopped))
+        raise SystemExit(stopped.exit_status) from None
+    except KeyboardInterrupt:
+        _say("stopped")
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+
+
+def _fail(error: Exception, status: int) -> None:
+    if os.environ.get("POSBENCH_TRACEBACK"):
+        raise error
+    _say(f"posbench: {error}")
+    raise SystemExit(status) from None
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text.rstrip() + "\n")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
+    """Hydra's own completion of `group=choice` and `group.field=value`."""
+    from posbench.composition import complete
+
+    return complete(incomplete)
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WORDS]...",
+        help="Hydra overrides and flags: scheme=vo_rope model=25m train.lr=1e-3, -m for a sweep, --cfg job to see the configuration.",
+        autocompletion=_complete_override,
+        show_default=False,
+    ),
+]
+
+
+@app.command(context_settings=HYDRA)
+def train(ctx: typer.Context, words: Overrides = None) -> None:
+    """Train one run, or a sweep of them with `-m`; go on where a run was cut off; leave a finished one alone.
+
+    A true Hydra application. `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
+    `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
+    """
+    from posbench.composition import run_application
+
+    failures: list[str] = []
+    run_application("posbench train", [*(words or []), *ctx.args], lambda composed: _train_job(composed, failures))
+    if failures:
+        for failure in failures:
+            _say(f"posbench: {failure}")
+        raise SystemExit(1)
+
+
+def _train_job(composed: DictConfig, failures: list[str]) -> None:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from posbench.composition import typed
+    from posbench.training import Died, train
+
+    config = typed(composed)
+    try:
+        train(config)
+    except Died as error:
+        failures.append(f"{config.experiment_name}/{config.scheme.name}/seed={config.seed} died: {error}")
+    except ConfigError as error:
+        if HydraConfig.get().mode != RunMode.MULTIRUN:
+            raise
+        failures.append(f"{config.experiment_name}/{config.scheme.name}/seed={config.seed}: {error}")
+        _say(f"posbench: {failures[-1]}")
+
+
+@app.command(context_settings=HYDRA)
+def prepare(ctx: typer.Context, words: Overrides = None) -> None:
+    """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
+    from posbench.composition import compose
+
+    config = compose([*(words or []), *ctx.args])
+    from posbench.data import prepare as prepare_text
+
+    corpus = prepare_text(config, notice=_say)
+    console = _console()
+    console.print(f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries", highlight=False)
+    for name, split in corpus.splits.items():
+        console.print(f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens {split.num_bytes:>16,} bytes", highlight=False)
+
+
+def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
+    """The runs that the words name, each an existing folder as given or below `runs_dir`; all of `runs_dir` without a word."""
+    from posbench.runs import find_runs
+
+    found = []
+    for name in names or [""]:
+        places = [runs_dir] if not name else [Path(name), runs_dir / name]
+        place = next((p for p in places if p.is_dir()), None)
+        if place is None:
+            raise ConfigError(f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as {runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo")
+        runs = find_runs(place)
+        if not runs:
+            raise ConfigError(f"{place} holds no runs: train one first (posbench train scheme=vo_rope)")
+        found.extend(run for run in runs if run not in found)
+    return found
+
+
+@app.command(name="eval")
+def evaluate(
+    runs: Names = None,
+    length: Annotated[list[str] | None, typer.Option("--length", "-l", help="Tokens: 4096, 8k (8192). Repeat, or separate by commas. Default: those of the run's experiment.", show_default=False)] = None,
+    protocol: Annotated[list[str] | None, typer.Option("--protocol", "-p", help="fixed, nonoverlapping, sliding. Default: those of the run's experiment.", show_default=False)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Perplexity of finished runs at other lengths than they were trained at."""
+    from posbench.evaluation.command import evaluate_runs
+
+    evaluate_runs(_runs(runs, runs_dir), length or [], protocol or [], device, dtype, again, _console())
+
+
+@app.command()
+def report(
+    experiment: Annotated[str | None, typer.Argument(help="An experiment, or its folder. Default: the one there is.", show_default=False)] = None,
+    against: Annotated[str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)] = None,
+    baseline: Annotated[str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the files go. Default: the experiment's folder.", show_default=False)] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """The loss table, the extrapolation table and the ranking with its uncertainty; table.csv, report.md, report.html and plots."""
+    from posbench.reporting import report as write_report
+
+    write_report(_experiment_folder(experiment, runs_dir), against, baseline, output, _console())
+
+
+def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
+    if name is not None:
+        place = next((p for p in (Path(name), runs_dir / name) if p.is_dir()), None)
+        if place is None:
+            there = sorted(p.name for p in runs_dir.iterdir() if p.is_dir()) if runs_dir.is_dir() else []
+            raise ConfigError(f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(there) or 'none'}): train it first with posbench train -m experiment={name}")
+        return place
+    from posbench.runs import find_runs
+
+    there = sorted({run.path.parent.parent for run in find_runs(runs_dir)})
+    if len(there) != 1:
+        named = ", ".join(str(p) for p in there) or "none"
+        raise ConfigError(f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT" if there else f"{runs_dir}/ holds no runs: train first with posbench train -m experiment=demo")
+    return there[0]
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
+    from posbench.reporting import compare as compare_runs
+
+    compare_runs([run.path for run in _runs(runs, runs_dir)], _console())
+
+
+@app.command()
+def schemes() -> None:
+    """The position schemes there are."""
+    from posbench.verify import list_schemes
+
+    list_schemes(_console())
+
+
+@app.command()
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[SCHEMES]...", help="Schemes of conf/scheme. Default: all.", show_default=False)] = None,
+) -> None:
+    """Measure each scheme's promises in float64: relative or absolute, norms, round trip, causality. Exits 1 if one fails."""
+    from posbench.verify import verify as certify
+
+    if not certify(names or None, _console()):
+        raise SystemExit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from posbench import __version__
+
+        typer.echo(f"posbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    """Where should position go?"""

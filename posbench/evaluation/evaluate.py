@@ -1,0 +1,175 @@
+"""One run scored by one protocol at one length, stored window by window under its `eval/` folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.runs import Run, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.data import Corpus
+    from posbench.model import Decoder
+
+BOS = "one beginning-of-document token before each document; never a target"
+
+
+def parse_length(text: str) -> int:
+    """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
+    match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text.strip())
+    length = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
+    if not 2 <= length <= 1 << 24:
+        raise ConfigError(f"--length {text!r} is no length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
+    return length
+
+
+def score_split(
+    model: Decoder,
+    corpus: Corpus,
+    split_name: str,
+    protocol: str,
+    length: int,
+    settings: EvaluationConfig,
+    anchor: int | None = None,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table of windows and its summary, as stored under `eval/`.
+
+    Arguments: anchor, the longest length of a `fixed` comparison (default: `length`).
+    Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and bits_per_byte.
+    """
+    from posbench.evaluation.scoring import score, tabulate_windows
+    from posbench.evaluation.windows import windows_of
+
+    split = corpus.splits[split_name]
+    anchor = anchor or length
+    windows = windows_of("nonoverlapping" if protocol == "validation" else protocol, split, length, settings, anchor)
+    began = time.perf_counter()
+    losses = score(model, split, windows, settings.batch_tokens, advance)
+    seconds = time.perf_counter() - began
+    rows = tabulate_windows(losses, windows, split, corpus.bos_id)
+    targets, nll, text_bytes = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["bytes"].sum())
+    tokens_read = sum(window.length for window in windows)
+    summary = {
+        "protocol": protocol,
+        "split": split_name,
+        "length": length,
+        "anchor": anchor,
+        "nll_mean": nll / targets,
+        "bits_per_byte": nll / math.log(2) / text_bytes,
+        "targets_total": targets,
+        "documents": int(rows["document"].nunique()),
+        "windows": len(windows),
+        "crosses_documents": protocol != "fixed",
+        "bos": BOS,
+        "settings": {key: value for key, value in asdict(settings).items() if key in ("targets", "windows", "max_tokens")},
+        "data": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer_fingerprint,
+        "seconds": seconds,
+        "tokens_per_second": tokens_read / seconds,
+        "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
+        "device": str(model.embedding.weight.device),
+    }
+    return rows, summary
+
+
+def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
+    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there."""
+    folder = run.path / "eval" / summary["protocol"]
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{summary['length']}.parquet"
+    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        rows.to_parquet(beside, index=False)
+        beside.replace(final)
+    finally:
+        beside.unlink(missing_ok=True)
+    write_json(final.with_suffix(".json"), summary)
+
+
+def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
+    """Length -> summary of the results that a run holds for `protocol`."""
+    import json
+
+    folder = run.path / "eval" / protocol
+    found = {}
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        if file.stem.isdigit() and file.with_suffix(".parquet").is_file():
+            found[int(file.stem)] = json.loads(file.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def evaluate_run(
+    run: Run,
+    corpus: Corpus,
+    lengths: Sequence[int],
+    protocols: Sequence[str],
+    settings: EvaluationConfig,
+    device: str = "auto",
+    dtype: str = "auto",
+    again: bool = False,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> list[dict[str, Any]]:
+    """Score a finished run at each length by each protocol; what it already holds is not scored again.
+
+    `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
+    targets, so that all lengths of a run stay comparable.
+    Returns: the summaries, new and old, of the lengths asked for.
+    Raises: ConfigError where the run is not finished, or was trained on other text or with another tokenizer.
+    """
+    import torch
+
+    from posbench.training.device import choose_device
+
+    manifest = run.manifest
+    if not run.is_finished:
+        raise ConfigError(f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it")
+    for what, ours, theirs in (
+        ("text", corpus.fingerprint, manifest["fingerprints"]["data"]),
+        ("tokenizer", corpus.tokenizer_fingerprint, manifest["fingerprints"]["tokenizer"]),
+    ):
+        if ours != theirs:
+            raise ConfigError(f"{run.name} was trained with another {what} (fingerprint {theirs[:12]}, now {ours[:12]}): evaluate it with the data it was trained on")
+    config = run.config
+    config.train.device, config.train.dtype = device, dtype
+    chosen = choose_device(config.train)
+    model: Decoder | None = None
+    results = []
+    for protocol in protocols:
+        have = {} if again else {n: s for n, s in stored(run, protocol).items() if _same_settings(s, settings)}
+        wanted = sorted(set(lengths))
+        anchor = max([*wanted, *have]) if protocol == "fixed" else 0
+        if protocol == "fixed" and any(s["anchor"] != anchor for s in have.values()):
+            wanted = sorted({*wanted, *have})
+            have = {}
+        for length in wanted:
+            if length not in have:
+                if model is None:
+                    model = run.load_model().to(chosen.torch)
+                    model.compute_dtype = chosen.dtype
+                if chosen.is_cuda:
+                    torch.cuda.reset_peak_memory_stats(chosen.torch)
+                rows, summary = score_split(model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
+                store(run, rows, summary)
+                have[length] = summary
+            results.append(have[length])
+    return results
+
+
+def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:
+    return all(summary["settings"][key] == getattr(settings, key) for key in ("targets", "windows", "max_tokens"))
+
+
+def results_folder(run: Run) -> Path:
+    """Where a run's results lie."""
+    return run.path / "eval"

@@ -1,0 +1,93 @@
+"""Which tokens are scored with how much left context: a protocol is a list of windows over a split.
+
+    fixed           the same targets at every length, inside one document: only the left context grows (the default)
+    nonoverlapping  the stream cut into windows of the length, every target scored (Press et al. 2022 compare this way);
+                    longer windows gain already because fewer targets stand near a window's start
+    sliding         windows of the length moved by a stride, only the last `stride` targets of each scored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from posbench.config import ConfigError, EvaluationConfig, nearest
+from posbench.data import Split
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens `start .. start + length - 1` of the stream are read; the last `scored` of the targets that follow each are scored."""
+
+    start: int
+    length: int
+    scored: int
+
+
+def nonoverlapping(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+    """Windows back to back from the start of the stream, at most `max_tokens` targets, crossing documents.
+
+    The tail that fills no window is left out, unless it is all there is.
+    """
+    scored = min(settings.max_tokens, split.num_tokens - 1)
+    count = scored // length
+    if count == 0:
+        raise ConfigError(_too_long(split, length, "tokens in all", split.num_tokens - 1))
+    return [Window(n * length, length, length) for n in range(count)]
+
+
+def sliding(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+    """Windows moved by `targets` tokens, each scoring its last `targets`, at most `max_tokens` targets, crossing documents."""
+    stride = min(settings.targets, length)
+    last = min(split.num_tokens - 1 - length, length * (settings.max_tokens // stride))
+    if last < 0:
+        raise ConfigError(_too_long(split, length, "tokens in all", split.num_tokens - 1))
+    count = min(last // stride + 1, max(1, settings.max_tokens // length))
+    return [Window(n * stride, length, stride) for n in range(count)]
+
+
+def fixed(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+    """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one.
+
+    The groups depend on `anchor` (the longest length of the comparison) and never on `length`, and are spread evenly over all the
+    places there are. Groups do not overlap and no window crosses a document.
+    """
+    targets = settings.targets
+    if targets > length:
+        raise ConfigError(f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths")
+    assert length <= anchor
+    ends = [
+        np.arange(begin + anchor, end, targets)  # the index of the last target of a group
+        for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
+    ]
+    places = np.concatenate(ends)
+    if not len(places):
+        raise ConfigError(_too_long(split, anchor, "in its longest document", int(np.diff(split.starts).max()) - 1))
+    chosen = places[np.linspace(0, len(places) - 1, min(settings.windows, len(places))).round().astype(np.int64)]
+    return [Window(int(last) - length, length, targets) for last in np.unique(chosen)]
+
+
+PROTOCOLS: dict[str, Callable[[Split, int, EvaluationConfig, int], list[Window]]] = {
+    "fixed": fixed,
+    "nonoverlapping": nonoverlapping,
+    "sliding": sliding,
+}
+
+
+def windows_of(protocol: str, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+    """The windows of `protocol` at `length` tokens. Raises: ConfigError for an unknown protocol or a length the text cannot fill."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol {protocol!r} is not known{nearest(protocol, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
+    return PROTOCOLS[protocol](split, length, settings, anchor)
+
+
+def default_lengths(context_length: int, split: Split, protocols: Sequence[str]) -> list[int]:
+    """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
+    reach = int(np.diff(split.starts).max()) - 1 if "fixed" in protocols else split.num_tokens - 1
+    return [length for length in (context_length * 2**n // 2 for n in range(7)) if length <= reach]
+
+
+def _too_long(split: Split, length: int, where: str, there_is: int) -> str:
+    return f"length {length} is longer than the text: the {split.name} split has {there_is} tokens {where} ({split.num_documents} documents); ask for a shorter length or give longer text"

@@ -1,0 +1,98 @@
+"""Where a run computes and in which number format: chosen once, recorded in the manifest."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from posbench.config import ConfigError, TrainConfig
+
+COMPILE_PAYS_FROM_TOKENS = 5_000_000  # on a CPU: compiling costs tens of seconds, see docs/performance.md
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, the activations' dtype on it, and whether blocks are compiled."""
+
+    torch: torch.device
+    dtype: torch.dtype
+    compiled: bool
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is an NVIDIA (or ROCm) GPU."""
+        return self.torch.type == "cuda"
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
+        return {
+            "type": self.torch.type,
+            "name": name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "compiled": self.compiled,
+            "threads": torch.get_num_threads(),
+        }
+
+    def peak_memory_bytes(self) -> int:
+        """The most this process held: on the GPU since `reset_peak_memory`, on a CPU since it began (resident set)."""
+        if self.is_cuda:
+            return int(torch.cuda.max_memory_allocated(self.torch))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def reset_peak_memory(self) -> None:
+        """Begin `peak_memory_bytes` anew, where the device can (Linux can for a CPU process too)."""
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.torch)
+
+
+def choose_device(config: TrainConfig) -> Device:
+    """The device and number format that `config` asks for, or the best there is.
+
+    Raises: ConfigError where it asks for a GPU that is not there.
+    """
+    asked = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
+    device = torch.device("cpu" if asked == "auto" else asked)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count or (device.index or 0) >= count:
+            raise ConfigError(f"train.device={config.device}: this machine has {count} GPUs that torch can use; take train.device=auto or cpu")
+        device = torch.device("cuda", device.index or 0)
+    if config.dtype == "auto":
+        dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
+    else:
+        dtype = getattr(torch, config.dtype)
+    compiled = config.compile
+    if compiled is None:
+        compiled = device.type == "cuda" or (_has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS)
+    return Device(device, dtype, compiled)
+
+
+def is_fast_in_bfloat16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 have units of their own: CUDA from compute capability 8, CPUs with AMX."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    probe = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(probe and probe())
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def _cpu_name() -> str:
+    import platform
+    from pathlib import Path
+
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

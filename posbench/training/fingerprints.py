@@ -1,0 +1,78 @@
+"""What must be equal for two runs to be compared, or for one to be resumed: short hashes of it, and of what differs a readable list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from posbench.config import Config
+from posbench.model import Decoder
+
+# Not part of what a run computes: names, places, and what only watches.
+_ASIDE = ("tracking", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
+_ASIDE_IN_TRAIN = ("device", "dtype", "compile", "steps", "checkpoint_every", "keep_checkpoints", "validate_every", "validation_tokens", "log_every")
+# Code that decides what a run computes; the rest of the package reads, prints or checks.
+_CODE = ("attention.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
+
+
+def digest(content: bytes | str) -> str:
+    """The first 16 hex digits of the SHA-256."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+
+
+def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
+    """What a run computes, as flat `group.field` -> value: its configuration without names, places and watching.
+
+    The text and the tokenizer are not in it (they have fingerprints of their own), the device's number format is.
+    """
+    mapping = config.to_mapping()
+    train = mapping["train"]
+    train = {key: value for key, value in train.items() if key not in _ASIDE_IN_TRAIN} | {"num_steps": config.train.num_steps}
+    train["tokens"] = config.train.num_steps * config.train.tokens_per_step
+    kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
+    kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
+    return _flat(kept)
+
+
+def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def config_fingerprint(identity: dict[str, Any]) -> str:
+    """Of the configuration without its scheme and seed: what all runs of a table must share."""
+    shared = {key: value for key, value in identity.items() if not key.startswith("scheme.") and key not in ("seed", "device.compiled")}
+    return digest(json.dumps(shared, sort_keys=True))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key: before -> now`, a line for each value that differs."""
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
+
+
+def weights_fingerprint(model: Decoder) -> str:
+    """Of the initial weights that every scheme shares."""
+    total = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if not name.startswith("scheme."):
+            total.update(name.encode())
+            total.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+@cache
+def code_fingerprint() -> str:
+    """Of the source files that decide what a run computes."""
+    package = Path(__file__).resolve().parent.parent
+    total = hashlib.sha256()
+    for pattern in _CODE:
+        for file in sorted(package.glob(pattern)):
+            total.update(file.relative_to(package).as_posix().encode())
+            total.update(file.read_bytes())
+    return total.hexdigest()[:16]

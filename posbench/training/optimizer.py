@@ -1,0 +1,88 @@
+"""AdamW with decay on matrices only, clipping folded into the step, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posbench.config import TrainConfig
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """The learning rate of step `step` (0-based): linear warm-up, then cosine, constant, or constant with a linear decay at the end.
+
+    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls there over the last
+    `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
+    """
+    total = config.num_steps
+    warmup = math.ceil(config.warmup_ratio * total)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    end = config.lr_end_ratio * config.lr
+    if config.schedule == "cosine":
+        progress = (step - warmup) / max(1, total - 1 - warmup)
+        return end + (config.lr - end) * (1 + math.cos(math.pi * progress)) / 2
+    decay = math.ceil(config.decay_ratio * total) if config.schedule == "wsd" else 0
+    if step < total - decay:
+        return config.lr
+    return config.lr + (end - config.lr) * (step - (total - decay) + 1) / decay
+
+
+class AdamW:
+    """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips and refuses bad gradients in the same pass.
+
+    `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel, and leaves weights and moments as they
+    were where the norm is not finite: without a word to the host, so that a GPU is never waited for.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.config = config
+        self.parameters = dict(model.named_parameters())
+        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
+        others = [p for p in self.parameters.values() if p.ndim < 2]
+        self.torch = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+
+    def step(self, step: int, healthy: Tensor) -> Tensor:
+        """One update with the gradients at hand. Returns their global norm, before clipping, a 0-d tensor.
+
+        Arguments: step, 0-based, sets the learning rate; healthy, 0-d bool, false where the loss was not finite.
+        """
+        for group in self.torch.param_groups:
+            group["lr"] = learning_rate(step, self.config)
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        good = healthy & norm.isfinite()
+        clip = self.config.grad_clip
+        self.torch.grad_scale = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
+        self.torch.found_inf = (~good).to(torch.float32)
+        self.torch.step()
+        return norm
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.torch.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments and step counts by parameter name, `name/exp_avg` and so on."""
+        return {
+            f"{name}/{key}": value
+            for name, p in self.parameters.items()
+            for key, value in self.torch.state.get(p, {}).items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        for name, p in self.parameters.items():
+            kept = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == name}
+            if kept:
+                self.torch.state[p] = {
+                    key: value.to(device=p.device) if key != "step" or p.is_cuda else value for key, value in kept.items()
+                }
