@@ -1,0 +1,57 @@
+"""What training reads: batch `n`, a pure function of the seed, `n` and the tokens.
+
+No loader state exists, so there is none to save, none that a scheme could disturb, and resuming is exact.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.config import ConfigError
+from posbench.data.shards import Split
+
+
+class Batches:
+    """Windows of `context_length + 1` tokens of a split, every one of them once an epoch, in an order drawn from the seed.
+
+    An epoch cuts the whole stream (documents back to back, each led by its BOS) into W windows of T tokens and the one that
+    follows, beginning at a phase below T that is drawn anew each epoch, so that the cuts fall elsewhere. Window number
+    s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
+
+    Raises: ConfigError with the counts where the split is shorter than one window.
+    """
+
+    def __init__(self, split: Split, context_length: int, batch_size: int, seed: int) -> None:
+        if split.num_tokens < context_length + 1:
+            raise ConfigError(
+                f"the {split.name} split has {split.num_tokens:,} tokens in {split.num_documents:,} documents: too few for one "
+                f"context of train.context_length={context_length:,} (and the token that follows it); shorten the context, "
+                f"give more text, or (where the split is cut by a hash) raise its fraction, data.{split.name}_fraction"
+            )
+        self.tokens = split.tokens
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.seed = seed
+        spare = split.num_tokens - 1  # tokens that can be a target
+        self.windows_per_epoch = max(1, (spare - context_length + 1) // context_length)
+        self._num_phases = min(context_length, spare - self.windows_per_epoch * context_length + 1)
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+
+    def batch(self, n: int) -> NDArray[np.int64]:
+        """Batch `n` of the run, [B, T + 1]: inputs are `[:, :-1]`, targets `[:, 1:]`."""
+        first = n * self.batch_size
+        return np.stack([self._window(number) for number in range(first, first + self.batch_size)])
+
+    def _window(self, number: int) -> NDArray[np.int64]:
+        epoch, place = divmod(number, self.windows_per_epoch)
+        phase, order = self._epoch(epoch)
+        start = phase + int(order[place]) * self.context_length
+        return self.tokens[start : start + self.context_length + 1].astype(np.int64)
+
+    def _draw_epoch(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        # Raw 64-bit draws of a bit generator are the same in every version of NumPy (NEP 19); its shuffles are not promised to be.
+        draws = np.random.Philox(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch + 1)
+        return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")

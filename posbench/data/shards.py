@@ -1,0 +1,257 @@
+"""Files of numbers: the token shards of a corpus, written once, checked, and memory-mapped ever after.
+
+<cache>/corpora/<text>-<tokenizer>/    both fingerprints, shortened
+    manifest.json          counts, fingerprints, and the size and SHA-256 of every file beside it
+    tokenizer.json
+    vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
+    <split>.tokens         uint16 (uint32 for more than 65,536 entries), little-endian: [BOS] + tokens, document after document
+    <split>.starts         int64 [documents + 1]: where each document begins, and the end
+    <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.data.splitting import SPLITS
+from posbench.data.tokenization import load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FORMAT = 1
+HASHED_BELOW = 1 << 30  # bytes; larger files are hashed only where their time of writing has changed
+
+
+class DamagedCorpus(Exception):
+    """The folder does not hold what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of one split as one row of tokens."""
+
+    name: str
+    tokens: NDArray[Any]  # uint16 or uint32 [num_tokens], memory-mapped
+    starts: NDArray[np.int64]  # [documents + 1]
+    document_bytes: NDArray[np.int64]  # [documents]
+    byte_lengths: NDArray[np.int32] | None  # [V]; None: the vocabulary does not tell
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_bytes)
+
+    @property
+    def num_tokens(self) -> int:
+        """With one BOS a document."""
+        return len(self.tokens)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Of text (UTF-8)."""
+        return int(self.document_bytes.sum())
+
+    def document(self, number: int) -> NDArray[Any]:
+        """The tokens of one document, its BOS first."""
+        return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+    def token_bytes(self, lo: int, hi: int) -> int:
+        """Bytes of text that tokens `lo` to `hi` (exclusive) stand for; BOS counts 0.
+
+        Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and the
+        sum is rounded: exact for whole documents, an estimate within one.
+        """
+        if self.byte_lengths is not None:
+            return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
+        first, last = np.searchsorted(self.starts, [lo, hi], side="right") - 1
+        numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
+        texts_from = self.starts[numbers] + 1  # behind the BOS
+        counted = np.minimum(self.starts[numbers + 1], hi) - np.maximum(texts_from, lo)
+        shares = np.maximum(counted, 0) / np.maximum(self.starts[numbers + 1] - texts_from, 1)
+        return round(float((shares * self.document_bytes[numbers]).sum()))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenized text: the tokenizer and three splits, mapped from `folder`."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    splits: Mapping[str, Split]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder / "tokenizer.json")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest["vocab_size"]
+
+    @property
+    def bos_id(self) -> int:
+        return self.manifest["bos_id"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the text of every split, in order."""
+        return self.manifest["fingerprint"]
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        return self.manifest["tokenizer_fingerprint"]
+
+    @property
+    def has_exact_bytes(self) -> bool:
+        """Whether `Split.token_bytes` is exact within documents."""
+        return self.manifest["exact_bytes"]
+
+    @property
+    def train(self) -> Split:
+        return self.splits["train"]
+
+    @property
+    def validation(self) -> Split:
+        return self.splits["validation"]
+
+    @property
+    def test(self) -> Split:
+        return self.splits["test"]
+
+
+class SplitWriter:
+    """Appends documents to the files of one split, in bounded memory."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.name = name
+        self.num_documents = self.num_tokens = self.num_bytes = 0
+        self._dtype = dtype
+        self._text_hash = sha256()
+        self._files = {kind: _HashedFile(folder / f"{name}.{kind}") for kind in ("tokens", "starts", "bytes")}
+
+    def add(self, document: bytes, tokens: NDArray[Any]) -> None:
+        """One document: its UTF-8 text and its tokens, BOS first."""
+        self._text_hash.update(len(document).to_bytes(8, "little"))
+        self._text_hash.update(document)
+        self._files["tokens"].write(tokens.astype(self._dtype).tobytes())
+        self._files["starts"].write(self.num_tokens.to_bytes(8, "little"))
+        self._files["bytes"].write(len(document).to_bytes(8, "little"))
+        self.num_documents += 1
+        self.num_tokens += len(tokens)
+        self.num_bytes += len(document)
+
+    def close(self) -> dict[str, Any]:
+        """Sync the files and describe them for the manifest."""
+        self._files["starts"].write(self.num_tokens.to_bytes(8, "little"))
+        return {
+            "documents": self.num_documents,
+            "tokens": self.num_tokens,
+            "bytes": self.num_bytes,
+            "fingerprint": self._text_hash.hexdigest(),
+            "dtype": self._dtype,
+            "files": {file.path.name: file.close() for file in self._files.values()},
+        }
+
+
+class _HashedFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hash = sha256()
+        self._file = path.open("wb")
+
+    def write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+    def close(self) -> dict[str, Any]:
+        import os
+
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        stat = self.path.stat()
+        return {"size": stat.st_size, "sha256": self._hash.hexdigest(), "mtime_ns": stat.st_mtime_ns}
+
+
+def write_file(path: Path, data: bytes) -> dict[str, Any]:
+    """Write a small file of a corpus and describe it for the manifest."""
+    file = _HashedFile(path)
+    file.write(data)
+    return file.close()
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """The last file written: with a checksum over itself."""
+    write_file(folder / "manifest.json", json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=2).encode())
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return sha256(
+        json.dumps({k: v for k, v in manifest.items() if k != "checksum"}, sort_keys=True).encode()
+    ).hexdigest()
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """Map the corpus in `folder` after checking every file. Raises: DamagedCorpus with the reason."""
+    manifest = _read_manifest(folder)
+    for name, file in manifest["files"].items():
+        _check_file(folder / name, file)
+    for split in manifest["splits"].values():
+        for name, file in split["files"].items():
+            _check_file(folder / name, file)
+    lengths = _map(folder / "vocabulary.bytes", "<i4") if manifest["exact_bytes"] else None
+    splits = {name: _open_split(folder, name, manifest["splits"][name], lengths) for name in SPLITS}
+    return Corpus(folder, manifest, splits)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise DamagedCorpus(f"it is of format {manifest['format']}, not {FORMAT}")
+        if manifest["checksum"] != _checksum(manifest):
+            raise DamagedCorpus("manifest.json has changed")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCorpus(f"manifest.json cannot be read: {error}") from error
+    return manifest
+
+
+def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
+    try:
+        stat = path.stat()
+        if stat.st_size != expected["size"]:
+            raise DamagedCorpus(f"{path.name} has {stat.st_size:,} bytes instead of {expected['size']:,}")
+        if stat.st_size >= HASHED_BELOW and stat.st_mtime_ns == expected["mtime_ns"]:
+            return
+        with path.open("rb") as file:
+            digest = sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DamagedCorpus(f"{path.name}: {error.strerror}") from error
+    if digest.hexdigest() != expected["sha256"]:
+        raise DamagedCorpus(f"the bytes of {path.name} have changed")
+
+
+def _open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:
+    return Split(
+        name=name,
+        tokens=_map(folder / f"{name}.tokens", entry["dtype"]),
+        starts=_map(folder / f"{name}.starts", "<i8"),
+        document_bytes=_map(folder / f"{name}.bytes", "<i8"),
+        byte_lengths=lengths,
+    )
+
+
+def _map(path: Path, dtype: str) -> NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype)  # an empty file cannot be mapped
+    return np.memmap(path, dtype, mode="r")

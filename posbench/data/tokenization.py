@@ -1,0 +1,166 @@
+"""Text to numbers: a registry of tokenizers, all of them `tokenizers.Tokenizer`, so that one `tokenizer.json` says it all.
+
+Ordinary text never becomes a special token: a document that spells out the beginning-of-document token (BOS) is encoded
+letter by letter. BOS stands before each document because training puts it there, and for no other reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.config import ConfigError, TokenizerConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BOS = "<|bos|>"
+# A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
+_BOS_NAMES = ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
+_EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
+
+PIECE_CHARACTERS = (
+    1 << 16
+)  # long documents are encoded in pieces of about this size: bounded memory, and work for every core
+
+
+def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE trained on `texts`: BOS, the 256 bytes, and as many merges as `vocab_size` leaves room for."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[BOS],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Token b is byte b; BOS is 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS])
+    return tokenizer
+
+
+def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
+    from tokenizers import Tokenizer
+
+    assert config.path is not None
+    path = Path(config.path).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"tokenizer.path={config.path!r} does not exist: give the path of a tokenizer.json, or take tokenizer=bpe"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(
+            f"tokenizer.path={config.path!r} is no tokenizer.json of the tokenizers library ({str(error)[:200]}): "
+            "save one with Tokenizer.save, or take tokenizer=bpe"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if find_bos(tokenizer) is None:
+        tokenizer.add_special_tokens([BOS])
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], "Tokenizer"]] = {
+    "bpe": train_bpe,
+    "bytes": plain_bytes,
+    "file": read_file,
+}
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (the file does not record that)."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def find_bos(tokenizer: Tokenizer) -> int | None:
+    """The id of the special token that stands before a document, or None where the tokenizer has none fit for it."""
+    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return next((special[name] for name in (*_BOS_NAMES, *_EOS_NAMES) if name in special), None)
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest token id (a foreign vocabulary may have holes)."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """A hash of the content of its `tokenizer.json`."""
+    return sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of about `PIECE_CHARACTERS`, which encode to the same tokens as the whole.
+
+    A cut falls before a space that follows a visible character: no tokenizer in use joins the two, so neither piece sees a
+    difference. Text without spaces is cut before a line break, and text without either where the piece is full: one token
+    border there may then lie where the whole text would have none, and nothing is lost.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        end = _cut(text, start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _cut(text: str, low: int, high: int) -> int:
+    for space in (" ", "\n"):
+        place = text.rfind(space, low, high)
+        while place > low:
+            if not text[place - 1].isspace():
+                return place
+            place = text.rfind(space, low, place)
+    return high
+
+
+def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
+    """Bytes of text each token of a byte-level vocabulary stands for, [V]; special tokens count 0. None for other kinds."""
+    if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    letters = set(_byte_letters())
+    lengths = np.zeros(vocab_size(tokenizer), np.int32)
+    for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        if not letters.issuperset(token):
+            return None
+        lengths[number] = len(token)
+    for number, added in tokenizer.get_added_tokens_decoder().items():
+        lengths[number] = 0 if added.special else len(added.content.encode())
+    return lengths
+
+
+def _byte_letters() -> list[str]:
+    """The letter by which a byte-level vocabulary writes each of the 256 bytes (Radford et al. 2019, GPT-2).
+
+    Printable Latin-1 characters stand for themselves, the others in order for the code points from 256 on.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    letters, others = [], iter(range(256, 512))
+    for byte in range(256):
+        letters.append(chr(byte if byte in printable else next(others)))
+    return letters
