@@ -1,4 +1,4 @@
-"""ALiBi: a penalty on the scores that grows linearly with distance, at a slope of each head's own (arXiv 2108.12409)."""
+"""ALiBi: a penalty on the scores that grows linearly with distance, at each head's own slope (arXiv 2108.12409)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from posbench.schemes.base import Scheme, Shape
 def slopes(num_heads: int) -> Tensor:
     """`2 ** (-8h / H)` for h = 1 .. H where H is a power of two, [H] float64.
 
-    Otherwise those of the largest power of two P below H, then every second one (1st, 3rd, ...) of 2P heads until there are H.
+    Otherwise those of P heads, P the largest power of two below H, then every second one (1st, 3rd, ...) of 2P heads
+    until there are H.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     own = 2.0 ** (-8 * torch.arange(1, power + 1, dtype=torch.float64) / power)
@@ -24,8 +25,8 @@ def slopes(num_heads: int) -> Tensor:
 class Alibi(Scheme):
     """`bias_h(i, j) = -m_h (i - j)`, not learned, added to the scaled scores and not scaled itself.
 
-    In float32 (float64 slopes are made and rounded once: they are powers of two for the usual head counts): from the relative distance, since an
-    absolute key index times the slope is off by whole logits in low precision.
+    From the relative distance, since an absolute key index times the slope is off by whole logits in low precision. The
+    slopes stay float64 until attention rounds the bias to the dtype of its scores.
     """
 
     slopes: Tensor

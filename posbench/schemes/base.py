@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the decoder a scheme is built for. `embedding_std` is that of the token embeddings at initialisation."""
+    """The sizes of the decoder a scheme is built for."""
 
     d_model: int  # C
     num_heads: int  # H
     num_kv_heads: int
     head_dim: int  # D
-    embedding_std: float = 0.02
+    embedding_std: float = 0.02  # of the token embeddings at initialisation
 
 
 class Scheme(nn.Module):
     """A position scheme. A subclass overrides one or two hooks and says in `is_relative` what its algebra promises.
 
-    Hooks take `pos`: what `prepare` made of the positions, once a forward pass and shared by all layers. By default that
-    is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the sequence.
+    Hooks take `pos`: what `prepare` made of the positions, once a forward pass and shared by all layers. By default
+    that is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the sequence.
 
     Arguments of the constructor after `shape` are the options of the scheme's YAML file, by name.
     """

@@ -2,9 +2,9 @@
 
     R_p turns the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
 
-q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position. So
-q with k gives scores of j - i alone, and v with o gives o_i = sum_j a_ij R_(j-i) v_j. Su et al. 2021 (arXiv 2104.09864);
-for v and o, kexue.fm/archives/10862.
+q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position.
+So q with k gives scores of j - i alone, and v with o gives o_i = sum_j a_ij R_(j-i) v_j.
+Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
     """Turn the channel pairs (t, t + D/2) of x [..., T, D] by `angles` [T, D/2] radians, or back where `inverse`.
 
-    A pure function of one tensor: norms are kept, and the inverse undoes it. Computed in at least float32, returned in x's dtype.
+    A pure function of one tensor: norms are kept, the inverse undoes it. In at least float32, returned in x's dtype.
     """
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
@@ -60,6 +60,10 @@ class Rotary(Scheme):
 
     def __init__(self, shape: Shape, sites: Sequence[str], base: float = 10000.0) -> None:
         super().__init__(shape)
+        if not isinstance(sites, Sequence):
+            raise ConfigError(
+                f"scheme.sites={sites!r} is no list: give any of {list(SITES)}, such as scheme.sites=[q,k]"
+            )
         sites = [str(site) for site in sites]
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):

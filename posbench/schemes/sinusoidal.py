@@ -1,4 +1,4 @@
-"""Sines and cosines of the absolute position, added once to the token embeddings (Vaswani et al. 2017, arXiv 1706.03762)."""
+"""Sines and cosines of the position, added once to the token embeddings (Vaswani et al. 2017, arXiv 1706.03762)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from posbench.schemes.base import Scheme, Shape
 class Sinusoidal(Scheme):
     """Channel `2i` gets `a sin(p / base ** (2i / C))`, channel `2i + 1` the cosine.
 
-    Options: `amplitude`, in standard deviations of the token embeddings at initialisation, so `a = amplitude * embedding_std`.
-    At 1 the proportion is the paper's, where embeddings of unit deviation meet sines of unit amplitude. `base`, 10000 as in the paper.
+    Options: `amplitude`, in standard deviations of the token embeddings at initialisation, so
+    `a = amplitude * embedding_std`; at 1 the proportion is the paper's, where embeddings of unit deviation meet sines
+    of unit amplitude. `base`, 10000 as in the paper.
     Raises: ConfigError for an odd d_model, a negative amplitude or a base that is not above 1.
     """
 
@@ -22,7 +23,9 @@ class Sinusoidal(Scheme):
     def __init__(self, shape: Shape, amplitude: float = 1.0, base: float = 10000.0) -> None:
         super().__init__(shape)
         if shape.d_model % 2:
-            raise ConfigError(f"model.d_model={shape.d_model} is odd: sines and cosines come in pairs of channels, so take an even one")
+            raise ConfigError(
+                f"model.d_model={shape.d_model} is odd: sines and cosines pair up channels, so take an even one"
+            )
         if isinstance(amplitude, bool) or not isinstance(amplitude, (int, float)) or not 0 <= amplitude < 1e6:
             raise ConfigError(f"scheme.amplitude={amplitude} must lie between 0 and 1e6 (1 is the paper's proportion)")
         if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e15:
