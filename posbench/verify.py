@@ -1,0 +1,358 @@
+"""Does every scheme keep its promises? The certificates, measured: what `posbench verify` prints.
+
+A small grouped-query decoder with random weights is built under the scheme and asked, in float64:
+
+    shift   the same tokens 37 positions on: logits as before (relative) or clearly others (absolute), as promised?
+    norm    do q, k, v and o come out of their hooks as long as they went in?
+    trip    does the inverse rotation undo each rotated site?
+    kernel  V with O: is the output sum_j a_ij R_(j-i) v_j?
+    future  do other tokens from t on leave the logits before t as they were?
+    fp64    do the logits equal those of `posbench.reference`, the definition?
+
+and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: are the
+logits those of the definition, but for roundings?
+
+A certificate that does not apply shows as "-". A kind of scheme that `posbench.reference` does not define (a plug-in's)
+cannot be held to a definition, and the table says so; its formats are held to its own float64 logits instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench import reference
+from posbench.attention import attend
+from posbench.composition import choices, compose, conf_dir
+from posbench.config import Config, ConfigError, SchemeConfig, nearest
+from posbench.model import Decoder, build_model
+from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
+from posbench.schemes.rotary import Rotary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SHIFT = 37  # tokens
+FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
+LENGTH = 144  # T: more than one block of the blockwise path
+VOCAB = 64
+EXACT = 1e-12  # of float64 logits of size 1
+APART = 1e-3  # an absolute scheme's logits move by more
+ROUNDINGS = 64.0  # the largest error of a logit, in roundings of the largest logit
+MODEL = (
+    "model=tiny",
+    "model.d_model=48",
+    "model.num_heads=6",
+    "model.num_kv_heads=2",
+    "model.head_dim=16",
+    "model.init_std=0.25",
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One certificate of one scheme. `measured` None: it does not apply."""
+
+    name: str
+    measured: float | None
+    limit: float
+    at_least: bool = False  # must the measure exceed the limit rather than stay below it?
+
+    @property
+    def holds(self) -> bool:
+        if self.measured is None:
+            return True
+        return self.measured > self.limit if self.at_least else self.measured <= self.limit  # NaN holds neither way
+
+    def __str__(self) -> str:
+        return (
+            "-"
+            if self.measured is None
+            else "0"
+            if self.measured == 0
+            else f"{self.measured:.0e}"
+            if self.measured < 0.01
+            else f"{self.measured:.2g}"
+        )
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was measured of one scheme, and whether it is what the scheme promises."""
+
+    scheme: str
+    promised_relative: bool
+    checks: tuple[Check, ...]
+    defined: bool = True  # does `posbench.reference` define it?
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    @property
+    def promised(self) -> str:
+        """`relative` or `absolute`."""
+        return "relative" if self.promised_relative else "absolute"
+
+    @property
+    def measured(self) -> str:
+        """`relative`, `absolute`, or `unclear` where the drift lies between the two limits."""
+        drift = self["shift"].measured
+        assert drift is not None
+        return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+
+def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
+    """The small decoder in which a scheme of `conf/scheme` is examined. Raises: ConfigError for an unknown name."""
+    return compose([f"scheme={scheme}", *MODEL, *overrides])
+
+
+def randomise(model: Decoder) -> None:
+    """Weights of size 1 / sqrt(fan-in), norms about 1, the scheme's own too: the same numbers on every machine.
+
+    From NumPy's frozen stream by name: torch's normal numbers differ in the last bits between kinds of CPU.
+    """
+    for name, parameter in model.named_parameters():
+        normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
+        array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 1 + 0.2 * normal
+        parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
+
+
+def random_tokens(length: int = LENGTH) -> Tensor:
+    """Tokens below `VOCAB`, [1, T] int64, the same on every machine."""
+    return torch.from_numpy(np.random.RandomState(0).randint(0, VOCAB, (1, length)).astype(np.int64))
+
+
+@torch.no_grad()
+def certify(config: Config) -> Certificate:
+    """Measure every certificate of `config.scheme` in a decoder of `config.model` with random weights.
+
+    Raises: ConfigError where the scheme refuses its options or the shape.
+    """
+    trained = build_model(config, VOCAB).eval()
+    randomise(trained)
+    model = copy.deepcopy(trained).double()
+    tokens = random_tokens()
+    promised = model.scheme.is_relative
+    checks = [Check("shift", shift_drift(model, tokens), EXACT if promised else APART, at_least=not promised)]
+    definition = _definition(config)
+    if definition is None:
+        far = model(tokens, offset=FAR)[0]
+        checks += [Check(name, None, EXACT) for name in ("norm", "trip", "kernel")]
+        checks += [Check("future", future_drift(model, tokens), EXACT), Check("fp64", None, EXACT)]
+    else:
+        weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        near, far = (
+            torch.from_numpy(reference.logits(weights, config.model, config.scheme, tokens[0].tolist(), offset))
+            for offset in (SHIFT, FAR)
+        )
+        checks += [
+            Check("norm", norm_drift(model), EXACT),
+            Check("trip", round_trip_drift(model) if definition.sites else None, EXACT),
+            Check("kernel", kernel_drift(model, definition) if {"v", "o"} <= set(definition.sites) else None, EXACT),
+            Check("future", future_drift(model, tokens), EXACT),
+            Check("fp64", distance(model(tokens, offset=SHIFT)[0], near), EXACT),
+        ]
+    for name, logits, rounding in low_precision(trained, tokens):
+        checks.append(Check(name, distance(logits, far) / float(far.abs().max()) / rounding, ROUNDINGS))
+    return Certificate(config.scheme.name, promised, tuple(checks), defined=definition is not None)
+
+
+def _definition(config: Config) -> reference.Definition | None:
+    try:
+        return reference.define(config.scheme)
+    except reference.NoDefinitionError:
+        return None
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference of an entry, in float64."""
+    return float((one.double().cpu() - other.double().cpu()).abs().max())
+
+
+def shift_drift(model: Decoder, tokens: Tensor) -> float:
+    """How far the logits move when every position grows by `SHIFT`."""
+    moved = copy.deepcopy(model)
+    bias = moved.scheme.bias
+    # The decoder numbers queries and keys from 0 when it asks for the bias, so the shift is made here.
+    moved.scheme.bias = lambda head, i, j: bias(head, i + SHIFT, j + SHIFT)  # type: ignore[method-assign]
+    return distance(model(tokens), moved(tokens, offset=SHIFT))
+
+
+def future_drift(model: Decoder, tokens: Tensor) -> float:
+    """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay."""
+    before = model(tokens)
+    worst = 0.0
+    for t in (1, LENGTH // 2, LENGTH - 1):
+        other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
+        after = model(other)
+        if torch.equal(before[:, t], after[:, t]):
+            return float("inf")
+        worst = max(worst, distance(before[:, :t], after[:, :t]))
+    return worst
+
+
+def _heads(model: Decoder) -> dict[str, Tensor]:
+    """Random q, k, v, o of the shapes their hooks take, [1, H or Hkv, T, D] float64."""
+    shape = model.scheme.shape
+    heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
+    random = np.random.RandomState(1)
+    return {site: torch.from_numpy(random.standard_normal((1, H, LENGTH, shape.head_dim))) for site, H in heads.items()}
+
+
+def norm_drift(model: Decoder) -> float:
+    """How far the hooks change the length of a vector, as a part of it."""
+    scheme = model.scheme
+    pos = scheme.prepare(torch.arange(LENGTH))
+    return max(
+        float((getattr(scheme, site)(x, pos).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        for site, x in _heads(model).items()
+    )
+
+
+def round_trip_drift(model: Decoder) -> float:
+    """How far the inverse rotation misses the vector that a rotated site began with."""
+    scheme = model.scheme
+    assert isinstance(scheme, Rotary)
+    positions = torch.arange(LENGTH)
+    pos, angles = scheme.prepare(positions), scheme.angles(positions)
+    x = _heads(model)
+    back = {site: rotate(getattr(scheme, site)(x[site], pos), angles, inverse=site != "o") for site in scheme.sites}
+    return max(distance(back[site], x[site]) for site in back)
+
+
+def kernel_drift(model: Decoder, definition: reference.Definition) -> float:
+    """How far V with O is from `sum_j a_ij R_(j-i) v_j`."""
+    scheme = model.scheme
+    x = _heads(model)
+    pos = scheme.prepare(torch.arange(LENGTH))
+    o = scheme.o(attend(scheme.q(x["q"], pos), scheme.k(x["k"], pos), scheme.v(x["v"], pos), scheme.bias), pos)[0]
+    R = [reference.rotation(p, scheme.shape.head_dim, definition.base) for p in range(LENGTH)]
+
+    def turned(site: str, h: int) -> reference.Array:
+        rows = x[site][0, h].numpy()
+        return np.stack([R[p] @ rows[p] for p in range(LENGTH)]) if site in definition.sites else rows
+
+    worst = 0.0
+    for h in range(scheme.shape.num_heads):
+        kv = h // (scheme.shape.num_heads // scheme.shape.num_kv_heads)
+        weights = reference.attention_weights(turned("q", h), turned("k", kv))
+        expected = reference.offset_kernel(weights, x["v"][0, kv].numpy(), definition.base)
+        worst = max(worst, distance(o[h], torch.from_numpy(expected)))
+    return worst
+
+
+def low_precision(model: Decoder, tokens: Tensor) -> Iterator[tuple[str, Tensor, float]]:
+    """Each other way to run here: its name, the logits [T, V] at `FAR` and the relative size of one rounding."""
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        narrow = copy.deepcopy(model).to(device)
+        where = "" if device == "cpu" else f"{device} "
+        for name, dtype, rounding in (("fp32", None, 2.0**-24), ("bf16", torch.bfloat16, 2.0**-9)):
+            narrow.compute_dtype = dtype
+            yield where + name, narrow(tokens.to(device), offset=FAR)[0], rounding
+
+
+def verify(schemes: Sequence[str] | None, console: Console, overrides: Sequence[str] = ()) -> bool:
+    """Print the certificates of the schemes named (None: every file of `conf/scheme`) as a table. True when all hold.
+
+    Arguments: overrides, more words of the command line, such as `scheme.base=1e6` or a `hydra.searchpath` of your own.
+    Raises: ConfigError for a name that is no scheme, or options that it refuses.
+    """
+    known = choices("scheme")
+    for name in schemes or ():
+        if name not in known and not overrides:
+            raise ConfigError(f"scheme={name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
+    certificates: list[Certificate] = []
+    crashes: dict[str, str] = {}
+    for name in schemes or known:
+        try:
+            certificates.append(certify(certificate_config(name, overrides)))
+        except ConfigError:
+            raise
+        except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having
+            crashes[name] = f"{type(error).__name__}: {error}"
+    if certificates:
+        console.print(tabulate(certificates))
+    for line in explain(certificates, crashes):
+        console.print(line, markup=False, highlight=False, style="red" if line.startswith("FAIL") else None)
+    return not crashes and all(certificate.holds for certificate in certificates)
+
+
+def tabulate(certificates: Sequence[Certificate]) -> Table:
+    """One row a scheme, what broke in red; 80 characters wide."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
+    for name in ("scheme", "promised", "measured"):
+        table.add_column(name, no_wrap=True)
+    for check in certificates[0].checks:
+        table.add_column(check.name, justify="right", vertical="bottom")
+    table.add_column("")
+    for row in certificates:
+        measured = Text(row.measured, style="" if row.measured == row.promised else "bold red")
+        cells = [Text(str(check), style="" if check.holds else "bold red") for check in row.checks]
+        verdict = Text("ok", style="green") if row.holds else Text("NO", style="bold red")
+        table.add_row(row.scheme, row.promised, measured, *cells, verdict)
+    return table
+
+
+def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
+    """What was measured and its limits, a line for each thing that broke, the verdict."""
+    yield (
+        f"shift: largest change of a logit when all positions grow by {SHIFT}: "
+        f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
+    )
+    yield f"norm trip kernel future fp64: largest error in float64, at most {EXACT:g} (fp64: posbench/reference.py)"
+    yield f"fp32 bf16: largest error of a logit at position {FAR:,}, in roundings of the format, at most {ROUNDINGS:g}"
+    for row in certificates:
+        if not row.defined:
+            yield (
+                f"{row.scheme}: posbench/reference.py has no definition of this kind, "
+                "so norm, trip, kernel and fp64 are not measured, and fp32 and bf16 against its own float64 logits"
+            )
+        for check in row.checks:
+            if not check.holds:
+                limit = f"{'above' if check.at_least else 'at most'} {check.limit:g}"
+                promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
+                yield f"FAIL {row.scheme}: {check.name} is {check}, must be {limit}{promise}"
+    for name, message in crashes.items():
+        yield f"FAIL {name}: {message}"
+    failed = [row.scheme for row in certificates if not row.holds] + list(crashes)
+    total = f"{len(certificates) + len(crashes)} scheme{'s' if len(certificates) + len(crashes) > 1 else ''}"
+    yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: every certificate holds"
+
+
+def list_schemes(console: Console) -> None:
+    """Print every scheme of `conf/scheme` with what it is, and the kinds that a YAML file may name."""
+    from omegaconf import OmegaConf
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for column in ("scheme", "kind", "promises"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it is")
+    for name in choices("scheme"):
+        path = conf_dir() / "scheme" / f"{name}.yaml"
+        mapping = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(mapping, dict)
+        config = SchemeConfig.from_mapping({str(key): value for key, value in mapping.items()})
+        scheme = build_scheme(config, Shape(d_model=8, num_heads=2, num_kv_heads=2, head_dim=4))
+        comment = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        table.add_row(name, config.kind, "relative" if scheme.is_relative else "absolute", Text(comment))
+    console.print(table)
+    console.print(f"kinds: {', '.join(SCHEMES)}", markup=False, highlight=False)
