@@ -17,13 +17,9 @@ from torch import Tensor
 
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
-BLOCK = 128  # queries a block; measured on 2 CPU cores, see docs/performance.md
-
-
-def has_bias(bias: Bias) -> bool:
-    """Whether `bias` adds anything: asked with one pair of positions."""
-    zero = torch.zeros((), dtype=torch.int64)
-    return bias(zero, zero, zero) is not None
+# Measured on 2 CPU cores, see docs/performance.md.
+BLOCK = 128  # queries a block
+FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is the faster one
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -51,9 +47,8 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOC
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., :end]).to(dtype) * D**-0.5
-        if bias is not None:
-            added = bias(head, i, j)
-            assert added is not None
+        added = bias(head, i, j) if bias else None
+        if added is not None:
             scores = scores + added.to(dtype)
         scores = scores.masked_fill(j > i, float("-inf"))
         out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :end])
@@ -66,8 +61,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         added = bias(h, i, j)
-        assert added is not None
-        return s + added.to(s.dtype)
+        return s if added is None else s + added.to(s.dtype)
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i >= j
@@ -77,11 +71,11 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
     return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None) -> Tensor:
     """Causal attention by the best of the ways above that can carry `bias`.
 
-    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`. Returns: [B, H, T, D] in q's dtype.
+    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None. Returns: [B, H, T, D] in q's dtype.
     """
-    if not has_bias(bias):
+    if bias is None and (q.is_cuda or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
     return blocks(q, k, v, bias)

@@ -33,7 +33,7 @@ app = typer.Typer(
 
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds the experiments.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[RUNS]...", help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.", show_default=False)]
+Names = Annotated[list[str] | None, typer.Argument(metavar="RUNS", help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.", show_default=False)]
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[WORDS]...",
+        metavar="WORDS",
         help="Hydra overrides and flags: scheme=vo_rope model=25m train.lr=1e-3, -m for a sweep, --cfg job to see the configuration.",
         autocompletion=_complete_override,
         show_default=False,
@@ -232,7 +232,7 @@ def schemes() -> None:
 
 @app.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[SCHEMES]...", help="Schemes of conf/scheme. Default: all.", show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False)] = None,
 ) -> None:
     """Measure each scheme's promises in float64: relative or absolute, norms, round trip, causality. Exits 1 if one fails."""
     from posbench.verify import verify as certify

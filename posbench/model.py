@@ -59,7 +59,8 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, H + 2 Hkv, T, D]
         q, k, v = packed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        o = attend(scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos), scheme.bias)
+        bias = scheme.bias if scheme.has_bias else None
+        o = attend(scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos), bias)
         return self.out(scheme.o(o, pos).transpose(1, 2).reshape(B, T, -1))
 
 

@@ -29,6 +29,11 @@ class Scheme(nn.Module):
     """
 
     is_relative: bool = True  # do the logits depend on differences of positions alone? measured by `posbench verify`
+    has_bias: bool = False  # whether the class overrides `bias`; set by Python, not by hand
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.has_bias = cls.bias is not Scheme.bias
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
