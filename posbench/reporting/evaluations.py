@@ -1,0 +1,103 @@
+"""What a run folder holds of its evaluation: losses window by window, and the means that are made of them.
+
+`eval/<protocol>/<length>.parquet` holds one row a window, `<length>.json` beside it the settings. Every figure of a report is a
+token-weighted mean over such rows: the sum of `nll` (nats) over the sum of `targets` (tokens), never a mean of means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VALIDATION = "validation"  # the loss table: the validation split at the training length, written by training
+LENGTH_PROTOCOLS = ("fixed", "nonoverlapping", "sliding")  # perplexity by length on the test split
+POSITION, RETRIEVAL = "position", "retrieval"
+LOSS_PROTOCOLS = (VALIDATION, *LENGTH_PROTOCOLS)
+_COLUMNS = {
+    **dict.fromkeys(LOSS_PROTOCOLS, ("document", "start", "targets", "nll", "bytes")),
+    POSITION: ("document", "bucket_start", "bucket_end", "targets", "nll"),
+    RETRIEVAL: ("document", "window", "gap", "first_nll", "second_nll", "targets"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One protocol at one length (tokens) of one run. Read when first asked for."""
+
+    file: Path
+
+    @property
+    def protocol(self) -> str:
+        return self.file.parent.name
+
+    @property
+    def length(self) -> int:
+        return int(self.file.stem)
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """The settings beside the windows. Raises: ConfigError where they cannot be read."""
+        file = self.file.with_suffix(".json")
+        try:
+            header = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): delete the folder {file.parent} and run `posbench eval` again") from error
+        if not isinstance(header, dict):
+            raise ConfigError(f"{file} holds no settings: delete the folder {file.parent} and run `posbench eval` again")
+        return header
+
+    @cached_property
+    def windows(self) -> pd.DataFrame:
+        """One row a window. Raises: ConfigError where the file is torn or lacks a column."""
+        import pyarrow.parquet
+        from pyarrow import ArrowException
+
+        try:
+            frame = pyarrow.parquet.read_table(self.file).to_pandas()
+        except (OSError, ArrowException) as error:
+            raise ConfigError(f"{self.file} cannot be read ({str(error).splitlines()[0]}): delete it and run `posbench eval` again") from error
+        lacking = [name for name in _COLUMNS.get(self.protocol, ()) if name not in frame]
+        if lacking or frame.empty:
+            what = f"lacks the column {lacking[0]!r}" if lacking else "holds no windows"
+            raise ConfigError(f"{self.file} {what}: delete it and run `posbench eval` again")
+        return frame
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood, nats/token."""
+        return float(self.windows["nll"].sum() / self.windows["targets"].sum())
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a byte of text: comparable between tokenizers."""
+        return float(self.windows["nll"].sum() / math.log(2) / self.windows["bytes"].sum())
+
+    @property
+    def task(self) -> tuple[Any, ...]:
+        """What was scored. Two evaluations of one task can be set beside each other window by window."""
+        keys = [name for name in self.windows if name in ("document", "start", "window", "gap", "bucket_start", "bucket_end", "targets")]
+        return tuple((name, self.windows[name].to_numpy().tobytes()) for name in sorted(keys))
+
+
+def evaluations(run: Path) -> list[Evaluation]:
+    """Every finished evaluation in a run folder (a parquet file with its settings), by protocol and length."""
+    found = [
+        Evaluation(file)
+        for file in (run / "eval").glob("*/*.parquet")
+        if file.stem.isdigit() and file.with_suffix(".json").is_file()
+    ]
+    return sorted(found, key=lambda e: (e.protocol, e.length))
+
+
+def perplexity(loss: float) -> float:
+    """`exp(loss)`, infinity where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,102 @@
+"""Run folders as a DataFrame: one row a run, whatever became of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
+from posbench.runs import Run, find_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
+UNREADABLE = "unreadable"
+
+
+def results(folder: str | Path) -> pd.DataFrame:
+    """Every run at or under `folder` as a row, the died and the unreadable among them (`status` and `reason` say so).
+
+    Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token on the validation split),
+    bits_per_byte, perplexity; `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens; protocols
+    have columns of their own); tokens, num_steps, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes;
+    device, dtype, parameters; `fingerprint.*`; `version.*`; started, ended; path.
+
+    Losses are recomputed from the stored windows where there are any. What is not known is NaN or None.
+    Raises: ConfigError where `folder` does not exist.
+    """
+    import pandas as pd
+
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder: give an experiment's, such as runs/demo (`posbench train` makes it)")
+    rows = [row(run) for run in find_runs(root)]
+    frame = pd.DataFrame(rows)
+    if frame.empty:
+        return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"])
+    measured = [c for c in frame if c.startswith("perplexity@")]
+    measured.sort(key=lambda c: (c.split("/")[1], int(c.split("@")[1].split("/")[0])))
+    fixed = [c for c in frame if c not in measured]
+    at = fixed.index("perplexity") + 1
+    return frame[[*fixed[:at], *measured, *fixed[at:]]].sort_values(["experiment", "scheme", "seed"], ignore_index=True)
+
+
+def row(run: Run) -> dict[str, Any]:
+    """One run as a flat mapping. A manifest that cannot be read makes a row too, with the reason."""
+    path = run.path
+    try:
+        m = run.manifest
+    except ConfigError as error:
+        m = {"status": UNREADABLE, "reason": str(error)}
+    costs, device, parameters = (_mapping(m, key) for key in ("costs", "device", "num_parameters"))
+    found = [e for e in evaluations(path) if e.protocol in LOSS_PROTOCOLS]
+    final = _final(found)
+    loss = final.loss if final else _number(m.get("loss"))
+    return {
+        "experiment": str(m.get("experiment", path.parent.parent.name)),
+        "scheme": str(m.get("scheme", path.parent.name)),
+        "seed": _seed(m.get("seed"), path),
+        "status": str(m.get("status", UNREADABLE)),
+        "reason": m.get("reason"),
+        "is_relative": m.get("is_relative"),
+        "loss": loss,
+        "bits_per_byte": final.bits_per_byte if final else _number(m.get("bits_per_byte")),
+        "perplexity": perplexity(loss),
+        **{f"perplexity@{e.length}/{e.protocol}": perplexity(e.loss) for e in found if e.protocol != VALIDATION},
+        "num_steps": m.get("num_steps"),
+        "tokens": m.get("tokens"),
+        "skipped_steps": m.get("skipped_steps"),
+        **{name: _number(costs.get(name)) for name in ("tokens_per_second", "train_seconds", "peak_memory_bytes")},
+        "device": device.get("name") or device.get("type"),
+        "dtype": device.get("dtype"),
+        "parameters": sum(v for v in parameters.values() if isinstance(v, int)) or None,
+        **{f"fingerprint.{name}": _mapping(m, "fingerprints").get(name) for name in FINGERPRINTS},
+        **{f"version.{name}": version for name, version in _mapping(m, "versions").items()},
+        "started": m.get("started"),
+        "ended": m.get("ended"),
+        "path": str(path),
+    }
+
+
+def _final(found: list[Evaluation]) -> Evaluation | None:
+    """The validation loss at the training length; training writes one."""
+    return next((e for e in found if e.protocol == VALIDATION), None)
+
+
+def _mapping(manifest: dict[str, Any], key: str) -> dict[str, Any]:
+    value = manifest.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _seed(value: Any, path: Path) -> int:
+    if isinstance(value, int):
+        return value
+    digits = path.name.removeprefix("seed=")
+    return int(digits) if digits.isdigit() else -1

@@ -1,0 +1,156 @@
+"""Which runs may stand in one table: those that differ in their scheme and seed and in nothing else.
+
+Nothing is left out silently: every run that does not take part is named with the reason, and so is every seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posbench.config import ConfigError, nearest
+from posbench.reporting.frame import FINGERPRINTS
+from posbench.runs import FINISHED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHARED = ("data", "tokenizer", "config", "code")  # the same for every run
+PER_SEED = ("initial_weights", "batches")  # the same for every scheme of one seed
+_MEANING = {
+    "data": "the text or its splits",
+    "tokenizer": "the tokenizer",
+    "config": "the configuration",
+    "code": "the code",
+    "initial_weights": "the shared initial weights",
+    "batches": "the batches",
+}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that takes no part in the comparison."""
+
+    scheme: str
+    seed: int
+    why: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The runs that are compared, and what was left out.
+
+    `runs` holds one row a (scheme, seed) for every scheme in `schemes` and every seed in `seeds`, no more and no fewer.
+    """
+
+    runs: pd.DataFrame
+    schemes: list[str]
+    seeds: list[int]
+    baseline: str | None  # None where it has no run among them
+    left_out: list[LeftOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def join(frame: pd.DataFrame, baseline: str) -> Joined:
+    """The largest set of finished runs whose fingerprints agree, cut down to the seeds that its schemes share.
+
+    data, tokenizer, configuration (the number format is in it) and code must agree between all runs; initial weights and batches between
+    the schemes of one seed. Where sets are equally large, the one with the baseline is taken, then the latest.
+
+    Raises: ConfigError where no run is finished, or the baseline is not among the schemes that ran.
+    """
+    left: list[LeftOut] = []
+    notes: list[str] = []
+
+    def leave(rows: pd.DataFrame, why: list[str]) -> None:
+        left.extend(LeftOut(r.scheme, int(r.seed), w, r.path) for r, w in zip(rows.itertuples(), why, strict=True))
+
+    finished = frame[frame["status"] == FINISHED]
+    others = frame[frame["status"] != FINISHED]
+    leave(others, [s if not r else f"{s}: {r}" for s, r in zip(others["status"], others["reason"], strict=True)])
+    if finished.empty:
+        raise ConfigError("no run is finished here: train some with `posbench train` (or `make reproduce-table`), then report again")
+
+    broken = ~np.isfinite(finished["loss"].astype(float))
+    leave(finished[broken], ["it has no finite validation loss"] * int(broken.sum()))
+    finished = finished[~broken]
+    for name in FINGERPRINTS:
+        lacking = finished[f"fingerprint.{name}"].isna()
+        leave(finished[lacking], [f"it records no fingerprint of {_MEANING[name]}"] * int(lacking.sum()))
+        finished = finished[~lacking]
+    if finished.empty:
+        raise ConfigError("no finished run here can be compared: " + "; ".join(f"{r.path}: {r.why}" for r in left))
+
+    shared = [f"fingerprint.{name}" for name in SHARED]
+    finished, apart = _largest(finished, shared, baseline)
+    leave(apart, [_differs(row, finished, shared) for _, row in apart.iterrows()])
+    per_seed = [f"fingerprint.{name}" for name in PER_SEED]
+    kept = []
+    for _, group in finished.groupby("seed"):
+        same, apart = _largest(group, per_seed, baseline)
+        leave(apart, [_differs(row, same, per_seed) for _, row in apart.iterrows()])
+        kept.append(same)
+    finished = _concat(kept)
+
+    twice = finished.duplicated(["scheme", "seed"])
+    leave(finished[twice], ["another run of the same scheme and seed is already in"] * int(twice.sum()))
+    finished = finished[~twice]
+
+    schemes, seeds = common_seeds({s: set(g["seed"]) for s, g in finished.groupby("scheme")}, baseline)
+    away = ~finished["scheme"].isin(schemes) | ~finished["seed"].isin(seeds)
+    leave(finished[away], [_unshared(row, schemes, seeds) for _, row in finished[away].iterrows()])
+    if away.any():
+        notes.append(f"Compared over the seeds that all compared schemes have: {', '.join(map(str, seeds))}. Other runs are left out.")
+    runs = finished[~away].sort_values(["scheme", "seed"], ignore_index=True)
+
+    if baseline not in schemes:
+        notes.append(f"The baseline {baseline} has no run among these, so no gaps are given{nearest(baseline, schemes)}.")
+    for column in [c for c in runs if c.startswith("version.")] + ["device"]:
+        values = runs[column].fillna("unknown").value_counts()
+        if len(values) > 1:
+            what = column.removeprefix("version.")
+            notes.append(f"Joined although {what} differs: " + ", ".join(f"{v} ({n} runs)" for v, n in values.items()) + ".")
+    return Joined(runs, schemes, seeds, baseline if baseline in schemes else None, left, notes)
+
+
+def common_seeds(seeds: dict[str, set[int]], baseline: str) -> tuple[list[str], list[int]]:
+    """The schemes to compare and the seeds they share: all schemes, where they share two seeds.
+
+    Where they do not, those with the fewest seeds go first (the baseline last, and never more than half of them) if that leaves
+    two shared seeds: one scheme tried with one seed shall not take the other seeds' evidence away. Failing that, as few go
+    as leave one seed to share.
+    """
+    order = sorted(seeds, key=lambda name: (name == baseline, len(seeds[name]), name))
+    for wanted, fewest in ((2, (len(order) + 1) // 2), (1, 1)):
+        for dropped in range(len(order) - fewest + 1):
+            shared = set.intersection(*(seeds[name] for name in order[dropped:]))
+            if len(shared) >= wanted:
+                return sorted(order[dropped:]), sorted(shared)
+    return [], []
+
+
+def _largest(runs: pd.DataFrame, columns: list[str], baseline: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The largest group of runs that agree in `columns`, and the rest."""
+    groups = [group for _, group in runs.groupby(columns, dropna=False)]
+    best = max(groups, key=lambda g: (len(g), baseline in set(g["scheme"]), str(g["ended"].max())))
+    return best, runs.drop(best.index)
+
+
+def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:
+    names = [c.removeprefix("fingerprint.") for c in columns if row[c] != kept[c].iloc[0]]
+    return "differs from the others in " + " and ".join(_MEANING[name] for name in names)
+
+
+def _unshared(row: pd.Series, schemes: list[str], seeds: list[int]) -> str:
+    if row["scheme"] not in schemes:
+        return "its scheme has too few seeds in common with the others"
+    return f"seed {row['seed']} is not finished for every compared scheme"
+
+
+def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat(frames)

@@ -1,0 +1,174 @@
+"""Published results beside ours: the same schemes, other set-ups, so orders and gaps are compared and never levels.
+
+Each is a data file in `published/`. A value they do not state is "not published" where that is known, and absent otherwise
+(reports then say "not recorded here").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from posbench.config import ConfigError, nearest
+from posbench.reporting.evaluations import LENGTH_PROTOCOLS, VALIDATION
+from posbench.reporting.statistics import Pair, compare_all
+
+if TYPE_CHECKING:
+    from posbench.config import Config
+    from posbench.reporting.findings import Measurement
+
+_FOLDER = Path(__file__).parent / "published"
+NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
+SETUP = ("runs a scheme", "parameters", "architecture", "data", "training tokens", "context length", "learning rate", "seeds", "unit")
+
+
+@dataclass(frozen=True)
+class PublishedMeasurement:
+    """One column of a published table."""
+
+    metric: str  # loss (nats/token) | perplexity
+    protocol: str | None  # None: not known
+    training_length: int | None  # tokens
+    length: int | None  # tokens; None: the training length
+    values: dict[str, float]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """nats/token of their tokens."""
+        return {s: v if self.metric == "loss" else math.log(v) for s, v in self.values.items()}
+
+    @property
+    def ratio(self) -> float:
+        """The evaluated length in training lengths."""
+        return self.length / self.training_length if self.length and self.training_length else 1.0
+
+    @property
+    def what(self) -> str:
+        """Such as `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
+        where = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
+        return f"{self.metric}, {self.protocol or 'protocol not recorded'}, {where}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One publication's results."""
+
+    name: str
+    title: str
+    source: str
+    baseline: str
+    chain: str | None
+    setup: dict[str, str]
+    measurements: list[PublishedMeasurement]
+    notes: list[str]
+
+
+def published_names() -> list[str]:
+    """What `--against` accepts."""
+    return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
+
+
+def load_published(name: str) -> Published:
+    """The published results of this name. Raises: ConfigError for one we do not have."""
+    known = published_names()
+    if name not in known:
+        raise ConfigError(f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
+    content: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    measurements = [PublishedMeasurement(**m) for m in content.pop("measurements")]
+    return Published(measurements=measurements, **content)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scheme on both sides. Losses and gaps in nats/token, each side of its own tokens; NaN: not there."""
+
+    scheme: str
+    theirs: float  # in their metric
+    their_gap: float
+    ours: Measurement
+    our_gap: float
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Two schemes that stand the other way round in our runs."""
+
+    better: str  # by them
+    worse: str
+    their_difference: float  # worse - better, positive
+    pair: Pair  # ours: `left` is their worse one
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published column beside ours."""
+
+    published: Published
+    measurement: PublishedMeasurement
+    where: str  # ours: protocol and length; empty where we have nothing to set beside it
+    baseline: str | None  # of both gap columns
+    rows: list[Row]
+    tau: float  # Kendall's, of the orders; NaN below two schemes
+    p: float  # of tau = 0
+    disagreements: list[Disagreement]
+
+
+def set_against(published: Published, measurements: list[Measurement], pairs: list[Pair], config: Config) -> list[Comparison]:
+    """Every published column beside the one of ours that comes closest: same protocol, nearest length in training lengths."""
+    return [_compare(published, theirs, measurements, pairs, config) for theirs in published.measurements]
+
+
+def _compare(published: Published, theirs: PublishedMeasurement, measurements: list[Measurement], pairs: list[Pair], config: Config) -> Comparison:
+    from scipy import stats
+
+    ours = _counterpart(theirs, measurements, config.train.context_length)
+    both = sorted((s for s in theirs.values if s in ours), key=lambda s: theirs.losses[s])
+    wanted = (config.experiment.baseline, published.baseline)
+    base = next((b for b in wanted if b in both), None)
+    rows = [
+        Row(
+            scheme=s,
+            theirs=theirs.values[s],
+            their_gap=theirs.losses[s] - theirs.losses[base] if base else math.nan,
+            ours=ours[s],
+            our_gap=ours[s].loss.mean - ours[base].loss.mean if base else math.nan,
+        )
+        for s in both
+    ]
+    tau, p = math.nan, math.nan
+    if len(both) > 1:
+        result = stats.kendalltau([theirs.losses[s] for s in both], [ours[s].loss.mean for s in both])
+        tau, p = float(result.statistic), float(result.pvalue)
+    one = next(iter(ours.values()), None)
+    if one is not None and one.protocol != VALIDATION:
+        names = sorted(ours)
+        pairs = compare_all(np.array([ours[s].losses for s in names]).T, names)
+    reversed_pairs = {(p.right, p.left): p for p in pairs}
+    disagreements = [
+        Disagreement(a, b, theirs.losses[b] - theirs.losses[a], reversed_pairs[a, b])
+        for n, a in enumerate(both)
+        for b in both[n + 1 :]
+        if (a, b) in reversed_pairs and theirs.losses[a] < theirs.losses[b]
+    ]
+    where = f"{one.protocol} at {one.length} tokens" if one and both else ""
+    return Comparison(published, theirs, where, base, rows, tau, p, disagreements)
+
+
+def _counterpart(theirs: PublishedMeasurement, measurements: list[Measurement], training_length: int) -> dict[str, Measurement]:
+    """Ours, by scheme; empty where no length of ours is near theirs."""
+    if theirs.ratio == 1 and theirs.protocol in (None, "nonoverlapping"):
+        protocols: tuple[str, ...] = (VALIDATION,)
+    else:
+        protocols = (theirs.protocol,) if theirs.protocol else ("nonoverlapping", *LENGTH_PROTOCOLS)
+    for protocol in protocols:
+        lengths = sorted({m.length for m in measurements if m.protocol == protocol})
+        wanted = theirs.ratio * training_length
+        near = min(lengths, key=lambda n: abs(math.log(n / wanted)), default=None)
+        if near and 1 / NEAR <= near / wanted <= NEAR:
+            return {m.scheme: m for m in measurements if (m.protocol, m.length) == (protocol, near)}
+    return {}

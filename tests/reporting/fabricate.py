@@ -1,0 +1,155 @@
+"""Run folders with known losses, in the exact form that training and evaluation write them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from posbench.composition import choices, compose
+from posbench.runs import FINISHED, Run, append_metrics, write_json
+
+T = 256  # training length, tokens
+BYTES_PER_TOKEN = 3
+RELATIVE = {"nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi"}
+PUBLISHED_ORDER = ["qk_rope", "qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope", "alibi", "sinusoidal"]
+
+
+@dataclass
+class World:
+    """What is planted: the true loss of each scheme, what a seed adds to all schemes, and noise of a (scheme, seed)."""
+
+    effects: dict[str, float]  # scheme -> nats/token above 3.0
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seed_sd: float = 0.02
+    noise_sd: float = 0.0015
+    documents: int = 12
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    experiment: str = "demo"
+    overrides: tuple[str, ...] = ("model=tiny", "experiment=demo")
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    probes: bool = True
+
+
+def fabricate(root: Path, world: World) -> Path:
+    """Write every run of the world under `root/<experiment>` and return that folder."""
+    of_seed = {seed: world.random.normal(0, world.seed_sd) for seed in world.seeds}
+    split = {name: _windows(world, name) for name in ("validation", "test")}
+    for scheme, effect in world.effects.items():
+        for seed in world.seeds:
+            level = 3.0 + effect + of_seed[seed] + world.random.normal(0, world.noise_sd)
+            write_run(root, world, scheme, seed, level, split)
+    return root / world.experiment
+
+
+def _windows(world: World, split: str) -> pd.DataFrame:
+    """Windows of 64 targets over documents of different lengths; `ease` is what every model finds hard or easy in them."""
+    count = world.random.integers(2, 9, world.documents)
+    document = np.repeat(np.arange(world.documents), count)
+    ease = world.random.normal(0, 0.3, world.documents)[document] + world.random.normal(0, 0.1, len(document))
+    targets = np.full(len(document), 64, dtype=np.int32)
+    return pd.DataFrame({"document": document, "start": np.arange(len(document)) * 64 + 1, "targets": targets, "ease": ease})
+
+
+def write_run(root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any) -> Run:
+    """One run folder whose mean loss is about `level` nats/token."""
+    run = Run(root / world.experiment / scheme / f"seed={seed}")
+    known = scheme in choices("scheme")
+    config = compose([f"scheme={scheme if known else 'nope'}", f"seed={seed}", f"experiment_name={world.experiment}", "tracking=none", *world.overrides])
+    mapping = config.to_mapping()
+    if not known:
+        mapping["scheme"]["name"] = "stranger"
+    run.path.mkdir(parents=True, exist_ok=True)
+    (run.path / "config.yaml").write_text(yaml.safe_dump(mapping), encoding="utf-8")
+    validation = _scored(split["validation"], level, world.random)
+    loss = float(validation["nll"].sum() / validation["targets"].sum())
+    write_json(run.path / "run.json", {**_manifest(world, scheme, seed, loss), **manifest})
+    _metrics(run.path / "metrics.jsonl", level, world.random)
+    write_evaluation(run, "validation", T, "validation", validation)
+    for length in world.lengths:
+        beyond = max(0.0, math.log2(length / T))
+        rise = beyond * (0.02 if scheme == "alibi" else 0.8 if scheme == "sinusoidal" else 0.25)
+        worse = level + rise - 0.1 * math.log2(length / T) * (beyond == 0)
+        write_evaluation(run, "fixed", length, "test", _scored(split["test"], worse, world.random))
+        write_evaluation(run, "nonoverlapping", length, "test", _scored(split["test"], worse + 0.05, world.random))
+    if world.probes:
+        write_evaluation(run, "position", 4 * T, "test", _position(world, scheme, level))
+        write_evaluation(run, "retrieval", 4 * T, "test", _retrieval(world, scheme))
+    return run
+
+
+def _manifest(world: World, scheme: str, seed: int, loss: float) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "status": FINISHED,
+        "experiment": world.experiment,
+        "scheme": scheme,
+        "seed": seed,
+        "vocab_size": 4096,
+        "num_parameters": {"embedding": 2_097_152, "body": 4_722_000},
+        "fingerprints": {"data": "da7a", "tokenizer": "70ce", "initial_weights": f"we19{seed}", "batches": f"ba7c{seed}", "config": "c0f1", "code": "c0de"},
+        "versions": {"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+        "device": {"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
+        "is_relative": scheme in RELATIVE,
+        "costs": {"tokens_per_second": 20_000.0 + 100 * seed, "train_seconds": 61.5, "peak_memory_bytes": 900 * 2**20},
+        "num_steps": 195,
+        "tokens": 399_360,
+        "skipped_steps": 0,
+        "reason": None,
+        "loss": loss,
+        "bits_per_byte": loss / math.log(2) / BYTES_PER_TOKEN,
+        "wandb": None,
+        "started": f"2026-11-20T10:0{seed % 10}:00+00:00",
+        "ended": f"2026-11-20T10:1{seed % 10}:00+00:00",
+    }
+
+
+def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) -> pd.DataFrame:
+    """Windows with losses whose token-weighted mean is `level` but for the documents' own ease and a little noise."""
+    ease = windows["ease"] - np.average(windows["ease"], weights=windows["targets"])
+    noise = random.normal(0, 0.01, len(windows))
+    nll = (level + ease + noise - noise.mean()) * windows["targets"]
+    return windows[["document", "start", "targets"]].assign(nll=nll, bytes=windows["targets"].astype(np.int64) * BYTES_PER_TOKEN)
+
+
+def _position(world: World, scheme: str, level: float) -> pd.DataFrame:
+    edges = [0, *[2**n for n in range(11)]]
+    rise = 0.05 if scheme == "alibi" else 1.0
+    rows = [
+        {"document": d, "bucket_start": lo, "bucket_end": hi, "targets": hi - lo, "nll": (hi - lo) * (level + 3 / (1 + lo) ** 0.5 + rise * max(0, math.log2(hi / T)))}
+        for d in range(world.documents)
+        for lo, hi in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _retrieval(world: World, scheme: str) -> pd.DataFrame:
+    found = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5)
+    rows = [
+        {"document": d, "window": d, "gap": gap, "first_nll": 64 * 4.0, "second_nll": 64 * (4.0 - found * math.exp(-gap / (2 * T))), "targets": 64}
+        for d in range(world.documents)
+        for gap in (32, 64, 128, 256, 512, 1024)
+    ]
+    return pd.DataFrame(rows)
+
+
+def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame) -> None:
+    """The parquet of windows and the JSON of settings, as `posbench eval` leaves them."""
+    folder = run.path / "eval" / protocol
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(folder / f"{length}.parquet", index=False)
+    write_json(folder / f"{length}.json", {"protocol": protocol, "split": split, "length": length, "crosses_documents": protocol != "fixed", "bos": "before each document, not scored", "settings": {"targets": 64}, "documents": int(rows["document"].nunique()), "windows": len(rows)})  # fmt: skip
+
+
+def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
+    for step in range(0, 196, 15):
+        progress = step / 195
+        loss = level + 5.3 * math.exp(-6 * progress) - 5.3 * math.exp(-6)
+        tokens = step * 2048
+        append_metrics(path, {"kind": "train", "step": step, "tokens": tokens, "loss": loss + random.normal(0, 0.05), "lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 2e4})
+        append_metrics(path, {"kind": "validation", "step": step, "tokens": tokens, "loss": loss, "bits_per_byte": loss / 2})
