@@ -145,10 +145,13 @@ class Decoder(nn.Module):
 
 
 def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
-    """Floating tensors of what a scheme prepared (float64) rounded once to the weights' dtype; integers as they are."""
+    """Floating tensors of what a scheme prepared, alone or in tuples, rounded once to the weights' dtype; the rest as it is."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
-    return type(prepared)(*(_as_wide_as(dtype, part) for part in prepared))
+    if isinstance(prepared, tuple):
+        parts = [_as_wide_as(dtype, part) for part in prepared]
+        return type(prepared)(*parts) if hasattr(prepared, "_fields") else tuple(parts)
+    return prepared
 
 
 def initialise(model: Decoder, seed: int) -> None:
@@ -188,6 +191,9 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
         raise ConfigError(
             f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
-    model = Decoder(config.model, build_scheme(config.scheme, shape_of(config.model)), asked or vocab_size)
+    with torch.random.fork_rng(devices=[]):  # what a scheme draws for parameters of its own comes from the seed too
+        torch.manual_seed(_seed_of(config.seed, "scheme"))
+        scheme = build_scheme(config.scheme, shape_of(config.model))
+    model = Decoder(config.model, scheme, asked or vocab_size)
     initialise(model, config.seed)
     return model
