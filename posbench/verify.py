@@ -31,7 +31,7 @@ from torch import Tensor
 from posbench import reference
 from posbench.attention import attend
 from posbench.composition import choices, compose, conf_dir
-from posbench.config import Config, ConfigError, SchemeConfig, nearest
+from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Decoder, build_model
 from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
 from posbench.schemes.rotary import Rotary
@@ -164,8 +164,9 @@ def certify(config: Config) -> Certificate:
             Check("future", future_drift(model, tokens), EXACT),
             Check("fp64", distance(model(tokens, offset=SHIFT)[0], near), EXACT),
         ]
+    largest = float(far.abs().max()) or 1.0
     for name, logits, rounding in low_precision(trained, tokens):
-        checks.append(Check(name, distance(logits, far) / float(far.abs().max()) / rounding, ROUNDINGS))
+        checks.append(Check(name, distance(logits, far) / largest / rounding, ROUNDINGS))
     return Certificate(config.scheme.name, promised, tuple(checks), defined=definition is not None)
 
 
@@ -269,15 +270,13 @@ def verify(schemes: Sequence[str] | None, console: Console, overrides: Sequence[
     Arguments: overrides, more words of the command line, such as `scheme.base=1e6` or a `hydra.searchpath` of your own.
     Raises: ConfigError for a name that is no scheme, or options that it refuses.
     """
-    known = choices("scheme")
-    for name in schemes or ():
-        if name not in known and not overrides:
-            raise ConfigError(f"scheme={name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
+    names = list(schemes or choices("scheme"))
+    configs = [certificate_config(name, overrides) for name in names]
     certificates: list[Certificate] = []
     crashes: dict[str, str] = {}
-    for name in schemes or known:
+    for name, config in zip(names, configs, strict=True):
         try:
-            certificates.append(certify(certificate_config(name, overrides)))
+            certificates.append(certify(config))
         except ConfigError:
             raise
         except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having

@@ -1,0 +1,163 @@
+"""The certificates hold for every file of conf/scheme, and each of them fails when the thing it certifies is broken."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from posbench.composition import choices
+from posbench.config import SchemeConfig
+from posbench.schemes import SCHEMES, Scheme, alibi, rotary
+from posbench.verify import certificate_config, certify
+
+SUBSETS = [sites for size in range(5) for sites in combinations("qkvo", size)]
+
+
+def failures(config):
+    return {check.name: str(check) for check in certify(config).checks if not check.holds}
+
+
+@pytest.mark.parametrize("name", choices("scheme"))
+def test_every_scheme_keeps_its_promises(name):
+    certificate = certify(certificate_config(name))
+    assert {check.name: str(check) for check in certificate.checks if not check.holds} == {}
+    assert certificate.measured == certificate.promised
+    assert certificate.scheme == name  # the file is named as the scheme is
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
+def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(sites):
+    scheme = SchemeConfig(name="subset", kind="rotary", options={"sites": list(sites), "base": 10000.0})
+    certificate = certify(replace(certificate_config("nope"), scheme=scheme))
+    assert certificate.measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
+    assert certificate.holds
+
+
+def test_the_eleven_schemes_are_what_the_specification_says():
+    rotated = {
+        name: "".join(certificate_config(name).scheme.options["sites"])
+        for name in choices("scheme")
+        if certificate_config(name).scheme.kind == "rotary"
+    }
+    for sites in ("q", "k", "v", "o", "qk", "vo", "qkv", "qkvo"):
+        assert rotated[f"{sites}_rope"] == sites
+    assert {"nope", "alibi", "sinusoidal"} <= set(choices("scheme"))
+
+
+# What has gone wrong in public code, and the certificate that must notice.
+
+
+def turn_with(**broken):
+    """`rotary.turn` with one thing changed."""
+
+    def turn(x, by, inverse=False):
+        cos, sin = by.cos.to(x.dtype), by.sin.to(x.dtype)
+        if inverse:
+            sin = -sin
+            cos = -cos if broken.get("negate_cos") else cos
+        if broken.get("interleaved"):
+            first, second = x[..., 0::2], x[..., 1::2]
+            return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1) * broken.get("temperature", 1)
+
+    return turn
+
+
+def angles_in(dtype):
+    def angles(self, pos):
+        return (pos.to(dtype)[:, None] * rotary.inverse_frequencies(self.shape.head_dim, self.base).to(dtype)).double()
+
+    return angles
+
+
+ROTARY_FAULTS = {
+    "the inverse negates the cosine too": (rotary, "turn", turn_with(negate_cos=True), "fp64 trip kernel"),
+    "pairs interleaved": (rotary, "turn", turn_with(interleaved=True), "fp64 kernel"),
+    "a temperature in the cosine and sine": (rotary, "turn", turn_with(temperature=1.1), "norm fp64 kernel"),
+    "o not inverted": (rotary.Rotary, "o", lambda self, x, pos: rotary.turn(x, pos), "shift kernel fp64"),
+    "o left out": (rotary.Rotary, "o", lambda self, x, pos: x, "shift kernel fp64"),
+    "v rotated twice": (
+        rotary.Rotary,
+        "v",
+        lambda self, x, pos: rotary.turn(rotary.turn(x, pos), pos),
+        "shift trip kernel fp64",
+    ),
+    "positions in bfloat16": (rotary.Rotary, "angles", angles_in(torch.bfloat16), "fp64"),
+    "angles in float32": (rotary.Rotary, "angles", angles_in(torch.float32), "fp64 fp32"),
+    "half the angle": (rotary.Rotary, "angles", lambda self, pos: angles_in(torch.float64)(self, pos) / 2, "fp64"),
+}
+
+
+@pytest.mark.parametrize("fault", ROTARY_FAULTS)
+def test_a_fault_in_rotation_is_noticed(fault, monkeypatch):
+    where, name, broken, noticed_by = ROTARY_FAULTS[fault]
+    monkeypatch.setattr(where, name, broken)
+    assert failures(certificate_config("qkvo_rope")).keys() >= set(noticed_by.split())
+
+
+def test_a_base_that_is_not_used_is_noticed(monkeypatch):
+    frequencies = rotary.inverse_frequencies
+    monkeypatch.setattr(rotary, "inverse_frequencies", lambda head_dim, base: frequencies(head_dim, 10000.0))
+    assert "fp64" in failures(certificate_config("qk_rope", ["scheme.base=500000"]))
+
+
+def test_reversed_slopes_are_noticed(monkeypatch):
+    exponents = alibi.exponents
+    monkeypatch.setattr(alibi, "exponents", lambda num_heads: exponents(num_heads).flip(0))
+    assert "fp64" in failures(certificate_config("alibi"))
+
+
+def test_a_scaled_bias_is_noticed(monkeypatch):
+    bias = alibi.Alibi.bias
+    monkeypatch.setattr(alibi.Alibi, "bias", lambda self, *at: bias(self, *at) / self.shape.head_dim**0.5)
+    assert "fp64" in failures(certificate_config("alibi"))
+
+
+class LooksAhead(Scheme):
+    """Every token's key is its successor's."""
+
+    def k(self, x, pos):
+        return x.roll(-1, dims=2)
+
+
+class Boastful(Scheme):
+    """Promises to be relative with a bias that is not; a bias of the key alone would be, since softmax drops it."""
+
+    def bias(self, head, i, j):
+        return -0.001 * i * j
+
+
+class Modest(Scheme):
+    """Promises to be absolute with nothing that is."""
+
+    is_relative = False
+
+
+class Deaf(Scheme):
+    """Nothing reaches attention: what a broken forward pass would look like to a test of causality alone."""
+
+    def embed(self, x, pos):
+        return x * 0
+
+
+@pytest.mark.parametrize(
+    "scheme, noticed_by", [(LooksAhead, "future"), (Boastful, "shift"), (Modest, "shift"), (Deaf, "future")]
+)
+def test_a_scheme_that_breaks_its_word_is_noticed(scheme, noticed_by, monkeypatch):
+    monkeypatch.setitem(SCHEMES._own, "broken", scheme)
+    certificate = certify(replace(certificate_config("nope"), scheme=SchemeConfig("broken", "broken")))
+    assert not certificate.holds and not certificate[noticed_by].holds
+    assert not certificate.defined  # the reference has no such kind, and does not pretend to
+
+
+class KeyBias(Scheme):
+    """BLOOM's ALiBi: a bias that grows with the key's index, relative because a softmax drops what a row shares."""
+
+    def bias(self, head, i, j):
+        return 0.01 * j.double()
+
+
+def test_relative_is_measured_not_read_off_the_formula(monkeypatch):
+    monkeypatch.setitem(SCHEMES._own, "key_bias", KeyBias)
+    assert certify(replace(certificate_config("nope"), scheme=SchemeConfig("key_bias", "key_bias"))).holds
