@@ -1,0 +1,47 @@
+"""One look a scheme, in every picture of every report.
+
+The colours are those of Okabe and Ito (2008), told apart by people who see fewer colours; two schemes that share one differ in
+line and marker. Solid lines are relative schemes, dashed ones absolute. Schemes that are not listed get the rest in the
+order of their names, dotted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, nope
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, GREY = "#0072b2", "#d55e00", "#009e73", "#b8609a", "#4aa3df", "#d08c00", "#7a828c"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a scheme is drawn."""
+
+    colour: str
+    line: str  # matplotlib's line style
+    marker: str
+
+
+SOLID, DASHED, DOTTED = "-", "--", ":"
+_LOOKS = {
+    "qk_rope": Look(BLUE, SOLID, "o"),
+    "qkvo_rope": Look(VERMILLION, SOLID, "s"),
+    "vo_rope": Look(GREEN, SOLID, "^"),
+    "nope": Look(INK, SOLID, "X"),
+    "alibi": Look(PURPLE, SOLID, "D"),
+    "qkv_rope": Look(VERMILLION, DASHED, "P"),
+    "k_rope": Look(SKY, DASHED, "v"),
+    "q_rope": Look(PURPLE, DASHED, "<"),
+    "v_rope": Look(GREEN, DASHED, ">"),
+    "o_rope": Look(GREY, DASHED, "h"),
+    "sinusoidal": Look(ORANGE, DASHED, "d"),
+}
+_SPARE = [Look(colour, DOTTED, marker) for marker in "o^sDv" for colour in (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK)]
+
+
+def looks(schemes: Iterable[str]) -> dict[str, Look]:
+    """Scheme -> its look."""
+    names = sorted(set(schemes))
+    strangers = [name for name in names if name not in _LOOKS]
+    return {name: _LOOKS[name] if name in _LOOKS else _SPARE[strangers.index(name) % len(_SPARE)] for name in names}

@@ -1,0 +1,132 @@
+"""A table once, shown three ways: on a terminal, in Markdown, in HTML (by the template).
+
+Cells are plain text. What stands in a name is never trusted: control characters are made visible here, and each way of
+showing escapes what is special to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+DASH = "–"  # a cell that does not apply, or is not known
+
+
+def printable(text: object) -> str:
+    """One line of text without control characters: they are shown as `\\x1b`."""
+    joined = " ".join(str(text).split()) if not isinstance(text, str) or "\n" in text else text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+
+
+@dataclass
+class Table:
+    """Columns of text; the first names the row. `headers` may hold a second line, the unit."""
+
+    title: str
+    headers: Sequence[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    left: frozenset[int] = frozenset({0})  # columns of words; the others are numbers and stand to the right
+
+    def __post_init__(self) -> None:
+        self.rows = [[printable(cell) for cell in row] for row in self.rows]
+        self.notes = [printable(note) for note in self.notes]
+        assert all(len(row) == len(self.headers) for row in self.rows)
+
+    def fitted(self, width: int) -> list[list[int]]:
+        """Column numbers in as many parts as it takes to stay within `width` characters, the first column in each."""
+        widths = [max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in self.rows)]) for n in range(len(self.headers))]
+        parts, used = [[0]], widths[0]
+        for n in range(1, len(widths)):
+            if used + 2 + widths[n] > width and len(parts[-1]) > 1:
+                parts.append([0])
+                used = widths[0]
+            parts[-1].append(n)
+            used += 2 + widths[n]
+        return parts
+
+
+def print_table(table: Table, console: Console) -> None:
+    """On a terminal; a table wider than it goes on below, with the first column again."""
+    parts = table.fitted(console.width)
+    for number, part in enumerate(parts):
+        more = "" if len(parts) == 1 else f" ({number + 1} of {len(parts)})"
+        console.print(Text(f"{table.title}{more}", style="bold"))
+        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+        for n in part:
+            words = n in table.left
+            shown.add_column(Text(table.headers[n]), justify="left" if words else "right", no_wrap=not words or n == 0, overflow="fold")
+        for row in table.rows:
+            shown.add_row(*(Text(row[n]) for n in part))
+        console.print(shown)
+        console.print()
+    print_notes(table.notes, console)
+
+
+def print_notes(notes: Iterable[str], console: Console) -> None:
+    """Small print, wrapped to the terminal."""
+    said = [printable(note) for note in notes]
+    for note in said:
+        console.print(Text(note, style="dim"))
+    if said:
+        console.print()
+
+
+def markdown(table: Table) -> str:
+    """A table of GitHub's Markdown with its title as a heading and its notes below."""
+    heads = [markdown_text(h.replace("\n", ", ")) for h in table.headers]
+    rule = [":--" if n in table.left else "--:" for n in range(len(heads))]
+    lines = [f"## {markdown_text(table.title)}", "", _line(heads), _line(rule)]
+    lines += [_line([markdown_text(cell) for cell in row]) for row in table.rows]
+    lines += ["", *(f"{markdown_text(note)}\n" for note in table.notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is: no HTML, no links, no table borders."""
+    for special, shown in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("[", "&#91;"), ("]", "&#93;"), ("`", "&#96;"), ("*", "&#42;")):
+        text = text.replace(special, shown)
+    return text.replace("~", "\\~")
+
+
+def csv_text(text: str) -> str:
+    """A name that no spreadsheet takes for a formula: one that begins with = + - @ (or a blank before it) gets a quote."""
+    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
+
+
+def number(value: float, digits: int = 4, sign: bool = False) -> str:
+    """`1.2345`, `+0.0123`, a dash for NaN."""
+    if math.isnan(value):
+        return DASH
+    return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def plus_minus(value: float, half_width: float, sign: bool = False, digits: int = 4) -> str:
+    """`2.7120 ± 0.0013`; without the interval where there is none."""
+    return number(value, digits, sign) + ("" if math.isnan(half_width) else f" ± {half_width:.{digits}f}")
+
+
+def perplexity_text(value: float) -> str:
+    """About four digits: `18.40`, `178.9`, `1,631`, `2.5e+07`."""
+    if math.isnan(value):
+        return DASH
+    if value < 100:
+        return f"{value:.2f}"
+    if value < 1000:
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def length_text(tokens: int) -> str:
+    """`512`, `1k`, `8k`, `1001`: short where it is a whole number of 1024."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
