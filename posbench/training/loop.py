@@ -17,10 +17,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -40,6 +40,9 @@ from posbench.training.device import Device, choose_device
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
 from posbench.interruption import Stopped, StopSignals
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Notice = Callable[[str], None]
 
@@ -228,7 +231,7 @@ class _Training:
             self.device.reset_peak_memory()
             with StopSignals() as signals, TrainingProgress(self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step) as bar:
                 self._steps(signals, bar, tracker, fresh_from=resumed)
-                self._finish(tracker)
+                self._finish(tracker, bar)
             failed = False
         except Died as error:
             self.run.update_manifest(status=runs.DIED, reason=str(error), ended=_now(), skipped_steps=self.progress.skipped_steps)
@@ -342,12 +345,24 @@ class _Training:
 
     def _validate(self, tracker: Tracker, bar: TrainingProgress) -> None:
         """The loss on the first tokens of the validation split, the same ones each time."""
-        from dataclasses import replace
+        settings = replace(self.config.evaluation, max_tokens=self._watched_tokens())
+        rows, _ = score_split(self.model, self.corpus, "validation", "validation", self.config.train.context_length, settings)
+        self._log_validation(rows, tracker, bar)
 
-        settings = replace(self.config.evaluation, max_tokens=max(self.config.train.validation_tokens, self.config.train.context_length))
-        _, summary = score_split(self.model, self.corpus, "validation", "validation", self.config.train.context_length, settings)
-        step = self.progress.step
-        row = {"kind": "validation", "step": step, "tokens": step * self.config.train.tokens_per_step, "loss": summary["nll_mean"], "bits_per_byte": summary["bits_per_byte"]}
+    def _watched_tokens(self) -> int:
+        context = self.config.train.context_length
+        return max(self.config.train.validation_tokens, context) // context * context
+
+    def _log_validation(self, rows: pd.DataFrame, tracker: Tracker, bar: TrainingProgress) -> None:
+        watched = rows[rows["start"] <= self._watched_tokens()]
+        nll, step = float(watched["nll"].sum()), self.progress.step
+        row = {
+            "kind": "validation",
+            "step": step,
+            "tokens": step * self.config.train.tokens_per_step,
+            "loss": nll / int(watched["targets"].sum()),
+            "bits_per_byte": nll / math.log(2) / int(watched["bytes"].sum()),
+        }
         self._append(row, tracker, bar)
 
     def _append(self, row: dict[str, Any], tracker: Tracker, bar: TrainingProgress) -> None:
@@ -367,16 +382,14 @@ class _Training:
             self.config.train.keep_checkpoints,
         )
 
-    def _finish(self, tracker: Tracker) -> None:
+    def _finish(self, tracker: Tracker, bar: TrainingProgress) -> None:
         """Score the whole validation split, store it window by window, and close the manifest."""
         p, config = self.progress, self.config
         peak = self.device.peak_memory_bytes()
         rows, summary = score_split(self.model, self.corpus, "validation", "validation", config.train.context_length, config.evaluation)
         summary["peak_memory_bytes"] = peak
         store(self.run, rows, summary)
-        last = {"kind": "validation", "step": p.step, "tokens": p.step * config.train.tokens_per_step, "loss": summary["nll_mean"], "bits_per_byte": summary["bits_per_byte"]}
-        runs.append_metrics(self.run.path / "metrics.jsonl", last)
-        tracker.log(last)
+        self._log_validation(rows, tracker, bar)
         costs = {
             "tokens_per_second": round(p.step * config.train.tokens_per_step / p.train_seconds, 1) if p.train_seconds else None,
             "train_seconds": round(p.train_seconds, 2),
