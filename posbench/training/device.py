@@ -12,7 +12,7 @@ import torch
 
 from posbench.config import ConfigError, TrainConfig
 
-COMPILE_PAYS_FROM_TOKENS = 5_000_000  # on a CPU: compiling costs tens of seconds, see docs/performance.md
+COMPILE_PAYS_FROM_TOKENS = 250_000  # on a CPU: compiling costs about ten seconds, see docs/performance.md
 
 
 @dataclass(frozen=True)
