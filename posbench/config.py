@@ -153,6 +153,7 @@ class DataConfig:
     validation_path: Any = None
     test_path: Any = None
     text_column: str = "text"
+    articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
     repository: str | None = None  # hub: owner/name
     subset: str | None = None  # hub: the data set's own configuration
     revision: str | None = None  # hub: a commit, so that the same text comes tomorrow
@@ -168,6 +169,11 @@ class DataConfig:
         _one_of("data.source", self.source, SOURCES)
         _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         _between("data.test_fraction", self.test_fraction, 0.0, 0.5)
+        _require(
+            self.validation_fraction + self.test_fraction < 1,
+            f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} leave no text to "
+            "train on: together they must stay below 1",
+        )
         if self.token_budget is not None:
             _between("data.token_budget", self.token_budget, 1, 1 << 50)
         explicit = [self.train_path, self.validation_path, self.test_path]
@@ -186,7 +192,10 @@ class DataConfig:
                 f"data.path is for your own files: say data=files data.path=... (this is data={self.name})",
             )
         if self.source == "hub":
-            _require(bool(self.repository), "data.source=hub needs data.repository=owner/name")
+            _require(
+                bool(re.fullmatch(r"[\w.-]+/[\w.-]+", str(self.repository))),
+                f"data.repository={self.repository!r} is no repository of the hub: give owner/name",
+            )
 
 
 @dataclass

@@ -15,10 +15,10 @@ from posbench.data.shards import Split
 
 
 class Batches:
-    """Windows of `context_length + 1` tokens of a split, every one of them once an epoch, in an order drawn from the seed.
+    """Windows of `context_length + 1` tokens of a split, each once an epoch, in an order drawn from the seed.
 
-    An epoch cuts the whole stream (documents back to back, each led by its BOS) into W windows of T tokens and the one that
-    follows, beginning at a phase below T that is drawn anew each epoch, so that the cuts fall elsewhere. Window number
+    An epoch cuts the whole stream (documents back to back, each led by its BOS) into W windows of T tokens and the one
+    that follows, beginning at a phase below T that is drawn anew each epoch, so that the cuts fall elsewhere. Window
     s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
 
     Raises: ConfigError with the counts where the split is shorter than one window.
@@ -27,9 +27,9 @@ class Batches:
     def __init__(self, split: Split, context_length: int, batch_size: int, seed: int) -> None:
         if split.num_tokens < context_length + 1:
             raise ConfigError(
-                f"the {split.name} split has {split.num_tokens:,} tokens in {split.num_documents:,} documents: too few for one "
-                f"context of train.context_length={context_length:,} (and the token that follows it); shorten the context, "
-                f"give more text, or (where the split is cut by a hash) raise its fraction, data.{split.name}_fraction"
+                f"the {split.name} split has {split.num_tokens:,} tokens in {split.num_documents:,} documents, too few "
+                f"for one window of {context_length + 1:,} (train.context_length={context_length} and one behind): "
+                f"shorten the context, give more text{_larger(split.name)}"
             )
         self.tokens = split.tokens
         self.context_length = context_length
@@ -52,6 +52,10 @@ class Batches:
         return self.tokens[start : start + self.context_length + 1].astype(np.int64)
 
     def _draw_epoch(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
-        # Raw 64-bit draws of a bit generator are the same in every version of NumPy (NEP 19); its shuffles are not promised to be.
+        # Raw draws of a bit generator are the same in every version of NumPy (NEP 19); shuffles are not promised to be.
         draws = np.random.Philox(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch + 1)
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
+
+
+def _larger(name: str) -> str:
+    return "" if name == "train" else f", or raise data.{name}_fraction where the split is cut by a hash"

@@ -4,14 +4,17 @@
     manifest.json          counts, fingerprints, and the size and SHA-256 of every file beside it
     tokenizer.json
     vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
-    <split>.tokens         uint16 (uint32 for more than 65,536 entries), little-endian: [BOS] + tokens, document after document
+    <split>.tokens         uint16 (uint32 for more than 65,536 entries): [BOS] + tokens, document after document
     <split>.starts         int64 [documents + 1]: where each document begins, and the end
     <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
+
+All numbers are little-endian.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +35,7 @@ FORMAT = 1
 HASHED_BELOW = 1 << 30  # bytes; larger files are hashed only where their time of writing has changed
 
 
-class DamagedCorpus(Exception):
+class DamagedCorpusError(Exception):
     """The folder does not hold what its manifest says."""
 
 
@@ -67,8 +70,8 @@ class Split:
     def token_bytes(self, lo: int, hi: int) -> int:
         """Bytes of text that tokens `lo` to `hi` (exclusive) stand for; BOS counts 0.
 
-        Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and the
-        sum is rounded: exact for whole documents, an estimate within one.
+        Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and
+        the sum is rounded: exact for whole documents, an estimate within one.
         """
         if self.byte_lengths is not None:
             return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
@@ -172,8 +175,6 @@ class _HashedFile:
         self._file.write(data)
 
     def close(self) -> dict[str, Any]:
-        import os
-
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -200,7 +201,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Map the corpus in `folder` after checking every file. Raises: DamagedCorpus with the reason."""
+    """Map the corpus in `folder` after checking every file. Raises: DamagedCorpusError with the reason."""
     manifest = _read_manifest(folder)
     for name, file in manifest["files"].items():
         _check_file(folder / name, file)
@@ -216,11 +217,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
-            raise DamagedCorpus(f"it is of format {manifest['format']}, not {FORMAT}")
+            raise DamagedCorpusError(f"it is of format {manifest['format']}, not {FORMAT}")
         if manifest["checksum"] != _checksum(manifest):
-            raise DamagedCorpus("manifest.json has changed")
+            raise DamagedCorpusError("manifest.json has changed")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCorpus(f"manifest.json cannot be read: {error}") from error
+        raise DamagedCorpusError(f"manifest.json cannot be read: {error}") from error
     return manifest
 
 
@@ -228,7 +229,7 @@ def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
     try:
         stat = path.stat()
         if stat.st_size != expected["size"]:
-            raise DamagedCorpus(f"{path.name} has {stat.st_size:,} bytes instead of {expected['size']:,}")
+            raise DamagedCorpusError(f"{path.name} has {stat.st_size:,} bytes instead of {expected['size']:,}")
         if stat.st_size >= HASHED_BELOW and stat.st_mtime_ns == expected["mtime_ns"]:
             return
         with path.open("rb") as file:
@@ -236,9 +237,9 @@ def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise DamagedCorpus(f"{path.name}: {error.strerror}") from error
+        raise DamagedCorpusError(f"{path.name}: {error.strerror}") from error
     if digest.hexdigest() != expected["sha256"]:
-        raise DamagedCorpus(f"the bytes of {path.name} have changed")
+        raise DamagedCorpusError(f"the bytes of {path.name} have changed")
 
 
 def _open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:

@@ -1,5 +1,7 @@
-"""Which split a document goes to: decided by a hash of its text, so it is the same on every machine, in any order of reading,
-and two copies of a document never stand on both sides."""
+"""Which split a document goes to: decided by a hash of its text.
+
+So it is the same on every machine and in any order of reading, and two copies of a document never stand on both sides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to numbers: a registry of tokenizers, all of them `tokenizers.Tokenizer`, so that one `tokenizer.json` says it all.
+"""Text to numbers: a registry of tokenizers, each a `tokenizers.Tokenizer`, so that one `tokenizer.json` says it all.
 
 Ordinary text never becomes a special token: a document that spells out the beginning-of-document token (BOS) is encoded
 letter by letter. BOS stands before each document because training puts it there, and for no other reason.
@@ -58,16 +58,22 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
-    from tokenizers import Tokenizer
-
+def tokenizer_file(config: TokenizerConfig) -> Path:
+    """The path of an existing `tokenizer.json`. Raises: ConfigError where there is none."""
     assert config.path is not None
     path = Path(config.path).expanduser()
     if not path.is_file():
         raise ConfigError(
             f"tokenizer.path={config.path!r} does not exist: give the path of a tokenizer.json, or take tokenizer=bpe"
         )
+    return path
+
+
+def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
+    from tokenizers import Tokenizer
+
+    path = tokenizer_file(config)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -82,7 +88,7 @@ def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], "Tokenizer"]] = {
+TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
     "bpe": train_bpe,
     "bytes": plain_bytes,
     "file": read_file,
@@ -90,7 +96,7 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], "Tokenizer"]] =
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (the file does not record that)."""
+    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so)."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
@@ -117,9 +123,9 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 def pieces(text: str) -> Iterator[str]:
     """`text` in pieces of about `PIECE_CHARACTERS`, which encode to the same tokens as the whole.
 
-    A cut falls before a space that follows a visible character: no tokenizer in use joins the two, so neither piece sees a
-    difference. Text without spaces is cut before a line break, and text without either where the piece is full: one token
-    border there may then lie where the whole text would have none, and nothing is lost.
+    A cut falls before a space that follows a visible character: no tokenizer in use joins the two, so neither piece
+    sees a difference. Text without spaces is cut before a line break, and text without either where the piece is full:
+    a token border may then lie where the whole text would have none, and nothing is lost.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -140,7 +146,7 @@ def _cut(text: str, low: int, high: int) -> int:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
-    """Bytes of text each token of a byte-level vocabulary stands for, [V]; special tokens count 0. None for other kinds."""
+    """Bytes of text each token of a byte-level vocabulary stands for, [V], special tokens 0. None for other kinds."""
     if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
         return None
     letters = set(_byte_letters())

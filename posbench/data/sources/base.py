@@ -1,0 +1,77 @@
+"""What every source of text promises, and what several of them need."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from posbench.config import ConfigError, DataConfig, nearest
+
+# A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
+_ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
+
+
+class Source(ABC):
+    """Text as lists of documents, read one at a time.
+
+    `cut` names the splits that are taken out of the train stream by a hash of each document. A split that is neither in
+    `cut` nor among the streams has no text.
+    """
+
+    cut: tuple[str, ...] = ()
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """What the cache recognises the text by, as JSON: costs no reading of text and no network."""
+
+    @abstractmethod
+    def streams(self) -> dict[str, Iterable[str]]:
+        """Documents by split, read when iterated. Raises: ConfigError where it cannot be had, or is no text."""
+
+    def describe(self, split: str) -> str:
+        """Where the text of a split comes from, in the words of the command line."""
+        return f"data={self.config.name}"
+
+
+def stream(read: Callable[[Path], Iterator[str]], paths: Iterable[Path]) -> Iterable[str]:
+    """What `read` yields for each path, as the texts of a streamed `datasets` data set."""
+    from datasets import IterableDataset
+
+    def rows(paths: list[str]) -> Iterator[dict[str, str]]:
+        for path in paths:
+            for text in read(Path(path)):
+                yield {"text": text}
+
+    return (row["text"] for row in IterableDataset.from_generator(rows, gen_kwargs={"paths": [str(p) for p in paths]}))
+
+
+def no_column(where: str, column: str, known: Iterable[str]) -> ConfigError:
+    """The error for a text column that is not among the `known` ones."""
+    listed = ", ".join(map(str, known))[:500]
+    hint = nearest(column, map(str, known))
+    return ConfigError(f"{where} has no column {column!r}{hint} (columns: {listed}): set data.text_column")
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's message, or its kind where it has none: other libraries explain at length."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def joined_articles(rows: Iterable[str]) -> Iterator[str]:
+    """Articles out of rows of WikiText, where a row is a line or many: one begins at each line ` = Title = `.
+
+    A title stands between blank lines, which tells it from the same signs inside a paragraph.
+    """
+    article: list[str] = []
+    for line in (line for row in rows for line in (row.splitlines() or [""])):
+        if _ARTICLE.fullmatch(line) and not (article and article[-1].strip()):
+            yield "\n".join(article)
+            article = []
+        article.append(line)
+    yield "\n".join(article)

@@ -1,0 +1,252 @@
+"""Your own files: parquet and JSONL (a row is a document) and plain text (a file is a document), gzipped or not."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, Any
+
+from posbench.config import ConfigError, DataConfig, nearest
+from posbench.data.sources.base import Source, first_line, joined_articles, no_column, stream
+
+MAX_DOCUMENT_BYTES = 1 << 27  # a document is held in memory as a whole; the longest books are a tenth of this
+_ROWS = 64  # of parquet, read at a time
+_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt", ".md", ".text", ".tokens")  # taken from a folder
+
+
+class Files(Source):
+    """`data.path`, split by a hash of each document, or a path a split, `data.train_path` and so on."""
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(config)
+        if config.path is not None:
+            self.cut = ("test", "validation")
+        named = {"train": config.path if config.path is not None else config.train_path}
+        named |= {"validation": config.validation_path, "test": config.test_path}
+        self._words = {split: words for split, words in named.items() if words is not None}
+        self.paths = {split: _found(self.describe(split), words) for split, words in self._words.items()}
+        self._refuse_shared_files()
+
+    def describe(self, split: str) -> str:
+        field = "data.path" if self.cut else f"data.{split}_path"
+        words = self._words.get("train" if self.cut else split)
+        return f"{field}={words!r}" if words is not None else f"{field} (not given)"
+
+    def identity(self) -> Any:
+        stats = {split: [(str(path), path.stat()) for path in paths] for split, paths in self.paths.items()}
+        return {
+            split: [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in files]
+            for split, files in stats.items()
+        }
+
+    def streams(self) -> dict[str, Iterable[str]]:
+        for path in chain.from_iterable(self.paths.values()):
+            _check_head(path, self.config.text_column)
+        return {split: self._stream(paths) for split, paths in self.paths.items()}
+
+    def _stream(self, paths: list[Path]) -> Iterable[str]:
+        groups = groupby(paths, key=lambda path: READERS.get(_kind(path), read_texts))
+        texts = chain.from_iterable(read(list(group), self.config.text_column) for read, group in groups)
+        return joined_articles(texts) if self.config.articles else texts
+
+    def _refuse_shared_files(self) -> None:
+        seen: dict[Path, str] = {}
+        for split, paths in self.paths.items():
+            for path in paths:
+                if path in seen:
+                    raise ConfigError(
+                        f"{path} is in both {self.describe(seen[path])} and {self.describe(split)}: held-out text must "
+                        "not be trained on, so name other files, or give data.path alone to have the documents split"
+                    )
+                seen[path] = split
+
+
+def _found(named: str, words: Any) -> list[Path]:
+    """The files that the words of one field mean, each once: paths, globs and folders, in the order given."""
+    listed = [words] if isinstance(words, (str, Path)) else words
+    if (
+        not isinstance(listed, (list, tuple))
+        or not listed
+        or not all(isinstance(w, (str, Path)) and str(w) for w in listed)
+    ):
+        raise ConfigError(
+            f"{named} is no path: give a file, a glob such as 'books/*.parquet', a folder, or a list of them"
+        )
+    return list(dict.fromkeys(chain.from_iterable(_files_of(named, str(word)) for word in listed)))
+
+
+def _files_of(named: str, word: str) -> list[Path]:
+    if "\0" in word:
+        raise ConfigError(f"{named} holds a NUL character: give the path of a file")
+    path = Path(word).expanduser()
+    if path.is_file():
+        return [path.resolve()]
+    if path.is_dir():
+        found = [file for file in path.rglob("*") if file.is_file() and _kind(file) in _SUFFIXES]
+        missing = f"{named} is a folder without text files ({', '.join(_SUFFIXES)}): name the files themselves"
+    else:
+        found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        missing = (
+            f"{named} does not exist{nearest(path.name, beside)}: give a file, a glob or a folder (from {Path.cwd()})"
+        )
+    if not found:
+        raise ConfigError(missing)
+    return sorted(file.resolve() for file in found)
+
+
+def _kind(path: Path) -> str:
+    """The suffix that tells the format, without `.gz`."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _check_head(path: Path, column: str) -> None:
+    """Refuse at once what can be refused without reading it all, so that no long preparation fails at its last file."""
+    try:
+        if _kind(path) == ".parquet":
+            _check_parquet(path, column)
+        else:
+            with _open(path) as file:
+                _refuse_binary(path, file.read(1 << 16))
+    except (OSError, EOFError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.__class__.__name__}: {error}): check the file, or leave it out"
+        ) from error
+
+
+def _refuse_binary(path: Path, block: bytes, offset: int = 0) -> None:
+    if block[:2] in (b"\xff\xfe", b"\xfe\xff") and offset == 0:
+        raise ConfigError(
+            f"{path} begins like UTF-16 (byte 0 is 0x{block[0]:02x}): convert it, as in iconv -f UTF-16 -t UTF-8"
+        )
+    if (place := block.find(b"\0")) >= 0:
+        raise ConfigError(
+            f"{path} is binary, not text (byte {offset + place:,} is zero): give UTF-8 text, JSONL or parquet, "
+            "with the suffix .txt, .jsonl or .parquet"
+        )
+
+
+def _decoded(path: Path, data: bytes, offset: int = 0) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8: byte {offset + error.start:,} is 0x{data[error.start]:02x} ({error.reason}); "
+            "convert it, as in iconv -f LATIN1 -t UTF-8"
+        ) from error
+
+
+def read_texts(paths: list[Path], column: str) -> Iterable[str]:
+    """Each file as one document."""
+    return stream(_read_text, paths)
+
+
+def read_json_lines(paths: list[Path], column: str) -> Iterable[str]:
+    """The text column of each line's JSON object; lines where it is null are left out."""
+    return stream(partial(_read_json_lines, column=column), paths)
+
+
+def read_parquet(paths: list[Path], column: str) -> Iterator[str]:
+    """The text column, some rows at a time; rows where it is null are left out."""
+    from datasets import Dataset
+
+    for path in paths:
+        try:
+            rows = Dataset.from_parquet(glob.escape(str(path)), columns=[column], streaming=True, batch_size=_ROWS)
+            for row in rows:
+                if row[column] is not None:
+                    yield row[column]
+        except Exception as error:  # Arrow's and datasets' own kinds
+            raise ConfigError(
+                f"{path} breaks off or is damaged ({first_line(error)}): write the file again, or leave it out"
+            ) from error
+
+
+READERS: dict[str, Callable[[list[Path], str], Iterable[str]]] = {
+    ".parquet": read_parquet,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".json": read_json_lines,
+}
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    with _open(path) as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise ConfigError(
+            f"{path} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a text file is one document: "
+            "cut it into documents, a file each, or a line each of a JSONL file"
+        )
+    _refuse_binary(path, data)
+    yield _decoded(path, data)
+
+
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+    offset = 0
+    with _open(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT_BYTES + 1), b""), start=1):
+            where = f"line {number:,} of {path}"
+            if len(line) > MAX_DOCUMENT_BYTES:
+                raise ConfigError(
+                    f"{where} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a line is one document: "
+                    "cut it into documents"
+                )
+            if line.strip():
+                text = _text_of(where, _decoded(path, line, offset), column)
+                if text is not None:
+                    yield text
+            offset += len(line)
+
+
+def _text_of(where: str, line: str, column: str) -> str | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is no JSON ({first_line(error)}): a JSONL file holds one JSON object a line"
+        ) from error
+    if not isinstance(row, dict):
+        raise ConfigError(
+            f'{where} is no JSON object but {type(row).__name__}: a JSONL file holds lines like {{"{column}": "..."}}'
+        )
+    if column not in row:
+        raise no_column(where, column, row)
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise ConfigError(
+            f"{where}: {column!r} holds {type(text).__name__}, not text; set data.text_column to the one that does"
+        )
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{where} holds half a surrogate pair ({error.object[error.start]!a}), which is no text: mend the line"
+        ) from error
+    return text
+
+
+def _check_parquet(path: Path, column: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{path} is no parquet file, or a damaged one ({first_line(error)}): write it again, or leave it out"
+        ) from error
+    if column not in schema.names:
+        raise no_column(str(path), column, schema.names)
+    kind = schema.field(column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise ConfigError(f"{path}: column {column!r} holds {kind}, not text; set data.text_column to one that does")
