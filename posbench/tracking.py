@@ -139,7 +139,7 @@ class WandbTracker(Tracker):
         self._run: Any = online or _init(arguments, self._timeout, "offline")
         if online:
             self._known = dict(online.summary) if online.resumed else {}
-            self._known_rows = online.step if online.resumed else 0
+            self._known_rows = online.starting_step if online.resumed else 0  # `step` is 0 until the first row
         else:
             self._known, self._known_rows = _uploaded(self._earlier)
         self._rows = 0  # of metrics.jsonl, gone through `log`
