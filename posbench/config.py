@@ -301,10 +301,11 @@ class EvaluationConfig:
     """What `posbench eval` scores. Lengths in tokens."""
 
     lengths: list[int] = field(default_factory=list)  # [] : half the training length to 32 times it, and +1 +10 +50 +100
-    protocols: list[str] = field(default_factory=lambda: ["fixed"])
+    protocols: list[str] = field(default_factory=lambda: ["fixed"])  # of posbench/evaluation/protocols.py
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
-    windows: int = 256  # fixed: windows, spread over the test documents that are long enough
-    max_tokens: int = 1_000_000  # nonoverlapping and the final validation: score at most this many tokens
+    windows: int = 256  # fixed and retrieval: windows, spread over the test split
+    max_tokens: int = 1_000_000  # the others and the final validation: read at most this many tokens a length
+    passage: int = 32  # retrieval: tokens of the passage that comes twice
     batch_tokens: int = 16_384  # tokens in a forward pass
 
     def __post_init__(self) -> None:
@@ -313,6 +314,7 @@ class EvaluationConfig:
         _between("evaluation.targets", self.targets, 1, 1 << 20)
         _between("evaluation.windows", self.windows, 1, 1 << 24)
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
+        _between("evaluation.passage", self.passage, 2, 1 << 16)
         _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)
 
 

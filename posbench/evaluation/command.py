@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from posbench.config import ConfigError, nearest
+from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
 from posbench.evaluation.evaluate import evaluate_run, parse_length
-from posbench.evaluation.windows import PROTOCOLS, default_lengths
+from posbench.evaluation.protocols import protocol_named
+from posbench.evaluation.windows import default_lengths
 from posbench.runs import Run
 from posbench.tracking import log_evaluation
 
@@ -29,8 +30,7 @@ def evaluate_runs(
     asked = [parse_length(word) for words in lengths for word in words.split(",")]
     names = [word for words in protocols for word in words.split(",")]
     for name in names:
-        if name not in PROTOCOLS:
-            raise ConfigError(f"--protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
+        protocol_named(name)
     finished = [run for run in runs if run.is_finished]
     for run in runs:
         if run not in finished:
@@ -55,8 +55,9 @@ def evaluate_runs(
                 corpora[key] = prepare(config, notice=notice)
             corpus = corpora[key]
             of_run = names or config.evaluation.protocols
-            wanted = asked or config.evaluation.lengths or default_lengths(config.train.context_length, corpus.test, of_run)
-            results = evaluate_run(run, corpus, wanted, of_run, config.evaluation, device, dtype, again, lambda tokens: bar.update(task, doing=f"{tokens} tokens"))
+            context = config.train.context_length
+            wanted = {name: asked or config.evaluation.lengths or default_lengths(context, corpus.test, name) for name in of_run}
+            results = evaluate_run(run, corpus, wanted, config.evaluation, device, dtype, again, lambda tokens: bar.update(task, doing=f"{tokens} tokens"))
             tracked = log_evaluation(run, notice)
             if tracked is not None:
                 run.update_manifest(wandb=tracked)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from posbench.data import Corpus
     from posbench.model import Decoder
 
+SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -47,35 +45,32 @@ def score_split(
     Arguments: anchor, the longest length of a `fixed` comparison (default: `length`).
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and bits_per_byte.
     """
-    from posbench.evaluation.scoring import score, tabulate_windows
-    from posbench.evaluation.windows import windows_of
+    from posbench.evaluation.protocols import PROTOCOLS
 
-    split = corpus.splits[split_name]
-    anchor = anchor or length
-    windows = windows_of("nonoverlapping" if protocol == "validation" else protocol, split, length, settings, anchor)
+    protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
-    losses = score(model, split, windows, settings.batch_tokens, advance)
+    read = 0
+
+    def count(tokens: int) -> None:
+        nonlocal read
+        read += tokens
+        advance(tokens)
+
+    rows, figures = protocol_.run(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
-    rows = tabulate_windows(losses, windows, split, corpus.bos_id)
-    targets, nll, text_bytes = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["bytes"].sum())
-    tokens_read = sum(window.length for window in windows)
     summary = {
         "protocol": protocol,
         "split": split_name,
         "length": length,
-        "anchor": anchor,
-        "nll_mean": nll / targets,
-        "bits_per_byte": nll / math.log(2) / text_bytes,
-        "targets_total": targets,
-        "documents": int(rows["document"].nunique()),
-        "windows": len(windows),
-        "crosses_documents": protocol != "fixed",
+        **({"anchor": anchor or length} if protocol_.has_anchor else {}),
+        **figures,
+        "crosses_documents": protocol_.crosses_documents,
         "bos": BOS,
-        "settings": {key: value for key, value in asdict(settings).items() if key in ("targets", "windows", "max_tokens")},
+        "settings": {key: getattr(settings, key) for key in SETTINGS},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": seconds,
-        "tokens_per_second": tokens_read / seconds,
+        "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
     }
@@ -111,15 +106,14 @@ def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
 def evaluate_run(
     run: Run,
     corpus: Corpus,
-    lengths: Sequence[int],
-    protocols: Sequence[str],
+    lengths: Mapping[str, Sequence[int]],
     settings: EvaluationConfig,
     device: str = "auto",
     dtype: str = "auto",
     again: bool = False,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> list[dict[str, Any]]:
-    """Score a finished run at each length by each protocol; what it already holds is not scored again.
+    """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
     `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
     targets, so that all lengths of a run stay comparable.
@@ -128,6 +122,7 @@ def evaluate_run(
     """
     import torch
 
+    from posbench.evaluation.protocols import protocol_named
     from posbench.training.device import choose_device
 
     manifest = run.manifest
@@ -144,11 +139,12 @@ def evaluate_run(
     chosen = choose_device(config.train)
     model: Decoder | None = None
     results = []
-    for protocol in protocols:
+    for protocol, of_protocol in lengths.items():
         have = {} if again else {n: s for n, s in stored(run, protocol).items() if _same_settings(s, settings)}
-        wanted = sorted(set(lengths))
-        anchor = max([*wanted, *have]) if protocol == "fixed" else 0
-        if protocol == "fixed" and any(s["anchor"] != anchor for s in have.values()):
+        wanted = sorted(set(of_protocol))
+        has_anchor = protocol_named(protocol).has_anchor
+        anchor = max([*wanted, *have]) if has_anchor else 0
+        if has_anchor and any(s["anchor"] != anchor for s in have.values()):
             wanted = sorted({*wanted, *have})
             have = {}
         for length in wanted:
@@ -167,9 +163,5 @@ def evaluate_run(
 
 
 def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:
-    return all(summary["settings"][key] == getattr(settings, key) for key in ("targets", "windows", "max_tokens"))
+    return all(summary["settings"].get(key) == getattr(settings, key) for key in SETTINGS)
 
-
-def results_folder(run: Run) -> Path:
-    """Where a run's results lie."""
-    return run.path / "eval"

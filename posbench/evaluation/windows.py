@@ -8,12 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from posbench.config import ConfigError, EvaluationConfig, nearest
+from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 
 
@@ -69,24 +68,19 @@ def fixed(split: Split, length: int, settings: EvaluationConfig, anchor: int) ->
     return [Window(int(last) - length, length, targets) for last in np.unique(chosen)]
 
 
-PROTOCOLS: dict[str, Callable[[Split, int, EvaluationConfig, int], list[Window]]] = {
-    "fixed": fixed,
-    "nonoverlapping": nonoverlapping,
-    "sliding": sliding,
-}
+JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn
 
 
-def windows_of(protocol: str, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-    """The windows of `protocol` at `length` tokens. Raises: ConfigError for an unknown protocol or a length the text cannot fill."""
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol {protocol!r} is not known{nearest(protocol, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
-    return PROTOCOLS[protocol](split, length, settings, anchor)
+def default_lengths(context_length: int, split: Split, protocol: str) -> list[int]:
+    """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens).
 
-
-def default_lengths(context_length: int, split: Split, protocols: Sequence[str]) -> list[int]:
-    """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
-    reach = int(np.diff(split.starts).max()) - 1 if "fixed" in protocols else split.num_tokens - 1
-    return [length for length in (context_length * 2**n // 2 for n in range(7)) if length <= reach]
+    `fixed` also looks just past the training length.
+    """
+    lengths = [context_length * 2**n // 2 for n in range(7)]
+    if protocol == "fixed":
+        lengths += [context_length + past for past in JUST_PAST]
+    reach = int(np.diff(split.starts).max()) - 1 if protocol == "fixed" else split.num_tokens - 1
+    return sorted(length for length in lengths if length <= reach)
 
 
 def _too_long(split: Split, length: int, where: str, there_is: int) -> str:
