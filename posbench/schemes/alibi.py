@@ -13,8 +13,8 @@ from posbench.schemes.base import Scheme, Shape
 def exponents(num_heads: int) -> Tensor:
     """`log2` of each head's slope, [H] float32: dyadic fractions, so exact in every number format.
 
-    `-8h / H` for h = 1 .. H where H is a power of two. Otherwise those of the largest power of two P below H, then every second one
-    (1st, 3rd, ...) of 2P heads until there are H.
+    `-8h / H` for h = 1 .. H where H is a power of two. Otherwise those of P heads, P the largest power of two below H,
+    then every second one (1st, 3rd, ...) of 2P heads until there are H.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     own = -8 * torch.arange(1, power + 1) / power

@@ -42,8 +42,8 @@ class Scheme(nn.Module):
     def prepare(self, pos: Tensor) -> Any:
         """What the hooks below need to know of the positions [T], such as the cosines and sines of a rotation.
 
-        A tensor or a tuple of tensors, in float64 where it is not whole numbers: the decoder rounds them once to its own
-        dtype. Positions are any whole numbers from 0 to millions.
+        A tensor or a tuple of tensors, in float64 where it is not whole numbers: the decoder rounds them once to its
+        own dtype. Positions are any whole numbers from 0 to millions.
         """
         return pos
 

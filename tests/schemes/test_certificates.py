@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+
 from posbench.composition import choices
 from posbench.config import SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary

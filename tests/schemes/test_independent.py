@@ -2,17 +2,18 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
+from transformers.models.llama import modeling_llama
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
 from posbench.composition import compose
 from posbench.model import build_model
 from posbench.schemes import Shape
 from posbench.schemes.alibi import Alibi, slopes
 from posbench.schemes.sinusoidal import Sinusoidal
 from posbench.verify import MODEL, VOCAB, random_tokens, randomise
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
-from transformers.models.llama import modeling_llama
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 
 class _Float64:

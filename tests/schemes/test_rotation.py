@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from posbench.schemes import Shape, rotate
 from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies, turn
 

@@ -1,0 +1,100 @@
+"""`attend` gives the numbers of the float64 definition, in every number format, at every length."""
+
+import numpy as np
+import pytest
+import torch
+
+from posbench import reference
+from posbench.attention import attend
+from posbench.schemes import Shape
+from posbench.schemes.alibi import Alibi
+
+# Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
+ROUNDING = {torch.float64: (2.0**-53, 64), torch.float32: (2.0**-24, 64), torch.bfloat16: (2.0**-9, 8)}
+
+
+def random_heads(B, H, Hkv, T, D, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def defined(q, k, v, slopes=None):
+    """The definition, head by head, in float64: [B, H, T, D]."""
+    B, H, T, _ = q.shape
+    groups = H // k.shape[1]
+    q, k, v = (x.double().numpy() for x in (q, k, v))
+    rows = [
+        reference.head(
+            q[b, h],
+            k[b, h // groups],
+            v[b, h // groups],
+            range(T),
+            bias=None if slopes is None else reference.alibi_bias(slopes[h], T),
+        )
+        for b in range(B)
+        for h in range(H)
+    ]
+    return torch.from_numpy(np.stack(rows)).view(q.shape)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("T", [1, 2, 37, 127, 128, 129, 300, 640])
+def test_attend_equals_the_definition(T, dtype, biased):
+    B, H, Hkv, D = (2, 6, 2, 16) if T < 200 else (1, 3, 1, 8)
+    q, k, v = random_heads(B, H, Hkv, T, D, dtype)
+    alibi = Alibi(Shape(H * D, H, Hkv, D)).to(torch.promote_types(dtype, torch.float32))
+    out = attend(q, k, v, alibi.bias if biased else None)
+    assert out.dtype == dtype and out.shape == q.shape
+    rounding, roundings = ROUNDING[dtype]
+    error = (out.double() - defined(q, k, v, reference.alibi_slopes(H) if biased else None)).abs().max()
+    assert error <= roundings * rounding * v.double().abs().max()
+
+
+def test_a_bias_of_nothing_is_no_bias():
+    q, k, v = random_heads(1, 4, 4, 150, 8, torch.float64)
+    nothing = attend(q, k, v, lambda head, i, j: 0.0 * (j - i))
+    assert torch.allclose(nothing, attend(q, k, v, None), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("T", [5, 150, 640])
+def test_the_gradients_are_those_of_dense_attention(T, biased):
+    H, Hkv, D = 4, 2, 8
+    q, k, v = random_heads(1, H, Hkv, T, D, torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    alibi = Alibi(Shape(H * D, H, Hkv, D)).double()
+    weight = torch.randn(1, H, T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours = torch.autograd.grad((attend(q, k, v, alibi.bias if biased else None) * weight).sum(), leaves)
+
+    i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+    scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(H // Hkv, 1)) / D**0.5
+    if biased:
+        scores = scores - torch.tensor(reference.alibi_slopes(H))[:, None, None] * (i - j)
+    dense = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v.repeat_interleave(H // Hkv, 1)
+    theirs = torch.autograd.grad((dense * weight).sum(), leaves)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("T", [150, 640])
+def test_no_token_sees_its_successor(T, biased):
+    q, k, v = random_heads(1, 2, 2, T, 8, torch.float64)
+    bias = Alibi(Shape(16, 2, 2, 8)).double().bias if biased else None
+    before = attend(q, k, v, bias)
+    for t in (1, 127, 128, 129, T - 1):
+        k2, v2 = k.clone(), v.clone()
+        k2[:, :, t:] += 3.0
+        v2[:, :, t:] -= 3.0
+        after = attend(q, k2, v2, bias)
+        assert torch.allclose(after[:, :, :t], before[:, :, :t], rtol=0, atol=1e-13)
+        assert not torch.allclose(after[:, :, t], before[:, :, t], rtol=0, atol=1e-3)
+
+
+def test_scores_of_any_size_make_no_nan():
+    q, k, v = random_heads(1, 2, 2, 140, 8, torch.float32)
+    for scale in (0.0, 1e4):
+        out = attend(scale * q, scale * k, v, Alibi(Shape(16, 2, 2, 8)).bias)
+        assert out.isfinite().all() and out.abs().max() <= v.abs().max() + 1e-5
