@@ -1,0 +1,73 @@
+"""What `posbench verify` and `posbench schemes` print, and when verify fails."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from posbench.composition import choices
+from posbench.config import ConfigError
+from posbench.schemes import SCHEMES, Scheme
+from posbench.verify import list_schemes, verify
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=80)
+
+
+def test_verify_prints_a_row_a_scheme_and_holds(console):
+    assert verify(None, console)
+    lines = console.file.getvalue().splitlines()
+    for name in choices("scheme"):
+        row = next(line.split() for line in lines if line.split()[:1] == [name])
+        assert row[1] == row[2] in ("relative", "absolute") and row[-1] == "ok" and len(row) == 12
+    assert lines[-1] == f"{len(choices('scheme'))} schemes: every certificate holds"
+    assert "…" not in console.file.getvalue() and max(map(len, lines)) <= 80
+
+
+def test_verify_takes_names_and_overrides(console):
+    assert verify(["vo_rope"], console, ["scheme.base=500000"])
+    assert console.file.getvalue().endswith("1 scheme: every certificate holds\n")
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_measured(console):
+    with pytest.raises(ConfigError, match="did you mean 'vo_rope'"):
+        verify(["qk_rope", "vo_rop"], console)
+    assert console.file.getvalue() == ""
+
+
+class Liar(Scheme):
+    is_relative = False
+
+
+class Short(Scheme):
+    """A table of fixed length."""
+
+    def prepare(self, pos):
+        import torch
+
+        return torch.zeros(512)[pos]
+
+
+def test_verify_fails_with_the_reason(console, monkeypatch):
+    monkeypatch.setitem(SCHEMES._own, "nope", Liar)
+    assert not verify(["qk_rope", "nope"], console)
+    said = " ".join(console.file.getvalue().split())
+    assert "FAIL nope: shift is 0, must be above 0.001 (promised absolute, measured relative)" in said
+    assert said.endswith("1 of 2 schemes failed: nope")
+
+
+def test_a_scheme_that_crashes_fails_and_the_others_are_still_measured(console, monkeypatch):
+    monkeypatch.setitem(SCHEMES._own, "nope", Short)
+    assert not verify(["nope", "qk_rope"], console)
+    said = console.file.getvalue()
+    assert "FAIL nope: IndexError" in said and "qk_rope" in said and said.endswith("1 of 2 schemes failed: nope\n")
+
+
+def test_schemes_are_listed_with_their_promises(console):
+    list_schemes(console)
+    said = console.file.getvalue()
+    for name in choices("scheme"):
+        assert f"\n{name}" in said
+    assert "kinds: nope, rotary, alibi, sinusoidal" in said
