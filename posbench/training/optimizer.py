@@ -61,7 +61,7 @@ class AdamW:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         good = healthy & norm.isfinite()
         clip = self.config.grad_clip
-        self.torch.grad_scale = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
+        self.torch.grad_scale = ((norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)).to(torch.float32)
         self.torch.found_inf = (~good).to(torch.float32)
         self.torch.step()
         return norm

@@ -1,0 +1,64 @@
+"""A run small enough to train in a second: a byte-level model on a few thousand random words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from posbench.composition import compose
+from posbench.config import Config
+
+
+def write_documents(folder: Path, count: int = 12, words: int = 300) -> Path:
+    """`count` text files of `words` random words each, the same every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = random.Random(0)
+    vocabulary = ["".join(chosen.choices("etaoinshr", k=chosen.randint(2, 7))) for _ in range(80)]
+    for n in range(count):
+        (folder / f"{n}.txt").write_text(" ".join(chosen.choices(vocabulary, k=words)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
+    """The overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
+    return [
+        "model=tiny",
+        "data=files",
+        f"data.path={documents}/*.txt",
+        f"data.cache_dir={cache}",
+        "data.validation_fraction=0.2",
+        "data.test_fraction=0.2",
+        "tokenizer=bytes",
+        "train.context_length=32",
+        "train.batch_size=4",
+        "train.steps=12",
+        "train.log_every=3",
+        "train.checkpoint_every=4",
+        "train.validate_every=6",
+        "train.validation_tokens=256",
+        "train.dtype=float32",
+        "train.device=cpu",
+        "train.compile=false",
+        "tracking=none",
+        f"runs_dir={tmp_path}/runs",
+    ]
+
+
+@pytest.fixture
+def config(words: list[str]) -> Callable[..., Config]:
+    """The config of that run, with overrides."""
+    return lambda *overrides: compose([*words, *overrides])

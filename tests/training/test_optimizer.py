@@ -1,0 +1,116 @@
+"""The optimizer is AdamW as published, with clipping; the schedule is what its name says."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from posbench.composition import compose
+from posbench.config import TrainConfig
+from posbench.training.optimizer import AdamW, learning_rate
+
+
+def _settings(**changes: object) -> TrainConfig:
+    settings = compose().train
+    for key, value in changes.items():
+        setattr(settings, key, value)
+    return settings
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3)).double()
+
+
+def _by_hand(network: nn.Module, settings: TrainConfig, steps: int) -> None:
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) with global-norm clipping, in plain float64."""
+    moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in network.parameters()}
+    for t in range(steps):
+        network.zero_grad()
+        _loss(network, t).backward()
+        norm = math.sqrt(sum(float((p.grad**2).sum()) for p in network.parameters()))
+        lr = learning_rate(t, settings)
+        with torch.no_grad():
+            for p, (m, v) in moments.items():
+                grad = p.grad / max(1.0, norm / settings.grad_clip)
+                m.mul_(settings.beta1).add_((1 - settings.beta1) * grad)
+                v.mul_(settings.beta2).add_((1 - settings.beta2) * grad**2)
+                m_hat, v_hat = m / (1 - settings.beta1 ** (t + 1)), v / (1 - settings.beta2 ** (t + 1))
+                decay = settings.weight_decay if p.ndim >= 2 else 0.0
+                p -= lr * (m_hat / (v_hat.sqrt() + settings.eps) + decay * p)
+
+
+def _loss(network: nn.Module, t: int) -> torch.Tensor:
+    x = torch.randn(11, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
+    return (network(x) ** 2).sum()  # large gradients, so that clipping bites
+
+
+def test_a_step_is_adamw_with_clipping_and_decay_on_matrices_only() -> None:
+    settings = _settings(steps=20, lr=0.05, weight_decay=0.3, grad_clip=0.5)
+    ours, theirs = _network(), _network()
+    optimizer = AdamW(ours, settings)
+    for t in range(5):
+        optimizer.zero_grad()
+        loss = _loss(ours, t)
+        loss.backward()
+        optimizer.step(t, healthy=loss.isfinite())
+    _by_hand(theirs, settings, 5)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["gradient", "loss"])
+def test_a_step_that_is_not_finite_changes_nothing(poison: float, where: str) -> None:
+    network = _network()
+    optimizer = AdamW(network, _settings(steps=20))
+    for t in range(2):
+        optimizer.zero_grad()
+        _loss(network, t).backward()
+        optimizer.step(t, healthy=torch.tensor(True))
+    before = copy.deepcopy([p.detach() for p in network.parameters()]), copy.deepcopy(optimizer.state())
+    if where == "gradient":
+        next(network.parameters()).grad[0, 0] = poison
+    optimizer.step(2, healthy=torch.tensor(where == "gradient"))
+    for a, b in zip(network.parameters(), before[0], strict=True):
+        assert torch.equal(a, b)
+    for key, value in optimizer.state().items():
+        assert torch.equal(value, before[1][key]), key
+
+
+def test_the_state_comes_back_as_it_was_given() -> None:
+    first, second = _network(), _network()
+    one, two = AdamW(first, _settings(steps=20)), AdamW(second, _settings(steps=20))
+    for t in range(3):
+        one.zero_grad()
+        _loss(first, t).backward()
+        one.step(t, healthy=torch.tensor(True))
+    second.load_state_dict(first.state_dict())
+    two.load_state(copy.deepcopy(one.state()))
+    for network, optimizer in ((first, one), (second, two)):
+        optimizer.zero_grad()
+        _loss(network, 3).backward()
+        optimizer.step(3, healthy=torch.tensor(True))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_cosine_warms_up_peaks_and_ends_at_its_ratio() -> None:
+    settings = _settings(steps=200, lr=1.0, warmup_ratio=0.1, lr_end_ratio=0.1)
+    rates = [learning_rate(n, settings) for n in range(200)]
+    assert rates[0] == pytest.approx(1 / 20)
+    assert rates[19] == pytest.approx(1.0) and max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[(20 + 199) // 2] == pytest.approx(0.55, abs=0.01)  # halfway down
+    assert all(a >= b for a, b in zip(rates[20:], rates[21:], strict=False))
+
+
+def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
+    settings = _settings(steps=100, lr=1.0, schedule="wsd", warmup_ratio=0.1, decay_ratio=0.2, lr_end_ratio=0.0)
+    rates = [learning_rate(n, settings) for n in range(100)]
+    assert set(rates[10:80]) == {1.0}
+    assert rates[89] == pytest.approx(0.5) and rates[99] == pytest.approx(0.0)
