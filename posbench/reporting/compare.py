@@ -1,1 +1,104 @@
-def compare(paths, console=None): ...
+"""Runs side by side: what differs in their configurations, what came out, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.reporting.frame import FINGERPRINTS, row
+from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table
+from posbench.runs import Run, load_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def compare(paths: Sequence[str | Path], console: Console | None = None) -> None:
+    """Print two or more runs side by side, one column each, finished or not.
+
+    Raises: ConfigError for fewer than two runs, or a folder that holds none.
+    """
+    from rich.console import Console
+
+    runs = [load_run(path) for path in dict.fromkeys(map(Path, paths))]
+    if len(runs) < 2:
+        raise ConfigError("one run is nothing to compare: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0")
+    console = console or Console()
+    names = _names(runs)
+    rows = [row(run) for run in runs]
+    settings = [_flat(run.config.to_mapping()) for run in runs]
+    for title, lines in (
+        ("Configuration: what differs", _differing(settings)),
+        ("What came out", _outcome(rows)),
+        ("Costs", _costs(rows)),
+    ):
+        if lines:
+            print_table(Table(title, ["", *names], lines, left=frozenset(range(len(names) + 1)) if title.startswith("Config") else frozenset({0})), console)
+    print_notes(_remarks(rows, names), console)
+
+
+def _names(runs: list[Run]) -> list[str]:
+    """As short as they can be told apart: `vo_rope seed=0`, with the experiment where there are several."""
+    parts = [run.path.resolve().parts[-3:] for run in runs]
+    kept = [n for n in range(3) if len({p[n] for p in parts}) > 1] or [2]
+    short = ["\n".join(p[n] for n in kept) for p in parts]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _differing(settings: list[dict[str, Any]]) -> list[list[str]]:
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [[key, *(_plain(each.get(key)) for each in settings)] for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+
+
+def _plain(value: Any) -> str:
+    return DASH if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
+    lines = [["status", *(str(r["status"]) for r in rows)]]
+    for key, title, digits in (("loss", "loss, nats/token", 4), ("bits_per_byte", "bits per byte", 4)):
+        lines.append([title, *(number(r[key], digits) for r in rows)])
+    lines.append([f"loss less {'the first'}", "0", *(number(r["loss"] - rows[0]["loss"], 4, sign=True) for r in rows[1:])])
+    lines.append(["perplexity", *(perplexity_text(r["perplexity"]) for r in rows)])
+    measured = dict.fromkeys(key for r in rows for key in r if key.startswith("perplexity@"))
+    for key in sorted(measured, key=lambda k: (k.split("/")[1], int(k.split("@")[1].split("/")[0]))):
+        lines.append([key.replace("@", " at ").replace("/", ", "), *(perplexity_text(r.get(key, float("nan"))) for r in rows)])
+    return lines
+
+
+def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
+    def whole(value: Any, scale: float = 1.0) -> str:
+        return DASH if value is None or value != value else f"{value / scale:,.0f}"
+
+    return [
+        ["tokens/s", *(whole(r["tokens_per_second"]) for r in rows)],
+        ["training, s", *(whole(r["train_seconds"]) for r in rows)],
+        ["peak memory, MiB", *(whole(r["peak_memory_bytes"], 2**20) for r in rows)],
+        ["tokens trained on", *(whole(r["tokens"]) for r in rows)],
+        ["skipped steps", *(whole(r["skipped_steps"]) for r in rows)],
+        ["device", *(f"{r['device']} ({r['dtype']})" for r in rows)],
+    ]
+
+
+def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """What stands in the way of a fair comparison."""
+    differ = [name for name in FINGERPRINTS if len({r[f"fingerprint.{name}"] for r in rows}) > 1]
+    seeds = {r["seed"] for r in rows}
+    if len(seeds) > 1:
+        differ = [name for name in differ if name not in ("initial_weights", "batches")]
+    said = [f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}" for n, r in zip(names, rows, strict=True) if r["reason"]]
+    if differ:
+        said.append(f"Not a fair comparison: these runs differ in {', '.join(differ)} (fingerprints).")
+    if len(seeds) > 1:
+        said.append("The runs have different seeds, so initial weights and batches differ between them.")
+    said.append("Two runs say nothing about seeds: `posbench report` tests differences over paired seeds.")
+    return said

@@ -83,6 +83,8 @@ class Findings:
     position: pd.DataFrame  # scheme, length, bucket_start, bucket_end, loss, seeds
     retrieval: pd.DataFrame  # scheme, length, gap, drop, low, high, seeds
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
+    early: pd.DataFrame  # scheme, length, gain, early: nats/token, see `_early_tokens`
+    vocab_size: int | None  # of the tokenizer
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
     notes: list[str]
@@ -130,6 +132,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
     pairs = compare_all(_matrix(joined), joined.schemes) if len(joined.schemes) > 1 else []
     ranking = chain(pairs) if pairs else Chain(joined.schemes, [], [], len(joined.seeds))
     published = against or config.experiment.published
+    position = _position(found, notes)
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
         config=config,
@@ -138,9 +141,11 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         measurements=measurements,
         pairs=pairs,
         chain=ranking,
-        position=_position(found, notes),
+        position=position,
         retrieval=_retrieval(found, notes),
         curves=_curves(joined),
+        early=_early_tokens(measurements, position, config.train.context_length),
+        vocab_size=Run(Path(joined.runs["path"].iloc[0])).manifest.get("vocab_size"),
         measured=_measured(joined),
         against=set_against(load_published(published), measurements, pairs, config) if published else [],
         notes=notes,
@@ -254,8 +259,31 @@ def _probe(found, protocol, by, score, name, notes):  # type: ignore[no-untyped-
     return pd.DataFrame(rows, columns=["scheme", "length", *by, name, "low", "high", "seeds"])
 
 
+def _early_tokens(measurements: list[Measurement], position: pd.DataFrame, training_length: int) -> pd.DataFrame:
+    """How much of the gain of longer non-overlapping windows is only that fewer tokens stand near a window's start.
+
+    With T the training length, `gain` is the loss at T less that at a longer length L. If no token gained from more than T
+    tokens of context, the tokens behind T would each have the loss at the end of a T-token window, l_end, and the gain
+    would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T stands for l_end; it is a little above it, so `early` is
+    a lower bound.
+    """
+    import pandas as pd
+
+    losses = {(m.scheme, m.length): m.loss.mean for m in measurements if m.protocol == "nonoverlapping"}
+    rows = []
+    inside = position[(position["bucket_end"] <= training_length) & (position["length"] >= training_length)]
+    for scheme, part in inside.groupby("scheme"):
+        end = part.sort_values(["bucket_end", "length"])["loss"].iloc[-1]
+        at_training = losses.get((str(scheme), training_length))
+        longer = sorted(n for s, n in losses if s == scheme and n > training_length)
+        for length in longer if at_training is not None else []:
+            early = (1 - training_length / length) * (at_training - end)
+            rows.append({"scheme": scheme, "length": length, "gain": at_training - losses[str(scheme), length], "early": early})
+    return pd.DataFrame(rows, columns=["scheme", "length", "gain", "early"])
+
+
 def _curves(joined: Joined) -> pd.DataFrame:
-    """Validation losses while training. The last one of a run is of the whole split, so it replaces the one of that step."""
+    """Validation losses while training, each of the same first tokens of the split (the last, of the whole split, is not among them)."""
     import pandas as pd
 
     frames = []

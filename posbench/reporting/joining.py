@@ -6,13 +6,14 @@ Nothing is left out silently: every run that does not take part is named with th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from posbench.config import ConfigError, nearest
 from posbench.reporting.frame import FINGERPRINTS
-from posbench.runs import FINISHED
+from posbench.runs import FINISHED, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +142,23 @@ def _largest(runs: pd.DataFrame, columns: list[str], baseline: str) -> tuple[pd.
 
 def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:
     names = [c.removeprefix("fingerprint.") for c in columns if row[c] != kept[c].iloc[0]]
-    return "differs from the others in " + " and ".join(_MEANING[name] for name in names)
+    words = [_MEANING[name] for name in names]
+    if "config" in names:
+        words[names.index("config")] += _values(_identity(row["path"]), _identity(kept["path"].iloc[0]))
+    return "differs from the others in " + " and ".join(words)
+
+
+def _identity(path: str) -> dict[str, Any]:
+    """What the manifest says of the configuration: flat `group.field` -> value; empty where it does not."""
+    identity = Run(Path(path)).manifest.get("identity")
+    return identity if isinstance(identity, dict) else {}
+
+
+def _values(here: dict[str, Any], there: dict[str, Any]) -> str:
+    """` (train.lr: 0.001, others 0.003)`, the first three differences that tell."""
+    keys = [k for k in {**here, **there} if here.get(k) != there.get(k) and not k.startswith("scheme.") and k not in ("seed", "device.compiled")]
+    told = [f"{k}: {here.get(k)}, others {there.get(k)}" for k in keys[:3]] + ["..."] * (len(keys) > 3)
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _unshared(row: pd.Series, schemes: list[str], seeds: list[int]) -> str:

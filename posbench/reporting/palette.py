@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, nope
+GRID = "#d5dae0"
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, GREY = "#0072b2", "#d55e00", "#009e73", "#b8609a", "#4aa3df", "#d08c00", "#7a828c"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.reporting.evaluations import LENGTH_PROTOCOLS, VALIDATION
-from posbench.reporting.palette import INK, Look, looks
+from posbench.reporting.palette import GRID, INK, Look, looks
 from posbench.reporting.statistics import t_interval
 from posbench.reporting.tables import length_text, printable
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 WIDTH = 8.6  # inches
 LABEL_POINTS = 8.5
-GRID = "#d5dae0"
 _STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -85,18 +84,18 @@ def gaps(findings: Findings) -> Figure:
     there = findings.at(VALIDATION)
     order = [s for s in findings.schemes if s in there]
     look = looks(findings.schemes)
-    figure, axes = _figure(0.9 + 0.26 * len(order))
+    figure, axes = _figure(0.8 + 0.3 * len(order))
     base = there[findings.baseline]
     published = {row.scheme: row.their_gap for row in findings.against[0].rows} if findings.against else {}
     for y, scheme in enumerate(order):
         m, colour = there[scheme], look[scheme].colour
         each = np.array(m.losses) - np.array(base.losses)
-        axes.plot(each, [y] * len(each), ".", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
+        axes.plot(each, [y + 0.22] * len(each), ".", color=colour, alpha=0.6, markersize=4, markeredgewidth=0)
         if not math.isnan(m.gap.low):
-            axes.plot([m.gap.low, m.gap.high], [y, y], "-", color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([m.gap.mean], [y], look[scheme].marker, color=colour, markersize=5.5)
+            axes.errorbar([m.gap.mean], [y], xerr=[[m.gap.half_width]], color=colour, linewidth=1.3, capsize=3, capthick=1.1)
+        axes.plot([m.gap.mean], [y], look[scheme].marker, color=colour, markersize=4.5, markeredgewidth=0)
         if not math.isnan(published.get(scheme, math.nan)):
-            axes.plot([published[scheme]], [y], "o", markersize=7, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.8)
+            axes.plot([published[scheme]], [y - 0.22], "o", markersize=3.6, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.8)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(order)), [printable(s) for s in order])
     axes.set_ylim(len(order) - 0.4, -0.6)
@@ -130,8 +129,7 @@ def curves(findings: Findings) -> Figure:
     for axes in panels:
         axes.xaxis.set_major_formatter(_tokens)
         axes.margins(x=0)
-    for axes in panels:
-        _name_lines(axes)
+    _name_lines(panels[-1])
     return figure
 
 
@@ -232,17 +230,20 @@ def _name_lines(axes: Axes) -> None:
     top = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.clip(spread, low - room / 2, top) + steps
     for n, y in zip(order, placed, strict=True):
+        height = (y - low) / (high - low)
+        colour = lines[n].get_color()
         axes.annotate(
-            str(lines[n].get_label()),
+            "",
             xy=ends[n],
-            xytext=(1.035, (y - low) / (high - low)),
+            xytext=(1.03, height),
             textcoords="axes fraction",
-            va="center",
-            fontsize=LABEL_POINTS,
-            color=lines[n].get_color(),
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": lines[n].get_color(), "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
         )
+        sample = {"color": colour, "transform": axes.transAxes, "clip_on": False, "label": "_sample", "markeredgewidth": 0}
+        axes.plot([1.03, 1.062], [height] * 2, lines[n].get_linestyle(), **sample)
+        axes.plot([1.046], [height], lines[n].get_marker(), **sample)
+        axes.text(1.07, height, str(lines[n].get_label()), transform=axes.transAxes, va="center", fontsize=LABEL_POINTS, color=colour)
 
 
 def _last_finite(line: Any) -> tuple[float, float]:

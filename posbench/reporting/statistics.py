@@ -233,6 +233,15 @@ def seeds_to_decide(effect: float, sd: float, level: float, promised: float = PO
     return high
 
 
+def sd_range(count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """How many times the measured standard deviation of `count` values the true one is, at least and at most (chi-square)."""
+    from scipy import stats
+
+    chi2 = stats.chi2.isf([(1 - confidence) / 2, (1 + confidence) / 2], count - 1)
+    low, high = ((count - 1) / chi2) ** 0.5
+    return float(low), float(high)
+
+
 def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confidence: float = 0.95) -> Floats:
     """Half the interval that the choice of documents leaves around token-weighted means, by a bootstrap over documents.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -31,12 +31,10 @@ class Table:
     title: str
     headers: Sequence[str]
     rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
     left: frozenset[int] = frozenset({0})  # columns of words; the others are numbers and stand to the right
 
     def __post_init__(self) -> None:
         self.rows = [[printable(cell) for cell in row] for row in self.rows]
-        self.notes = [printable(note) for note in self.notes]
         assert all(len(row) == len(self.headers) for row in self.rows)
 
     def fitted(self, width: int) -> list[list[int]]:
@@ -58,7 +56,7 @@ def print_table(table: Table, console: Console) -> None:
     for number, part in enumerate(parts):
         more = "" if len(parts) == 1 else f" ({number + 1} of {len(parts)})"
         console.print(Text(f"{table.title}{more}", style="bold"))
-        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for n in part:
             words = n in table.left
             shown.add_column(Text(table.headers[n]), justify="left" if words else "right", no_wrap=not words or n == 0, overflow="fold")
@@ -66,7 +64,6 @@ def print_table(table: Table, console: Console) -> None:
             shown.add_row(*(Text(row[n]) for n in part))
         console.print(shown)
         console.print()
-    print_notes(table.notes, console)
 
 
 def print_notes(notes: Iterable[str], console: Console) -> None:
@@ -78,14 +75,13 @@ def print_notes(notes: Iterable[str], console: Console) -> None:
         console.print()
 
 
-def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown with its title as a heading and its notes below."""
+def markdown(table: Table, with_title: bool = True) -> str:
+    """A table of GitHub's Markdown with its title as a heading."""
     heads = [markdown_text(h.replace("\n", ", ")) for h in table.headers]
     rule = [":--" if n in table.left else "--:" for n in range(len(heads))]
-    lines = [f"## {markdown_text(table.title)}", "", _line(heads), _line(rule)]
-    lines += [_line([markdown_text(cell) for cell in row]) for row in table.rows]
-    lines += ["", *(f"{markdown_text(note)}\n" for note in table.notes)]
-    return "\n".join(lines).rstrip() + "\n"
+    lines = [f"### {markdown_text(table.title)}", ""] if with_title else []
+    lines += [_line(heads), _line(rule), *(_line([markdown_text(cell) for cell in row]) for row in table.rows)]
+    return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,0 +1,72 @@
+"""The figures of a report as CSV: one row an observation, numbers in full, losses and gaps in nats/token."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from posbench.reporting.findings import Findings
+from posbench.reporting.tables import csv_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def frames(findings: Findings) -> dict[str, pd.DataFrame]:
+    """File name -> what it holds: measurements, pairs, probes, and the runs behind them."""
+    made = {"table.csv": measurements(findings), "runs.csv": findings.frame}
+    more = {"pairs.csv": pairs(findings), "position.csv": findings.position, "retrieval.csv": findings.retrieval}
+    return {**made, **{name: frame for name, frame in more.items() if not frame.empty}}
+
+
+def measurements(findings: Findings) -> pd.DataFrame:
+    """table.csv: one row a scheme, protocol and length.
+
+    `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of the paired
+    difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the choice of documents leaves.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "scheme": m.scheme,
+            "protocol": m.protocol,
+            "split": m.split,
+            "length": m.length,
+            "seeds": len(m.seeds),
+            "loss": m.loss.mean,
+            "loss_low": m.loss.low,
+            "loss_high": m.loss.high,
+            "gap": m.gap.mean,
+            "gap_low": m.gap.low,
+            "gap_high": m.gap.high,
+            "loss_documents": m.loss_documents,
+            "gap_documents": m.gap_documents,
+            "bits_per_byte": m.bits_per_byte,
+            "perplexity": m.perplexity,
+            "targets": m.targets,
+            "windows": m.windows,
+            "documents": m.documents,
+        }
+        for m in findings.measurements
+    ]
+    return pd.DataFrame(rows)
+
+
+def pairs(findings: Findings) -> pd.DataFrame:
+    """pairs.csv: every pair of schemes by validation loss, with its test."""
+    import pandas as pd
+
+    rows = []
+    for pair in findings.pairs:
+        row = asdict(pair)
+        interval = row.pop("interval")
+        row |= {"difference": interval["mean"], "low": interval["low"], "high": interval["high"], "decided": pair.is_decided}
+        rows.append(row | {"smallest_visible": pair.smallest_visible, "seeds_to_decide": pair.seeds_to_decide})
+    return pd.DataFrame(rows)
+
+
+def encode(frame: pd.DataFrame) -> bytes:
+    """As UTF-8 CSV; words that a spreadsheet would take for a formula are neutralised, numbers are written in full."""
+    safe = frame.apply(lambda column: column.map(lambda value: csv_text(value) if isinstance(value, str) else value))
+    return bytes(safe.to_csv(index=False).encode())
