@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+MISSING: Any = "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
 
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("cosine", "wsd", "constant")
