@@ -264,13 +264,14 @@ def low_precision(model: Decoder, tokens: Tensor) -> Iterator[tuple[str, Tensor,
             yield where + name, narrow(tokens.to(device), offset=FAR)[0], rounding
 
 
-def verify(schemes: Sequence[str] | None, console: Console, overrides: Sequence[str] = ()) -> bool:
-    """Print the certificates of the schemes named (None: every file of `conf/scheme`) as a table. True when all hold.
+def verify(words: Sequence[str] | None, console: Console) -> bool:
+    """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
 
-    Arguments: overrides, more words of the command line, such as `scheme.base=1e6` or a `hydra.searchpath` of your own.
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`.
     Raises: ConfigError for a name that is no scheme, or options that it refuses.
     """
-    names = list(schemes or choices("scheme"))
+    overrides = [word for word in words or () if "=" in word]
+    names = [word for word in words or () if "=" not in word] or choices("scheme")
     configs = [certificate_config(name, overrides) for name in names]
     certificates: list[Certificate] = []
     crashes: dict[str, str] = {}

@@ -31,8 +31,8 @@ def test_the_golden_value_of_every_scheme(scheme):
     value = golden(scheme)
     if scheme not in GOLDEN:
         pytest.fail(
-            f'conf/scheme/{scheme}.yaml has no golden value yet. Once "posbench verify {scheme}" says what it should, add\n\n'
-            f'  "{scheme}": {value!r}\n\nto tests/schemes/{FILE.name}, so that nobody changes the scheme unawares.',
+            f"conf/scheme/{scheme}.yaml has no golden value yet. Once `posbench verify {scheme}` says what it should, "
+            f'add\n\n  "{scheme}": {value!r}\n\nto tests/schemes/{FILE.name}, so that nobody changes it unawares.',
             pytrace=False,
         )
     if not abs(value - GOLDEN[scheme]) <= 1e-9:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -13,21 +14,7 @@ import posbench.schemes
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Shape, build_scheme
 
-MODULE = '''
-import torch
-from posbench.schemes import Scheme, Shape
-
-
-class Buckets(Scheme):
-    """A learned bias for each distance up to `distances`, of each head its own."""
-
-    def __init__(self, shape: Shape, distances: int = 16) -> None:
-        super().__init__(shape)
-        self.table = torch.nn.Parameter(torch.zeros(distances, shape.num_heads))
-
-    def bias(self, head, i, j):
-        return self.table[(i - j).clamp(0, len(self.table) - 1), head]
-'''
+GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
 
 TRIAL = """
 import sys
@@ -35,32 +22,38 @@ from rich.console import Console
 import posbench
 from posbench.verify import verify
 
-own = sys.argv[1]
-print(list(posbench.SCHEMES)[-1], posbench.SCHEMES["buckets"].__module__)
-words = [f"hydra.searchpath=[file://{own}]"]
-config = posbench.compose(["scheme=near", "model=tiny", *words])
+folder = f"hydra.searchpath=[file://{sys.argv[1]}]"
+print(list(posbench.SCHEMES)[-1], posbench.SCHEMES["distance_bias"].__module__)
+config = posbench.compose(["scheme=near", "model=tiny", folder])
 print(config.scheme)
 print(posbench.build_model(config, 64).scheme.table.shape)
-print("holds" if verify(["near"], Console(width=200), words) else "fails")
+print("holds" if verify(["near", folder], Console(width=200)) else "fails")
 """
 
 
-def test_an_installed_package_brings_a_scheme_of_its_own(tmp_path):
-    site, own = tmp_path / "site", tmp_path / "own"
-    (site / "posbench_buckets").mkdir(parents=True)
-    (site / "posbench_buckets" / "__init__.py").write_text(MODULE)
-    info = site / "posbench_buckets-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: posbench-buckets\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[posbench.schemes]\nbuckets = posbench_buckets:Buckets\n")
-    (own / "scheme").mkdir(parents=True)
-    (own / "scheme" / "near.yaml").write_text("name: near\nkind: buckets\ndistances: 24\n")
+def block(language):
+    """The first block of code of that language in docs/adding-a-scheme.md."""
+    return GUIDE.read_text().partition(f"```{language}\n")[2].partition("```")[0]
 
-    checkout = str(Path(posbench.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), checkout]), "OMP_NUM_THREADS": "1"}
+
+def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_own(tmp_path):
+    package, own = tmp_path / "site" / "my_package", tmp_path / "own" / "scheme"
+    info = tmp_path / "site" / "my_package-1.0.dist-info"
+    for folder in (package, own, info):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "distance_bias.py").write_text(block("python"))
+    points = tomllib.loads(block("toml"))["project"]["entry-points"]["posbench.schemes"]
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[posbench.schemes]", *(f"{name} = {value}" for name, value in points.items())])
+    )
+    (own / "near.yaml").write_text(block("yaml").replace("name: distance_bias", "name: near"))
+
+    paths = os.pathsep.join([str(package.parent), str(Path(posbench.__file__).parents[1])])
     trial = subprocess.run(
-        [sys.executable, "-c", TRIAL, str(own)],
-        env=environment,
+        [sys.executable, "-c", TRIAL, str(own.parent)],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -68,9 +61,9 @@ def test_an_installed_package_brings_a_scheme_of_its_own(tmp_path):
     )
     assert trial.returncode == 0, trial.stderr
     said = trial.stdout.splitlines()
-    assert said[0] == "buckets posbench_buckets"
-    assert said[1] == "SchemeConfig(name='near', kind='buckets', options={'distances': 24})"
-    assert said[2] == "torch.Size([24, 4])"
+    assert said[0] == "distance_bias my_package.distance_bias"
+    assert said[1] == "SchemeConfig(name='near', kind='distance_bias', options={'distances': 32})"
+    assert said[2] == "torch.Size([32, 4])"
     assert "has no definition of this kind" in trial.stdout  # verify does not pretend to know it
     assert said[-1] == "holds"
 

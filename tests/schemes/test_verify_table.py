@@ -27,7 +27,7 @@ def test_verify_prints_a_row_a_scheme_and_holds(console):
 
 
 def test_verify_takes_names_and_overrides(console):
-    assert verify(["vo_rope"], console, ["scheme.base=500000"])
+    assert verify(["vo_rope", "scheme.base=500000"], console)
     assert console.file.getvalue().endswith("1 scheme: every certificate holds\n")
 
 
