@@ -37,15 +37,26 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from posbench.config import Config
+from posbench.config import Config, ConfigError
 from posbench.credentials import scrub
 from posbench.runs import Run
 
 Notice = Callable[[str], None]
 Evaluation = tuple[dict[str, Any], Path]  # the content of eval/<protocol>/<length>.json, and the parquet beside it
 
-_BY_LENGTH = ("fixed", "nonoverlapping", "sliding")  # protocols with one figure a length
-_TABLE = ("protocol", "split", "length", "targets_total", "nll", "perplexity", "bits_per_byte", "documents", "windows")
+_BY_LENGTH = ("fixed", "nonoverlapping", "sliding")  # protocols whose figures make a curve by length
+_TABLE = (
+    "protocol",
+    "split",
+    "length",
+    "targets_total",
+    "nll",
+    "perplexity",
+    "bits_per_byte",
+    "drop",
+    "documents",
+    "windows",
+)
 _MAX_NLL = 700.0  # nats; exp of more is no float
 _CONNECT_TIMEOUT = 5.0  # seconds for the connection alone; `tracking.init_timeout` bounds the talk that follows
 
@@ -72,7 +83,8 @@ class Tracker:
 def open_tracker(config: Config, run: Run, manifest: Mapping[str, Any], notice: Notice) -> Tracker:
     """The tracker that `config.tracking` asks for, with the rows of `metrics.jsonl` already in it.
 
-    `manifest` is run.json as it stands (its `wandb` names the run to go on with); `notice` prints one line to the user.
+    `manifest` is run.json as it will be (where the folder's own names a wandb run already, that one goes on); `notice`
+    prints one line to the user.
     Never raises: where the server cannot be had, the run is recorded offline; where that fails too, it is not tracked.
     """
     mode = os.environ.get("WANDB_MODE", "").strip().lower()
@@ -118,7 +130,7 @@ class WandbTracker(Tracker):
         self._labels = {"scheme": config.scheme.name, "seed": config.seed}
         self._folder = run.path.parents[1] / "wandb"  # one an experiment: one `wandb sync` takes all its runs
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.id = run_id = (manifest.get("wandb") or {}).get("id") or _run_id(config, run, manifest)
+        self.id = run_id = _stored_id(run) or _run_id(config, run, manifest)
         self._earlier = _recordings(self._folder, run_id)
         arguments: dict[str, Any] = {
             "project": config.tracking.project,
@@ -180,7 +192,7 @@ class WandbTracker(Tracker):
         for protocol in _BY_LENGTH:
             self._run.define_metric(f"eval/{protocol}/*", step_metric="eval/length")
         self._run.define_metric("eval/position/nll*", step_metric="eval/position/token")
-        self._run.define_metric("eval/retrieval/gain*", step_metric="eval/retrieval/gap")
+        self._run.define_metric("eval/retrieval/drop", step_metric="eval/retrieval/gap")
 
     def replay(self, metrics: Path) -> None:
         """Send the rows of `metrics.jsonl` that the server lacks, then drop the older recordings of such rows."""
@@ -309,6 +321,13 @@ def _answers(address: str, timeout: float) -> bool:
     return answered.is_set()
 
 
+def _stored_id(run: Run) -> str | None:
+    """The id that run.json keeps, when the run was tracked before."""
+    with contextlib.suppress(ConfigError):
+        return (run.manifest.get("wandb") or {}).get("id")
+    return None
+
+
 def _run_id(config: Config, run: Run, manifest: Mapping[str, Any]) -> str:
     """The same for one run whenever it is opened; another in another folder, or once a folder is trained anew."""
     words = (config.experiment_name, config.scheme.name, config.seed, run.path.resolve(), manifest.get("started"))
@@ -359,23 +378,25 @@ def _stored_evaluations(run: Run) -> list[Evaluation]:
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one evaluation: nll in nats a token, its perplexity, bits a byte; those it has."""
+    """The figures of one evaluation: nll in nats a token, its perplexity, bits a byte; of retrieval the drop of nll."""
+    if result["protocol"] == "retrieval":
+        return _numbers({"drop": result.get("drop")})
     nll = result.get("nll_mean")
     perplexity = math.exp(nll) if nll is not None and nll < _MAX_NLL else None
     return _numbers({"nll": nll, "perplexity": perplexity, "bits_per_byte": result.get("bits_per_byte")})
 
 
 def _curve(result: Mapping[str, Any], figures: Mapping[str, Any], rows: Path) -> Iterator[dict[str, Any]]:
-    """Points of the charts: one a length, and those of loss by position and of retrieval from their stored rows."""
+    """Points of the charts: one a length, one a gap, and those of loss by position from its stored rows."""
     protocol, length = result["protocol"], result["length"]
+    values = {f"eval/{protocol}/{name}": value for name, value in figures.items()}
     if protocol in _BY_LENGTH:
-        yield {"eval/length": length, **{f"eval/{protocol}/{name}": value for name, value in figures.items()}}
+        yield {"eval/length": length, **values}
+    elif protocol == "retrieval" and "gap" in result:
+        yield {"eval/retrieval/gap": result["gap"], **values}
     elif protocol == "position" and rows.is_file():
         for start, end, nll, targets in _sums(rows, ["bucket_start", "bucket_end"], ["nll", "targets"]):
-            yield {"eval/position/token": (start + end) / 2, f"eval/position/nll@{length}": nll / targets}
-    elif protocol == "retrieval" and rows.is_file():
-        for gap, first, second, targets in _sums(rows, ["gap"], ["first_nll", "second_nll", "targets"]):
-            yield {"eval/retrieval/gap": gap, f"eval/retrieval/gain@{length}": (first - second) / targets}
+            yield {"eval/position/token": (start + end - 1) / 2, f"eval/position/nll@{length}": nll / targets}
 
 
 def _sums(file: Path, by: list[str], of: list[str]) -> list[tuple[Any, ...]]:

@@ -1,0 +1,415 @@
+"""Tracking shows a run as it is, exactly once, offline where it must be, and never costs the run anything."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from wandb_server import serving
+
+import posbench
+from posbench import tracking
+from posbench.config import Config
+from posbench.credentials import scrub
+from posbench.runs import Run, append_metrics, run_folder, write_json
+
+KEY = "0123456789abcdef" * 2 + "fakekey0"  # 40 characters, as a key has
+TOKEN = "hf_" + "NotARealTokenNotARealToken"
+TOKENS_A_STEP = 100
+PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(posbench.__file__).parents[1])])  # of processes of ours
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the machine is seen, and wandb's own folders are the test's."""
+    for name in os.environ:
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "of-wandb"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setattr(tracking._Process, "offline_because", None)
+    monkeypatch.setattr(tracking._Process, "said", set())
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+def a_run(root: Path, *words: str) -> tuple[Config, Run]:
+    """A run folder as training leaves it before the first step."""
+    words = ("scheme=vo_rope", "model=tiny", "tracking=wandb", "tracking.init_timeout=2", f"runs_dir={root}", *words)
+    config = posbench.compose(words)
+    run = Run(run_folder(config))
+    if not (run.path / "run.json").exists():
+        run.path.mkdir(parents=True)
+        (run.path / "config.yaml").write_text(yaml.safe_dump(config.to_mapping()))
+        write_json(
+            run.path / "run.json", {"format": 1, "started": "2026-11-20T10:00:00Z", "fingerprints": {"data": "abc"}}
+        )
+    return config, run
+
+
+def rows(first: int, last: int) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl for the steps first .. last: validation at every third."""
+    found: list[dict[str, Any]] = []
+    for step in range(first, last + 1):
+        at = {"step": step, "tokens": step * TOKENS_A_STEP}
+        found.append(
+            {"kind": "train", **at, "loss": 8 / (step + 1), "lr": 0.1, "grad_norm": None, "tokens_per_second": 5.0}
+        )
+        if step % 3 == 0:
+            found.append({"kind": "validation", **at, "loss": 9 / (step + 1), "bits_per_byte": 1.5})
+    return found
+
+
+def train(config: Config, run: Run, first: int, last: int, notice: tracking.Notice, failed: bool = False) -> None:
+    """What the training loop does with its tracker, from step `first`, where metrics.jsonl is cut off."""
+    metrics = run.path / "metrics.jsonl"
+    kept = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] < first] if first else []
+    metrics.write_text("".join(f"{line}\n" for line in kept))
+    tracker = tracking.open_tracker(config, run, run.manifest, notice)
+    run.update_manifest(wandb=tracker.record)
+    for row in rows(first, last):
+        append_metrics(metrics, row)
+        tracker.log(row)
+    if os.environ.get("DIE"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not failed:
+        run.update_manifest(loss=2.5, bits_per_byte=1.25)
+        tracker.summary({"loss": 2.5, "bits_per_byte": 1.25, "peak_memory_bytes": None})
+    tracker.finish(failed)
+
+
+def evaluate(run: Run, *lengths: int) -> None:
+    """Store evaluations by the formats of the run folder: nll = 2 nats at every length but 1 at 512."""
+    for length in lengths:
+        nll = 1.0 if length == 512 else 2.0
+        result = {"protocol": "fixed", "split": "test", "length": length, "targets_total": 640, "nll_mean": nll}
+        store(run, {**result, "bits_per_byte": 0.5, "documents": 3, "windows": 10})
+
+
+def store(run: Run, result: dict[str, Any]) -> None:
+    folder = run.path / "eval" / result["protocol"]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{result['length']}.json", result)
+
+
+def recordings(root: Path) -> list[Path]:
+    return sorted((root / "demo" / "wandb").iterdir())
+
+
+def inspect(recording: Path) -> list[dict[str, Any]]:
+    """The records of a recording, read by wandb's own reader."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def history(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Logged rows without wandb's own keys."""
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+
+
+def expected(*tokens_rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """How rows of metrics.jsonl look in wandb."""
+    found = []
+    for row in tokens_rows:
+        named = {f"{row['kind']}/{key}": value for key, value in row.items() if key not in ("kind", "step", "tokens")}
+        found.append({"tokens": row["tokens"], **{key: value for key, value in named.items() if value is not None}})
+    return found
+
+
+def in_a_process(root: Path, *calls: str, **environment: str) -> tuple[list[str], float]:
+    """Run `calls` on `config, run = a_run(root)` in a process of its own: its lines, its seconds after imports."""
+    code = "import sys, time; import test_tracking as t, wandb; began = time.monotonic()\n"
+    code += f"config, run = t.a_run(t.Path({str(root)!r}))\n" + "\n".join(calls)
+    code += "\nimport atexit; atexit._run_exitfuncs(); print(time.monotonic() - began)"
+    environment = {**os.environ, "PYTHONPATH": PATH, "WANDB_ERROR_REPORTING": "false", **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    if environment.get("DIE"):
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return done.stdout.splitlines(), math.nan
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    *lines, seconds = done.stdout.splitlines()
+    return lines, float(seconds)
+
+
+TRAIN = "t.train(config, run, {}, {}, print)"
+
+
+def test_none_tracks_nothing_and_imports_nothing(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib, test_tracking as t
+for words in (["tracking=none"], ["seed=1"]):
+    config, run = t.a_run(pathlib.Path({str(tmp_path / "runs")!r}), *words)
+    t.train(config, run, 0, 3, print)
+    assert run.manifest["wandb"] is None and t.tracking.log_evaluation(run, print) is None
+    t.os.environ["WANDB_MODE"] = "disabled"
+assert "wandb" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": PATH}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.rglob("wandb"))
+
+
+def test_wandb_is_imported_by_tracking_alone() -> None:
+    importers = set()
+    for file in Path(posbench.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "wandb" for name in names):
+                importers.add(file.name)
+    assert importers == {"tracking.py"}
+
+
+def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said: list[str] = []
+    config, run = a_run(tmp_path / "runs", "seed=7")
+    train(config, run, 0, 4, said.append)
+    [recording] = recordings(tmp_path / "runs")
+    records = inspect(recording)
+    [header] = [record["run"] for record in records if record["type"] == "run"]
+    assert (header["project"], header["run_group"], header["job_type"]) == ("posbench", "demo", "train")
+    assert (header["display_name"], header["tags"]) == ("vo_rope/seed=7", ["vo_rope", "tiny", "stdlib"])
+    of_config = header["config"]["update"]
+    assert (of_config["scheme"]["name"], of_config["model"]["num_layers"], of_config["seed"]) == ("vo_rope", 2, 7)
+    assert of_config["fingerprints"] == {"data": "abc"}
+    assert not {"runs_dir", "tracking"} & set(of_config) and "cache_dir" not in of_config["data"]
+    assert history(records) == expected(*rows(0, 4))
+    axes = {
+        m["metric"]["glob_name"]: m["metric"]["step_metric"] for m in records if m.get("metric", {}).get("glob_name")
+    }
+    assert axes["train/*"] == axes["validation/*"] == "tokens" and axes["eval/fixed/*"] == "eval/length"
+    summary = {
+        k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
+    }
+    assert (summary["loss"], summary["bits_per_byte"], summary["validation/loss"]) == (2.5, 1.25, 9 / 4)
+    assert "peak_memory_bytes" not in summary and records[-1]["exit"] == {"exit_code": 0}
+    assert run.manifest["wandb"] == {
+        "id": header["run_id"],
+        "project": "posbench",
+        "mode": "offline",
+        "folder": str(tmp_path / "runs/demo/wandb"),
+    }
+    assert said == [f"wandb records offline (WANDB_MODE=offline); upload with: wandb sync {tmp_path}/runs/demo/wandb"]
+    assert not list(Path.cwd().iterdir()), "the working directory is littered"
+
+
+def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config, run = a_run(tmp_path / "runs")
+    train(config, run, 0, 2, print)
+    evaluate(run, 256, 512, 1024)
+    store(run, {"protocol": "retrieval", "split": "test", "length": 300, "gap": 44, "nll_mean": 3.0, "drop": 0.25})
+    store(run, {"protocol": "position", "split": "test", "length": 256, "nll_mean": math.log(8), "bits_per_byte": 1.0})
+    columns = ["document", "bucket_start", "bucket_end", "targets", "nll"]
+    table = pd.DataFrame(
+        [(0, 0, 1, 2, 6.0), (1, 0, 1, 2, 10.0), (1, 1, 4, 10, 5.0), (0, 4, 8, 0, 0.0)], columns=columns
+    )
+    table.to_parquet(run.path / "eval/position/256.parquet")
+    record = tracking.log_evaluation(run, print)
+    assert record == run.manifest["wandb"]
+    [recording] = recordings(tmp_path / "runs")
+    records = inspect(recording)
+    logged = history(records)
+    assert logged[:4] == expected(*rows(0, 2))
+    by_length = [row for row in logged if "eval/length" in row]
+    assert [(row["eval/length"], row["eval/fixed/perplexity"], row["eval/fixed/nll"]) for row in by_length] == [
+        (256, math.exp(2), 2),
+        (512, math.exp(1), 1),
+        (1024, math.exp(2), 2),
+    ]
+    assert {"eval/retrieval/gap": 44, "eval/retrieval/drop": 0.25} in logged
+    by_position = [
+        (row["eval/position/token"], row["eval/position/nll@256"]) for row in logged if "eval/position/token" in row
+    ]
+    assert by_position == [(0, 4.0), (2, 0.5)]  # 16 nats over 4 targets; 5 over 10; a bucket without targets is none
+    summary = {
+        k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
+    }
+    assert (summary["loss"], summary["eval/fixed/perplexity@512"], summary["eval/fixed/nll@1024"]) == (2.5, math.e, 2)
+    [table_file] = recording.glob("files/media/table/eval/*.json")
+    content = json.loads(table_file.read_text())
+    cells = [dict(zip(content["columns"], line, strict=True)) for line in content["data"]]
+    assert [(cell["scheme"], cell["protocol"], cell["length"]) for cell in cells] == [
+        ("vo_rope", "fixed", 256),
+        ("vo_rope", "fixed", 512),
+        ("vo_rope", "fixed", 1024),
+        ("vo_rope", "position", 256),
+        ("vo_rope", "retrieval", 300),
+    ]
+    assert (cells[1]["perplexity"], cells[1]["targets_total"], cells[4]["drop"]) == (math.e, 640, 0.25)
+
+
+def test_an_offline_resume_replaces_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config, run = a_run(tmp_path / "runs")
+    train(config, run, 0, 5, print, failed=True)
+    first = run.manifest["wandb"]["id"]
+    train(config, run, 4, 7, print)  # from the checkpoint of step 3: steps 4 and 5 come again
+    assert run.manifest["wandb"]["id"] == first
+    [recording] = recordings(tmp_path / "runs")
+    assert history(inspect(recording)) == expected(*rows(0, 7))
+
+
+def test_a_sweep_in_one_process_says_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said: list[str] = []
+    ids = set()
+    for scheme in ("nope", "qk_rope", "alibi"):
+        config, run = a_run(tmp_path / "runs", f"scheme={scheme}")
+        train(config, run, 0, 2, said.append)
+        ids.add(run.manifest["wandb"]["id"])
+    assert len(ids) == len(recordings(tmp_path / "runs")) == 3
+    assert len(said) == 1
+
+
+def test_the_id_belongs_to_the_run(tmp_path: Path) -> None:
+    config, run = a_run(tmp_path / "runs")
+    manifest = run.manifest
+    first = tracking._run_id(config, run, manifest)
+    assert first == tracking._run_id(config, Run(run.path), dict(manifest))
+    config.seed = 1
+    others = {tracking._run_id(config, run, manifest)}
+    config.seed = 0
+    others.add(tracking._run_id(config, Run(tmp_path / "elsewhere"), manifest))
+    others.add(tracking._run_id(config, run, {**manifest, "started": "2026-11-21T10:00:00Z"}))
+    assert len({first, *others}) == 4
+    run.update_manifest(wandb={"id": "kept"})
+    assert tracking._stored_id(run) == "kept"
+
+
+def test_an_error_of_wandb_is_said_once_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said: list[str] = []
+    config, run = a_run(tmp_path / "runs")
+    tracker = tracking.open_tracker(config, run, run.manifest, said.append)
+    assert isinstance(tracker, tracking.WandbTracker)
+    wandb_run = tracker._run
+    monkeypatch.setattr(wandb_run, "log", lambda *a, **k: (_ for _ in ()).throw(RuntimeError(f"disk full, {TOKEN}")))
+    for row in rows(0, 3):
+        tracker.log(row)
+    tracker.summary({"loss": 1.0})
+    tracker.finish()
+    tracker.finish()
+    assert [line for line in said if "sync" not in line] == [
+        "wandb failed (disk full, [removed]): tracked no further, metrics.jsonl has everything"
+    ]
+
+
+def test_where_nothing_can_be_written_the_run_is_not_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said: list[str] = []
+    for seed in (0, 1):
+        config, run = a_run(tmp_path / "runs", f"seed={seed}")
+        (tmp_path / "runs/demo/wandb").touch()  # a file where the folder should be
+        train(config, run, 0, 3, said.append)
+        assert run.manifest["wandb"] is None
+    assert len(said) == 1 and "not tracked" in said[0]
+
+
+@pytest.mark.parametrize("server", ["no key", "closed", "refuses", "hangs"])
+def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_path: Path, server: str) -> None:
+    root = tmp_path / "runs"
+    secrets = {"HF_TOKEN": TOKEN, **({} if server == "no key" else {"WANDB_API_KEY": KEY})}
+    calls = (
+        f"config.data.path = 'https://me:hunter2hunter2@example.org/{TOKEN}.txt?token=abcdefgh'",
+        TRAIN.format(0, 3),
+        "t.tracking.log_evaluation(run, print)",  # the second opening must not wait again
+    )
+    if server in ("refuses", "hangs"):
+        with serving(server) as there:
+            lines, seconds = in_a_process(root, *calls, WANDB_BASE_URL=there.address, **secrets)
+    else:
+        lines, seconds = in_a_process(root, *calls, WANDB_BASE_URL="http://127.0.0.1:9", **secrets)
+    assert len(lines) == 1 and lines[0].startswith("wandb records offline (")
+    assert lines[0].endswith(f"upload with: wandb sync {root}/demo/wandb")
+    assert {"no key": "no wandb key", "closed": "cannot be reached"}.get(server, "cannot be used") in lines[0]
+    assert seconds < 12, "tracking delays the run"  # init_timeout is 2 s here, wandb's own would be 90
+    [recording] = recordings(root)
+    assert recording.name.startswith("offline-run-")
+    for file in (path for path in tmp_path.rglob("*") if path.is_file()):
+        for secret in (KEY, TOKEN, "hunter2hunter2", "abcdefgh"):
+            assert secret.encode() not in file.read_bytes(), f"{file} holds a credential"
+
+
+def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    with serving() as server:
+        there = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        in_a_process(root, TRAIN.format(0, 5), DIE="1", **there)
+        lines, _ = in_a_process(root, TRAIN.format(4, 7), **there)
+        calls = [
+            f"t.evaluate(run, {lengths}); t.tracking.log_evaluation(run, print)" for lengths in ("256, 512", "1024")
+        ]
+        lines += in_a_process(root, *calls, **there)[0]
+    assert lines == []
+    _, run = a_run(root)
+    [run_id] = server.runs
+    assert run_id == run.manifest["wandb"]["id"] and run.manifest["wandb"]["mode"] == "online"
+    logged = server.history(run_id)
+    assert [row for row in logged if "tokens" in row] == expected(*rows(0, 7))
+    assert [row["eval/length"] for row in logged if "eval/length" in row] == [256, 512, 1024]
+    summary = json.loads(server.runs[run_id]["summary"])
+    assert (summary["loss"], summary["eval/fixed/perplexity@512"]) == (2.5, math.e)
+    sent = server.runs[run_id]
+    assert (sent["groupName"], sent["displayName"], sent["jobType"]) == ("demo", "vo_rope/seed=0", "train")
+    assert (sent["program"], sent.get("host"), sent["exitcode"]) == ("posbench", None, 0)
+    assert KEY not in json.dumps(server.runs) and str(tmp_path) not in json.dumps(server.runs)
+
+
+def test_syncing_again_after_more_evaluations_adds_only_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config, run = a_run(tmp_path / "runs")
+    train(config, run, 0, 3, print)
+    with serving() as server:
+        environment = {**os.environ, "WANDB_MODE": "online", "WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        for length in (256, 512):
+            evaluate(run, length)
+            tracking.log_evaluation(run, print)
+            command = [sys.executable, "-m", "wandb", "sync", str(tmp_path / "runs/demo/wandb")]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+            assert "Finished syncing" in done.stderr, done.stderr
+    [run_id] = server.runs
+    logged = server.history(run_id)
+    assert [row for row in logged if "tokens" in row] == expected(*rows(0, 3))
+    assert [row["eval/length"] for row in logged if "eval/length" in row] == [256, 512]
+
+
+def test_scrub_takes_out_credentials_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_SECRET", "correct horse")
+    monkeypatch.setenv("SHORT_TOKEN", "the")
+    clean = {"tokenizer": {"kind": "bpe"}, "train": {"tokens": 5, "lr": 0.1}, "data": {"token_budget": None}}
+    clean |= {"revision": "1f2e3d4c" * 5, "path": ["books/*.txt", "https://example.org/the?page=2"], "key_size": "8"}
+    assert scrub(clean) == clean
+    assert scrub({"api_key": "x", "HF_TOKEN": "y", "n": [{"password": "z"}]}) == {
+        "api_key": "[removed]",
+        "HF_TOKEN": "[removed]",
+        "n": [{"password": "[removed]"}],
+    }
+    assert scrub("say correct horse") == "say [removed]"
+    assert scrub("https://me:pass@example.org/a") == "https://[removed]@example.org/a"
+    assert scrub("https://example.org/a?b=1&X-Amz-Signature=123&c=2") == "https://example.org/a?b=1&[removed]&c=2"
+    assert scrub(f"at {TOKEN}.") == "at [removed]."
+
+
+def test_no_time_is_lost_on_a_name_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "getproxies", dict)
+    monkeypatch.setattr(tracking.socket, "create_connection", lambda *a, **k: time.sleep(30))
+    began = time.monotonic()
+    assert not tracking._answers("https://example.invalid", 0.2)
+    assert time.monotonic() - began < 2
