@@ -183,4 +183,7 @@ def _summary(config: Config, manifest: dict[str, Any], seconds: float) -> str:
         f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens"
         for name, split in manifest["splits"].items()
     )
-    return f"prepared data={config.data.name} in {seconds:.1f} s: {counts}; vocabulary {manifest['vocab_size']:,}"
+    vocabulary = f"vocabulary {manifest['vocab_size']:,}"
+    if config.tokenizer.kind == "bpe" and manifest["vocab_size"] < config.tokenizer.vocab_size:
+        vocabulary += f" (the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size})"
+    return f"prepared data={config.data.name} in {seconds:.1f} s: {counts}; {vocabulary}"

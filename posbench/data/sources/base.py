@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 from posbench.config import ConfigError, DataConfig, nearest
@@ -39,16 +42,33 @@ class Source(ABC):
         return f"data={self.config.name}"
 
 
-def stream(read: Callable[[Path], Iterator[str]], paths: Iterable[Path]) -> Iterable[str]:
+def quiet_datasets() -> ModuleType:
+    """The `datasets` library without its progress bars and log lines."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    return datasets
+
+
+def stream(read: Callable[[Path], Iterator[str]], paths: Iterable[Path]) -> Iterator[str]:
     """What `read` yields for each path, as the texts of a streamed `datasets` data set."""
-    from datasets import IterableDataset
+    quiet_datasets()
+    from datasets.io.generator import GeneratorDatasetInputStream
 
     def rows(paths: list[str]) -> Iterator[dict[str, str]]:
         for path in paths:
             for text in read(Path(path)):
                 yield {"text": text}
 
-    return (row["text"] for row in IterableDataset.from_generator(rows, gen_kwargs={"paths": [str(p) for p in paths]}))
+    arguments = {"paths": [str(path) for path in paths]}
+    with TemporaryDirectory(
+        prefix="posbench-"
+    ) as scratch:  # for a lock file; the library's own folder may be read-only
+        # What IterableDataset.from_generator calls, which takes no folder.
+        dataset = GeneratorDatasetInputStream(rows, gen_kwargs=arguments, streaming=True, cache_dir=scratch).read()
+        for row in dataset:
+            yield row["text"]
 
 
 def no_column(where: str, column: str, known: Iterable[str]) -> ConfigError:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import glob
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any
+from tempfile import TemporaryDirectory
+from typing import IO, Any, cast
 
 from posbench.config import ConfigError, DataConfig, nearest
-from posbench.data.sources.base import Source, first_line, joined_articles, no_column, stream
+from posbench.data.sources.base import Source, first_line, joined_articles, no_column, quiet_datasets, stream
 
 MAX_DOCUMENT_BYTES = 1 << 27  # a document is held in memory as a whole; the longest books are a tenth of this
 _ROWS = 64  # of parquet, read at a time
-_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt", ".md", ".text", ".tokens")  # taken from a folder
+_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt", ".text", ".tokens")  # taken from a folder
 
 
 class Files(Source):
@@ -67,27 +70,26 @@ class Files(Source):
 
 
 def _found(named: str, words: Any) -> list[Path]:
-    """The files that the words of one field mean, each once: paths, globs and folders, in the order given."""
+    """The files that the words of one field mean, each once: files, globs and folders, in the order given."""
     listed = [words] if isinstance(words, (str, Path)) else words
-    if (
-        not isinstance(listed, (list, tuple))
-        or not listed
-        or not all(isinstance(w, (str, Path)) and str(w) for w in listed)
-    ):
+    if not isinstance(listed, list) or not listed or not all(isinstance(w, (str, Path)) and str(w) for w in listed):
         raise ConfigError(
             f"{named} is no path: give a file, a glob such as 'books/*.parquet', a folder, or a list of them"
         )
-    return list(dict.fromkeys(chain.from_iterable(_files_of(named, str(word)) for word in listed)))
+    try:
+        return list(dict.fromkeys(chain.from_iterable(_files_of(named, str(word)) for word in listed)))
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, no such user, a NUL or 5,000 characters
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{named} cannot be looked up ({first_line(error)}): give the path of a file") from error
 
 
 def _files_of(named: str, word: str) -> list[Path]:
-    if "\0" in word:
-        raise ConfigError(f"{named} holds a NUL character: give the path of a file")
     path = Path(word).expanduser()
     if path.is_file():
         return [path.resolve()]
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and _kind(file) in _SUFFIXES]
+        found = [file for file in path.rglob("[!.]*") if file.is_file() and _kind(file) in _SUFFIXES]
         missing = f"{named} is a folder without text files ({', '.join(_SUFFIXES)}): name the files themselves"
     else:
         found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207
@@ -105,32 +107,36 @@ def _kind(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be read ({first_line(error)}): check the file, or leave it out") from error
 
 
 def _check_head(path: Path, column: str) -> None:
     """Refuse at once what can be refused without reading it all, so that no long preparation fails at its last file."""
-    try:
+    with _opened(path) as file:
         if _kind(path) == ".parquet":
             _check_parquet(path, column)
-        else:
-            with _open(path) as file:
-                _refuse_binary(path, file.read(1 << 16))
-    except (OSError, EOFError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.__class__.__name__}: {error}): check the file, or leave it out"
-        ) from error
+            return
+        head = file.read(1 << 16)
+    _refuse_binary(path, head)
+    line, broken, _ = head.partition(b"\n")
+    if broken and line.strip() and READERS.get(_kind(path)) is read_json_lines:
+        _text_of(f"line 1 of {path}", _decoded(path, line), column)
 
 
-def _refuse_binary(path: Path, block: bytes, offset: int = 0) -> None:
-    if block[:2] in (b"\xff\xfe", b"\xfe\xff") and offset == 0:
+def _refuse_binary(path: Path, block: bytes) -> None:
+    if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ConfigError(
             f"{path} begins like UTF-16 (byte 0 is 0x{block[0]:02x}): convert it, as in iconv -f UTF-16 -t UTF-8"
         )
     if (place := block.find(b"\0")) >= 0:
         raise ConfigError(
-            f"{path} is binary, not text (byte {offset + place:,} is zero): give UTF-8 text, JSONL or parquet, "
+            f"{path} is binary, not text (byte {place:,} is zero): give UTF-8 text, JSONL or parquet, "
             "with the suffix .txt, .jsonl or .parquet"
         )
 
@@ -157,14 +163,14 @@ def read_json_lines(paths: list[Path], column: str) -> Iterable[str]:
 
 def read_parquet(paths: list[Path], column: str) -> Iterator[str]:
     """The text column, some rows at a time; rows where it is null are left out."""
-    from datasets import Dataset
-
+    library = quiet_datasets()
     for path in paths:
+        options = {"columns": [column], "batch_size": _ROWS, "streaming": True}
         try:
-            rows = Dataset.from_parquet(glob.escape(str(path)), columns=[column], streaming=True, batch_size=_ROWS)
-            for row in rows:
-                if row[column] is not None:
-                    yield row[column]
+            with TemporaryDirectory(prefix="posbench-") as scratch:  # as in `stream`
+                for row in library.Dataset.from_parquet(glob.escape(str(path)), cache_dir=scratch, **options):
+                    if row[column] is not None:
+                        yield row[column]
         except Exception as error:  # Arrow's and datasets' own kinds
             raise ConfigError(
                 f"{path} breaks off or is damaged ({first_line(error)}): write the file again, or leave it out"
@@ -180,7 +186,7 @@ READERS: dict[str, Callable[[list[Path], str], Iterable[str]]] = {
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    with _open(path) as file:
+    with _opened(path) as file:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise ConfigError(
@@ -193,7 +199,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
     offset = 0
-    with _open(path) as file:
+    with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT_BYTES + 1), b""), start=1):
             where = f"line {number:,} of {path}"
             if len(line) > MAX_DOCUMENT_BYTES:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from posbench.config import ConfigError
-from posbench.data.sources.base import Source, first_line, joined_articles, no_column
+from posbench.data.sources.base import Source, first_line, joined_articles, no_column, quiet_datasets
 
-PATIENCE_SECONDS = 6.0  # for the first answer; the hub's own client would try again for much longer
+PATIENCE_SECONDS = 5.0  # for the first answer; the hub's own client would try again for much longer
 
 
 class Hub(Source):
@@ -41,8 +41,7 @@ class Hub(Source):
         return dict(streams)
 
     def _texts(self, split: str) -> Iterator[str]:
-        from datasets import load_dataset
-
+        load_dataset = quiet_datasets().load_dataset
         config = self.config
         assert config.repository is not None
         count = 0
@@ -75,7 +74,7 @@ class Hub(Source):
         repository = config.repository
         if constants.HF_HUB_OFFLINE:
             raise ConfigError(
-                f"data={config.name} is on the Hugging Face hub, not in the token cache yet, and HF_HUB_OFFLINE is set: "
+                f"data={config.name} is on the Hugging Face hub, not in the token cache, and HF_HUB_OFFLINE is set: "
                 f"unset it, or work offline: {_OFFLINE}"
             )
         failure: list[BaseException | None] = [TimeoutError(f"no answer within {PATIENCE_SECONDS:g} s")]

@@ -48,5 +48,5 @@ class StandardLibrary(Source):
 def _decodable(path: Path) -> Iterator[str]:
     try:
         yield path.read_bytes().decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, OSError):
         return

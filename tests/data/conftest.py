@@ -1,0 +1,65 @@
+"""A token cache of its own for each test, and configurations in the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import posbench
+from posbench.config import Config
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "that",
+    "was",
+    "his",
+    "he",
+    "it",
+    "with",
+    "is",
+    "for",
+    "as",
+    "had",
+    "you",
+    "not",
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of the test; it does not exist yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("POSBENCH_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def files() -> Callable[..., Config]:
+    """`files(path=...)`: a configuration for files, with bytes as tokens unless another tokenizer is named."""
+
+    def configure(*words: str, **paths: object) -> Config:
+        config = posbench.compose(["data=files", "data.path=unset", "tokenizer=bytes", *words])
+        config.data.path = None
+        for name, path in paths.items():
+            setattr(config.data, name, [str(p) for p in path] if isinstance(path, list) else str(path))
+        config.data.__post_init__()
+        return config
+
+    return configure
+
+
+@pytest.fixture
+def left(cache: Path) -> Callable[[], list[str]]:
+    """`left()`: what stands in the cache besides lock files and empty folders."""
+    return lambda: [str(path) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def prose(number: int, words: int = 200) -> str:
+    """A document of its own for each number."""
+    return f"Chapter {number}. " + " ".join(WORDS[(number * 7 + i * i) % len(WORDS)] for i in range(words))

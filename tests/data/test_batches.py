@@ -1,0 +1,73 @@
+"""Batch n is a pure function of the seed, n and the tokens; an epoch sees every window once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench.config import ConfigError
+from posbench.data import Batches, Split
+
+
+def counting(num_tokens: int, name: str = "train") -> Split:
+    """A split whose token number i is i, so that a window tells where it was taken."""
+    starts = np.array([0, num_tokens], np.int64)
+    return Split(name, np.arange(num_tokens, dtype=np.uint32), starts, np.array([num_tokens], np.int64), None)
+
+
+@given(context=st.integers(1, 20), extra=st.integers(1, 300), batch=st.integers(1, 7), seed=st.integers(0, 2**63 - 1))
+def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, seed: int) -> None:
+    split = counting(context + extra)
+    batches = Batches(split, context, batch, seed)
+    count = batches.windows_per_epoch
+    rows = np.concatenate([batches.batch(n) for n in range(-(-3 * count // batch))])
+    assert rows.shape[1] == context + 1 and rows.dtype == np.int64
+    assert (np.diff(rows, axis=1) == 1).all(), "a window is a stretch of the text"
+    for epoch in range(3):
+        starts = np.sort(rows[epoch * count : (epoch + 1) * count, 0])
+        assert (np.diff(starts) == context).all(), "no window twice, none left out: each target once"
+        assert starts[0] < context and split.num_tokens - 1 - (starts[-1] + context) < 2 * context, (
+            "to the ends of the text"
+        )
+
+
+@given(n=st.integers(0, 10_000), others=st.lists(st.integers(0, 10_000), max_size=4))
+def test_a_batch_does_not_depend_on_what_was_read_before(n: int, others: list[int]) -> None:
+    split = counting(997)
+    fresh, used = Batches(split, 10, 4, seed=3), Batches(split, 10, 4, seed=3)
+    for other in others:
+        used.batch(other)
+    assert np.array_equal(fresh.batch(n), used.batch(n))
+
+
+def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
+    split = counting(5_000)
+    count = Batches(split, 16, 1, 0).windows_per_epoch
+    orders = [
+        tuple(int(Batches(split, 16, 1, seed).batch(epoch * count + n)[0, 0]) for n in range(count))
+        for seed in range(4)
+        for epoch in range(3)
+    ]
+    assert len(set(orders)) == 12
+    assert len({min(order) for order in orders}) > 4, "the cuts fall elsewhere each epoch"
+
+
+def test_the_draws_are_pinned() -> None:
+    """Numbers written down once: no change of NumPy or of this code may change a seed's batches unnoticed."""
+    batches = Batches(counting(1_000), 8, 4, seed=7)
+    assert [row[0] for row in batches.batch(0)] == PINNED_FIRST
+    assert [row[0] for row in batches.batch(1000)] == PINNED_LATER
+
+
+PINNED_FIRST = [422, 126, 782, 110]
+PINNED_LATER = [675, 875, 275, 451]
+
+
+def test_a_split_shorter_than_a_context_is_refused_with_its_counts() -> None:
+    assert Batches(counting(11), 10, 2, 0).batch(0).tolist() == [list(range(11))] * 2
+    with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents.*validation_fraction"):
+        Batches(counting(10, "validation"), 10, 2, 0)
+    with pytest.raises(ConfigError, match="test split has 0 tokens in 1 documents"):
+        Batches(counting(0, "test"), 10, 2, 0)

@@ -1,0 +1,196 @@
+"""Tokens say exactly what the text said, on every machine, and text never becomes a special token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import prose
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from posbench.config import ConfigError, TokenizerConfig
+from posbench.data import build, tokenization
+from posbench.data.tokenization import BOS, TOKENIZERS, byte_lengths, find_bos, pieces, vocab_size
+
+
+@cache
+def made(kind: str) -> Tokenizer:
+    config = TokenizerConfig(kind=kind, vocab_size=300, path="unset")
+    tokenizer = TOKENIZERS[kind](config, [prose(n) for n in range(20)])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+kinds = pytest.mark.parametrize("kind", ["bpe", "bytes"])
+# Any text, with what is most likely to go wrong mixed in.
+texts = st.lists(
+    st.one_of(st.text(), st.sampled_from([BOS, " ", "\n\n", "\r\n", "  x", "e\u0301", "\U0001f642", "\0"]))
+).map("".join)
+
+
+@kinds
+@given(text=texts)
+def test_the_round_trip_is_exact(kind: str, text: str) -> None:
+    tokenizer = made(kind)
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert find_bos(tokenizer) not in ids
+    lengths = byte_lengths(tokenizer)
+    assert lengths is not None and lengths[ids].sum() == len(text.encode())
+
+
+def test_bytes_are_their_own_numbers() -> None:
+    tokenizer = made("bytes")
+    assert tokenizer.encode("aé\0\n").ids == list("aé\0\n".encode())
+    assert (find_bos(tokenizer), vocab_size(tokenizer)) == (256, 257)
+
+
+def test_a_bpe_has_the_size_asked_for_and_every_byte() -> None:
+    tokenizer = made("bpe")
+    assert vocab_size(tokenizer) == 300
+    assert set(tokenization._byte_letters()) <= set(tokenizer.get_vocab())
+    assert set(tokenization._byte_letters()) == set(pre_tokenizers.ByteLevel.alphabet())
+
+
+def test_text_that_spells_the_bos_is_only_text() -> None:
+    tokenizer = made("bpe")
+    bos = find_bos(tokenizer)
+    assert tokenizer.id_to_token(bos) == BOS
+    text = f"before {BOS} after {BOS}{BOS}"
+    ((_, document, tokens),) = build.encoded(tokenizer, bos, [("train", text)])
+    assert tokens[0] == bos and bos not in tokens[1:] and document == text.encode()
+    assert tokenizer.decode(tokens[1:].tolist(), skip_special_tokens=False) == text
+
+
+def test_a_tokenizer_read_back_still_refuses_to_spell_the_bos(tmp_path: Path) -> None:
+    made("bpe").save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenization.load_tokenizer(tmp_path / "tokenizer.json")
+    assert find_bos(tokenizer) not in tokenizer.encode(BOS).ids
+
+
+@given(words=st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6), min_size=1))
+def test_a_long_document_has_the_same_tokens_as_in_one_piece(words: list[str]) -> None:
+    text = " ".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "PIECE_CHARACTERS", 16)
+        patch.setattr(build, "_BATCH_CHARACTERS", 64)
+        ((_, _, tokens),) = build.encoded(made("bpe"), 0, [("train", text)])
+    assert tokens[1:].tolist() == made("bpe").encode(text).ids
+
+
+@given(text=st.text(st.sampled_from("ab \n\t漢"), max_size=200))
+def test_pieces_are_the_text_and_bounded(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "PIECE_CHARACTERS", 16)
+        cut = list(pieces(text))
+    assert "".join(cut) == text and max(map(len, cut)) <= 16
+
+
+def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [("test" if n % 3 else "train", prose(n, words=n * 9)) for n in range(30)]
+    monkeypatch.setattr(build, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokenization, "PIECE_CHARACTERS", 200)
+    tokenizer = made("bpe")
+    for (split, text), (name, document, tokens) in zip(documents, build.encoded(tokenizer, 0, documents), strict=True):
+        assert (split, text.encode()) == (name, document)
+        assert tokens.tolist() == [0, *tokenizer.encode(text).ids]
+
+
+def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
+    code = (
+        "from conftest import prose\n"
+        "from posbench.config import TokenizerConfig; from posbench.data.tokenization import *\n"
+        "texts = [prose(n, 400)[n % 9:] for n in range(400)]\n"
+        "print(fingerprint(train_bpe(TokenizerConfig(kind='bpe', vocab_size=900), texts)))"
+    )
+    found = set()
+    for threads in ("1", "2", "7"):
+        env = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(Path(__file__).parent)}
+        found.add(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
+    assert len(found) == 1
+
+
+def foreign(path: Path, special: list[str], **changes: object) -> TokenizerConfig:
+    """Somebody else's byte-level tokenizer.json."""
+    tokenizer = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(tokenization._byte_letters())}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding()
+    tokenizer.save(str(path))
+    return TokenizerConfig(kind="file", path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("special", "bos"),
+    [
+        (["<|endoftext|>", "<s>"], "<s>"),
+        (["<pad>", "<|endoftext|>"], "<|endoftext|>"),
+        (["<pad>"], BOS),
+        ([], BOS),
+    ],
+)
+def test_a_foreign_tokenizer_keeps_its_own_bos_or_is_given_one(tmp_path: Path, special: list[str], bos: str) -> None:
+    tokenizer = TOKENIZERS["file"](foreign(tmp_path / "tokenizer.json", special), [])
+    assert tokenizer.id_to_token(find_bos(tokenizer)) == bos
+
+
+def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path: Path) -> None:
+    template = processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 256)])
+    config = foreign(tmp_path / "tokenizer.json", ["<s>"], post_processor=template)
+    tokenizer = TOKENIZERS["file"](config, [])
+    tokenizer.encode_special_tokens = True
+    found = [tokens.tolist() for _, _, tokens in build.encoded(tokenizer, 256, [("train", "abcdefgh"), ("train", "i")])]
+    assert found == [[256, *b"abcdefgh"], [256, *b"i"]]
+
+
+def test_a_vocabulary_with_holes_counts_to_its_largest_number(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
+    assert vocab_size(tokenizer) == 70_001 and byte_lengths(tokenizer) is None
+
+
+def test_a_tokenizer_whose_words_include_the_bos_is_refused() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "word": 1, "<unk>": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.encode_special_tokens = True
+    with pytest.raises(ConfigError, match=r"turns ordinary text into '<s>'"):
+        list(build.encoded(tokenizer, 0, [("train", "word <s> word")]))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81", b'{"version": "1.0"}'])
+def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.path=.*tokenizer\.json.*tokenizer=bpe"):
+        TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(path)), [])
+
+
+def test_an_error_in_the_text_passes_through_the_training() -> None:
+    def broken():
+        yield from islice(map(prose, range(100)), 3)
+        raise ConfigError("line 4 is bad")
+
+    with pytest.raises(ConfigError, match="line 4 is bad"):
+        TOKENIZERS["bpe"](TokenizerConfig(kind="bpe", vocab_size=300), broken())
+
+
+def test_lengths_of_a_normalizing_tokenizer_do_not_add_up(tmp_path: Path) -> None:
+    """The reason why a corpus compares them document by document before it calls them exact."""
+    config = foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
+    tokenizer = TOKENIZERS["file"](config, [])
+    lengths = byte_lengths(tokenizer)
+    assert lengths is not None
+    assert int(lengths[np.array(tokenizer.encode("e\u0301").ids)].sum()) != len("e\u0301".encode())
