@@ -168,11 +168,12 @@ def _check_splits(
             notice(f"there is no {name} text ({source.describe(name)}): what needs the {name} split will refuse")
             continue
         counts = ", ".join(f"{name} {number:,}" for name, number in documents.items())
+        total = sum(documents.values())
         raise ConfigError(
-            f"{source.describe(name)} gives {sum(documents.values()):,} documents ({counts}), and splits are made of "
-            f"whole documents, drawn by a hash of each, so that no {name} text is left: name the files of each split "
-            "(data=files data.train_path=... data.validation_path=... data.test_path=...), give more documents (each "
-            "text file is one, and each row of JSONL or parquet)"
+            f"{source.describe(name)} gives {total:,} {'document' if total == 1 else 'documents'} ({counts}), and "
+            f"splits are made of whole documents, drawn by a hash of each, which leaves no {name} text: name the files of "
+            "each split (data=files data.train_path=... data.validation_path=... data.test_path=...), give more documents "
+            "(each text file is one, and each row of JSONL or parquet)"
             + (f", raise data.{name}_fraction={fraction:g}" if fraction else "")
             + (", or raise data.token_budget" if source.config.token_budget is not None else "")
         )

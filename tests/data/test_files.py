@@ -1,0 +1,238 @@
+"""Files are read as documents; a file that is no text is named with what to do, at once, with nothing left behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import prose
+
+from posbench.config import Config, ConfigError
+from posbench.data import prepare
+from posbench.data.sources import SOURCES
+from posbench.data.sources.base import joined_articles
+
+Files = Callable[..., Config]
+
+
+def documents(config: Config) -> dict[str, list[str]]:
+    """What the source yields, by stream."""
+    return {name: list(texts) for name, texts in SOURCES[config.data.source](config.data).streams().items()}
+
+
+def write_lines(path: Path, texts: list[str], column: str = "text") -> Path:
+    data = "".join(json.dumps({"id": n, column: text}) + "\n" for n, text in enumerate(texts)).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_parquet(path: Path, texts: list[str | None], column: str = "text") -> Path:
+    pq.write_table(pa.table({"id": list(range(len(texts))), column: texts}), path)
+    return path
+
+
+TEXTS = ["one\n", "two é\r\nlines", "  three  "]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a.jsonl.gz", "a [1]*.parquet", "A.PARQUET"])
+def test_a_row_is_a_document(files: Files, tmp_path: Path, name: str) -> None:
+    write = write_parquet if name.lower().endswith(".parquet") else write_lines
+    path = write(tmp_path / name, [*TEXTS, None])
+    assert documents(files(path=path)) == {"train": TEXTS}
+
+
+def test_a_text_file_is_a_document_and_globs_lists_and_folders_are_files(files: Files, tmp_path: Path) -> None:
+    paths = [tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "deep" / "c.txt.gz"]
+    paths[2].parent.mkdir()
+    for path, text in zip(paths, TEXTS, strict=True):
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    (tmp_path / "deep" / ".hidden.txt").write_text("hidden")
+    (tmp_path / "deep" / "notes.md").write_text("no text file by its name")
+    one, two, three = TEXTS
+    assert documents(files(path=tmp_path / "*.txt"))["train"] == [two, one], "in the order of their names"
+    assert documents(files(path=[paths[0], paths[1], tmp_path / "*.txt"]))["train"] == [one, two], (
+        "as listed, each once"
+    )
+    assert documents(files(path=tmp_path))["train"] == [two, one, three]
+    assert documents(files(path=tmp_path / "**" / "*.gz"))["train"] == [three]
+
+
+def test_a_column_by_name_and_mixed_formats(files: Files, tmp_path: Path) -> None:
+    paths = [write_lines(tmp_path / "a.jsonl", ["x"], "body"), write_parquet(tmp_path / "b.parquet", ["y"], "body")]
+    assert documents(files("data.text_column=body", path=paths))["train"] == ["x", "y"]
+
+
+def test_files_of_each_split(files: Files, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.txt").write_text(prose(len(name), 500))
+    told: list[str] = []
+    config = files(train_path=tmp_path / "train.txt", validation_path=tmp_path / "validation.txt")
+    corpus = prepare(config, notice=told.append)
+    assert {name: split.num_documents for name, split in corpus.splits.items()} == {
+        "train": 1,
+        "validation": 1,
+        "test": 0,
+    }
+    assert "no test text (data.test_path (not given))" in told[0]
+
+
+def test_rows_of_wikitext_are_joined_to_articles() -> None:
+    rows = [
+        "",
+        " = First = \n",
+        "",
+        " Words , with = signs = within\n",
+        " = = Section = = \n",
+        " x = y = z \n",
+        " = Not a title = \n",
+        "",
+        " = Second ( the = sign ) = \n",
+        "",
+        " End .\n",
+    ]
+    articles = [article for article in joined_articles(rows) if article.strip()]
+    assert [article.splitlines()[0] for article in articles] == [" = First = ", " = Second ( the = sign ) = "]
+    assert " = Not a title = " in articles[0], "a title follows a blank line"
+    assert "".join("".join(articles).split()) == "".join("".join(rows).split()), "nothing is lost"
+    whole = "\n".join(row.rstrip("\n") for row in rows)
+    assert list(joined_articles([whole])) == list(joined_articles(rows)), "rows or a whole file, it is the same"
+
+
+LONG = b'{"text": "' + b"a" * 70_000  # followed by a gigabyte without a line break
+
+
+def sparse(path: Path, head: bytes, size: int) -> None:
+    path.write_bytes(head)
+    os.truncate(path, size)
+
+
+def parquet_of(table: pa.Table) -> Callable[[Path], object]:
+    return lambda path: pq.write_table(table, path)
+
+
+def torn_parquet(path: Path) -> None:
+    write_parquet(path, [prose(n) for n in range(50)])
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def rotten_parquet(path: Path) -> None:
+    write_parquet(path, [prose(n) for n in range(50)])
+    data = bytearray(path.read_bytes())
+    data[50:3000] = bytes(2950)
+    path.write_bytes(data)
+
+
+def latin1(path: Path) -> None:
+    path.write_bytes(b"x" * 70_000 + "é".encode("latin1") + b" and on")
+
+
+def line(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(b'{"text": "fine"}\n' + content + b"\n")
+
+
+BAD = {
+    "missing.txt": (None, r"data\.path='.*missing\.txt' does not exist.*give a file, a glob"),
+    "empty.txt": (lambda p: p.write_bytes(b""), r"empty\.txt' holds no text: every document is empty or blank"),
+    "empty.jsonl": (lambda p: p.write_bytes(b""), r"empty\.jsonl' holds no text"),
+    "empty.parquet": (lambda p: p.write_bytes(b""), r"empty\.parquet is no parquet file"),
+    "blank.txt": (lambda p: p.write_text(" \n\t\u3000\n"), r"blank\.txt' holds no text"),
+    "blank.jsonl": (lambda p: p.write_text('{"text": " "}\n\n'), r"blank\.jsonl' holds no text"),
+    "norows.parquet": (parquet_of(pa.table({"text": pa.array([], pa.string())})), r"holds no text"),
+    "binary.txt": (lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), r"binary\.txt is binary.*byte 8 is zero"),
+    "binary.parquet": (lambda p: p.write_bytes(os.urandom(5000)), r"binary\.parquet is no parquet file"),
+    "utf16.txt": (lambda p: p.write_text("words", "utf-16"), r"begins like UTF-16.*iconv"),
+    "latin1.txt": (latin1, r"latin1\.txt is not UTF-8: byte 70,000 is 0xe9.*iconv"),
+    "latin1.jsonl": (line(b'{"text": "caf\xe9"}'), r"latin1\.jsonl is not UTF-8: byte 30 is 0xe9"),
+    "array.jsonl": (lambda p: p.write_text('["text"]\n'), r"line 1 of .*array\.jsonl is no JSON object but list"),
+    "torn.jsonl": (line(b'{"text": "wo'), r"line 2 of .*torn\.jsonl is no JSON .*one JSON object a line"),
+    "deep.jsonl": (line(b"[" * 100_000), r"line 2 of .*deep\.jsonl is no JSON"),
+    "other.jsonl": (
+        line(b'{"texts": "x", "id": 1}'),
+        r"no column 'text'; did you mean 'texts'\? \(columns: texts, id\)",
+    ),
+    "number.jsonl": (line(b'{"text": 3}'), r"line 2 .*'text' holds int, not text; set data\.text_column"),
+    "half.jsonl": (line(rb'{"text": "\ud800"}'), r"line 2 .* half a surrogate pair \('\\ud800'\)"),
+    "other.parquet": (
+        parquet_of(pa.table({"title": ["a"], "body": ["b"]})),
+        r"other\.parquet has no column 'text' \(columns: title, body\): set data\.text_column",
+    ),
+    "number.parquet": (parquet_of(pa.table({"text": [1, 2]})), r"column 'text' holds int64, not text"),
+    "torn.parquet": (torn_parquet, r"torn\.parquet is no parquet file, or a damaged one"),
+    "rotten.parquet": (rotten_parquet, r"rotten\.parquet breaks off or is damaged"),
+    "torn.txt.gz": (lambda p: p.write_bytes(gzip.compress(prose(1).encode())[:-30]), r"torn\.txt\.gz cannot be read"),
+    "no.txt.gz": (lambda p: p.write_text("not gzipped"), r"no\.txt\.gz cannot be read \(Not a gzipped file"),
+    "long.txt": (
+        lambda p: sparse(p, LONG, 1 << 30),
+        r"long\.txt is longer than 128 MiB, and a text file is one document",
+    ),
+    "long.jsonl": (lambda p: sparse(p, LONG, 1 << 30), r"line 1 of .*long\.jsonl is longer than 128 MiB"),
+    "folder": (lambda p: p.mkdir(), r"folder' is a folder without text files"),
+    "none-*.txt": (None, r"none-\*\.txt' does not exist"),
+    "x" * 5000: (None, r"cannot be looked up \(.*File name too long"),
+    "~nobody-of-this-name/x.txt": (None, r"cannot be looked up|does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", BAD, ids=lambda name: name[:20])
+def test_bad_input_is_named_at_once_and_leaves_nothing(
+    files: Files, tmp_path: Path, name: str, left: Callable[[], list[str]]
+) -> None:
+    make, message = BAD[name]
+    path = Path(name) if name.startswith("~") else tmp_path / name
+    if make is not None:
+        make(path)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=message):
+        prepare(files(path=path), quiet=True)
+    assert time.monotonic() - started < 5
+    assert left() == []
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+def test_a_gigabyte_in_one_line_takes_bounded_memory(tmp_path: Path) -> None:
+    sparse(tmp_path / "long.jsonl", LONG, 1 << 30)
+    code = (
+        "import sys, resource, posbench; from posbench.data import prepare\n"
+        "try: prepare(posbench.compose(['data=files', f'data.path={sys.argv[1]}']))\n"
+        "except posbench.ConfigError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "long.jsonl")], capture_output=True, check=True)
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 800 << 20, "the longest document allowed, and the program itself"
+
+
+def test_one_document_cannot_be_split(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
+    (tmp_path / "shakespeare.txt").write_text(prose(1))
+    with pytest.raises(ConfigError, match=r"gives 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
+        prepare(files(path=tmp_path / "shakespeare.txt"), quiet=True)
+    assert left() == []
+
+
+def test_held_out_files_must_not_be_trained_on(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ConfigError, match=r"a\.txt is in both data\.train_path=.* and data\.validation_path="):
+        prepare(files(train_path=tmp_path / "*.txt", validation_path=tmp_path / "a.txt"), quiet=True)
+
+
+def test_an_empty_held_out_file_is_named(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(prose(1))
+    (tmp_path / "b.txt").write_text("\n")
+    with pytest.raises(ConfigError, match=r"data\.validation_path='.*b\.txt' holds no text"):
+        prepare(files(train_path=tmp_path / "a.txt", validation_path=tmp_path / "b.txt"), quiet=True)
+
+
+@pytest.mark.parametrize("words", [[], [""], 3, {"a": "b"}, [["x"]], "a\0b"])
+def test_what_is_no_path_is_refused(files: Files, words: object) -> None:
+    config = files(path="unset")
+    config.data.path = words
+    with pytest.raises(ConfigError, match=r"data\.path=.* (is no path|cannot be looked up|does not exist)"):
+        prepare(config, quiet=True)
