@@ -206,13 +206,12 @@ class WandbTracker(Tracker):
     def log(self, row: Mapping[str, Any]) -> None:
         """One row of metrics.jsonl as `train/loss`, `validation/loss` ... at `tokens`, unless the server has it."""
         self._rows += 1
-        if (
-            self._rows > self._known_rows
-        ):  # a resumed run repeats its rows exactly, so counting them tells which are new
-            values = {
-                f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step", "tokens")
-            }
-            self._guard(lambda: self._run.log({"tokens": row["tokens"], **_numbers(values)}))
+        if self._rows <= self._known_rows:
+            return  # a resumed run repeats its rows exactly, so counting them tells which are new
+        values = {
+            f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step", "tokens")
+        }
+        self._guard(lambda: self._run.log({"tokens": row["tokens"], **_numbers(values)}))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Single figures of the whole run, such as its final loss."""

@@ -329,7 +329,8 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
     calls = (
         f"config.data.path = 'https://me:hunter2hunter2@example.org/{TOKEN}.txt?token=abcdefgh'",
         TRAIN.format(0, 3),
-        "t.tracking.log_evaluation(run, print)",  # the second opening must not wait again
+        "run = t.a_run(t.Path(config.runs_dir), 'seed=1')[1]; config.seed = 1",
+        TRAIN.format(0, 3),  # the second run must not wait again
     )
     if server in ("refuses", "hangs"):
         with serving(server) as there:
@@ -340,8 +341,7 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
     assert lines[0].endswith(f"upload with: wandb sync {root}/demo/wandb")
     assert {"no key": "no wandb key", "closed": "cannot be reached"}.get(server, "cannot be used") in lines[0]
     assert seconds < 12, "tracking delays the run"  # init_timeout is 2 s here, wandb's own would be 90
-    [recording] = recordings(root)
-    assert recording.name.startswith("offline-run-")
+    assert [path.name.split("-run-")[0] for path in recordings(root)] == ["offline", "offline"]
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
         for secret in (KEY, TOKEN, "hunter2hunter2", "abcdefgh"):
             assert secret.encode() not in file.read_bytes(), f"{file} holds a credential"
