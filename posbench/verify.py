@@ -192,9 +192,12 @@ def shift_drift(model: Decoder, tokens: Tensor) -> float:
 
 
 def future_drift(model: Decoder, tokens: Tensor) -> float:
-    """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay."""
+    """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
+
+    And when so many follow that attention runs another way.
+    """
     before = model(tokens)
-    worst = 0.0
+    worst = distance(before, model(torch.cat((tokens, tokens.repeat(1, 4)), dim=1))[:, :LENGTH])
     for t in (1, LENGTH // 2, LENGTH - 1):
         other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
         after = model(other)
