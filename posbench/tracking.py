@@ -218,24 +218,26 @@ class WandbTracker(Tracker):
         self._guard(lambda: self._run.summary.update(_numbers(values)))
 
     def evaluations(self, stored: list[Evaluation]) -> None:
-        """All stored evaluations: summary keys and curves of those the server lacks, and one table of all."""
+        """All stored evaluations: summary keys and curves of those the server lacks, and with them one table of all."""
         if stored:
             self._guard(lambda: self._evaluations(stored))
 
     def _evaluations(self, stored: list[Evaluation]) -> None:
         import wandb
 
-        table = wandb.Table(columns=[*self._labels, *_TABLE])
+        table, is_news = wandb.Table(columns=[*self._labels, *_TABLE]), False
         for result, rows in sorted(stored, key=lambda each: (each[0]["protocol"], each[0]["length"])):
             figures = _figures(result)
             cells = {**result, **figures}
             table.add_data(*self._labels.values(), *(cells.get(name) for name in _TABLE))
             summary = {f"eval/{result['protocol']}/{name}@{result['length']}": value for name, value in figures.items()}
             if not all(self._known.get(key) == value for key, value in summary.items()):
+                is_news = True
                 self._run.summary.update(summary)
                 for point in _curve(result, figures, rows):
                     self._run.log(point)
-        self._run.log({"eval/results": table})
+        if is_news:
+            self._run.log({"eval/results": table})
 
     def finish(self, failed: bool = False) -> None:
         """Close the run, waiting for the server no longer than `tracking.init_timeout`; harmless when called twice."""
