@@ -117,7 +117,7 @@ def test_another_configuration_in_the_same_folder_is_refused_with_the_difference
 
 
 def test_changed_text_in_the_same_folder_is_refused(config: Make, tmp_path: Path) -> None:
-    from tests.training.conftest import write_documents
+    from tests.conftest import write_documents
 
     train(config())
     other = write_documents(tmp_path / "other", words=290)

@@ -1,0 +1,167 @@
+"""What is stored is what plain torch gives: token by token, protocol by protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.data import Corpus, prepare
+from posbench.evaluation.command import evaluate_runs
+from posbench.evaluation.evaluate import score_split, stored
+from posbench.evaluation.positions import bucket_edges
+from posbench.evaluation.protocols import ASKED_FOR
+from posbench.evaluation.retrieval import places
+from posbench.model import Decoder, build_model
+from posbench.runs import Run
+from posbench.training import train
+
+Make = Callable[..., Config]
+SETTINGS = EvaluationConfig(targets=16, windows=10, max_tokens=2000, passage=8, batch_tokens=400)
+
+
+@pytest.fixture
+def corpus(config: Make) -> Corpus:
+    return prepare(config())
+
+
+@pytest.fixture
+def model(config: Make, corpus: Corpus) -> Decoder:
+    return build_model(config("scheme=qk_rope", "model.init_std=0.2"), corpus.vocab_size).eval()
+
+
+def _nll(model: Decoder, tokens: np.ndarray) -> np.ndarray:
+    """Of each token after the first, by plain torch in float64."""
+    row = torch.from_numpy(tokens.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model.double()(row[:, :-1])
+    model.float()
+    return torch.nn.functional.cross_entropy(logits[0], row[0, 1:], reduction="none").numpy()
+
+
+@pytest.mark.parametrize("protocol", ["fixed", "nonoverlapping", "sliding"])
+def test_stored_windows_recompute_by_plain_torch(protocol: str, model: Decoder, corpus: Corpus) -> None:
+    rows, summary = score_split(model, corpus, "test", protocol, 48, SETTINGS, anchor=96)
+    tokens = np.array(corpus.test.tokens)
+    scored = {"fixed": 16, "nonoverlapping": 48, "sliding": 16}[protocol]
+    total = count = 0
+    starts = sorted({int(s) for s in rows["start"]})
+    for begin in [s for s in starts if protocol != "nonoverlapping" or (s - 1) % 48 == 0]:
+        window = tokens[begin - 1 - 48 + scored : begin + scored]  # 48 read, `scored` of the targets at its end
+        targets = window[1:][-scored:] != corpus.bos_id
+        losses = _nll(model, window)[-scored:][targets]
+        mine = rows[(rows["start"] >= begin) & (rows["start"] < begin + scored)]
+        assert mine["nll"].sum() == pytest.approx(losses.sum(), abs=1e-3)
+        total, count = total + losses.sum(), count + len(losses)
+    assert summary["nll_mean"] == pytest.approx(total / count, abs=1e-5)
+    assert summary["targets_total"] == count == rows["targets"].sum()
+    assert summary["bits_per_byte"] == pytest.approx(rows["nll"].sum() / math.log(2) / rows["bytes"].sum())
+    assert rows["bytes"].sum() == count  # one byte a token here, none for the beginning of a document
+
+
+@pytest.mark.parametrize("protocol", ASKED_FOR)
+def test_the_batch_size_changes_nothing_beyond_a_millionth(protocol: str, model: Decoder, corpus: Corpus) -> None:
+    from dataclasses import replace
+
+    one, _ = score_split(model, corpus, "test", protocol, 48, replace(SETTINGS, batch_tokens=48))
+    many, _ = score_split(model, corpus, "test", protocol, 48, replace(SETTINGS, batch_tokens=48 * 32))
+    nll = [column for column in one if column.endswith("nll")]
+    per_target = (one[nll].sub(many[nll]).abs()).div(one["targets"], axis=0)
+    assert float(per_target.to_numpy().max()) < 1e-6
+    pd.testing.assert_frame_equal(one.drop(columns=nll), many.drop(columns=nll))
+
+
+def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus) -> None:
+    rows, summary = score_split(model, corpus, "test", "position", 48, SETTINGS)
+    whole, of_whole = score_split(model, corpus, "test", "nonoverlapping", 48, SETTINGS)
+    assert rows["nll"].sum() == pytest.approx(whole["nll"].sum()) and rows["targets"].sum() == whole["targets"].sum()
+    assert summary["nll_mean"] == pytest.approx(of_whole["nll_mean"])
+    edges = bucket_edges(48)
+    assert sorted(set(rows["bucket_start"])) == edges[:-1].tolist() and edges[-1] == 48
+    tokens = np.array(corpus.test.tokens)
+    first = [_nll(model, tokens[n * 48 : n * 48 + 2])[0] for n in range(summary["windows"]) if tokens[n * 48 + 1] != corpus.bos_id]
+    alone = rows[rows["bucket_start"] == 0]
+    assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)
+
+
+def test_the_probe_reads_the_passage_twice_or_once(model: Decoder, corpus: Corpus) -> None:
+    length = 60
+    rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
+    tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
+    assert (rows["gap"] == gap).all() and (rows["targets"] == 7).all()
+    for row, (start, text, other) in zip(rows.itertuples(), places(corpus.test, length, SETTINGS, corpus.bos_id), strict=True):
+        passage, between, another = tokens[start : start + 8], tokens[text : text + gap], tokens[other : other + 8]
+        assert corpus.bos_id not in passage and corpus.bos_id not in another
+        again = _nll(model, np.concatenate((passage, between, passage)))
+        control = _nll(model, np.concatenate((another, between, passage)))
+        assert row.first_nll == pytest.approx(again[:7].sum(), abs=1e-3)
+        assert row.second_nll == pytest.approx(again[-7:].sum(), abs=1e-3)
+        assert row.control_nll == pytest.approx(control[-7:].sum(), abs=1e-3)
+    assert summary["drop"] == pytest.approx((rows["control_nll"] - rows["second_nll"]).sum() / rows["targets"].sum())
+
+
+def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder, corpus: Corpus) -> None:
+    """A stand-in that gives probability to what it has read before finds the passage; the untrained decoder does not."""
+
+    class Copier(Decoder):
+        def nll(self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None) -> torch.Tensor:
+            losses = torch.full(targets.shape, math.log(257.0))
+            for b, t in np.ndindex(*targets.shape):
+                seen = tokens[b, :t]
+                bigrams = (seen[:-1] == tokens[b, t - 1]) & (seen[1:] == tokens[b, t]) if t >= 2 else torch.zeros(0, dtype=torch.bool)
+                after = [int(tokens[b, n + 2]) for n in torch.nonzero(bigrams).flatten().tolist() if n + 2 <= t]
+                if int(targets[b, t]) in after:
+                    losses[b, t] = 0.1
+            return losses if last is None else losses[:, -last:]
+
+    untrained = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]["drop"]
+    model.__class__ = Copier
+    copying = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]["drop"]
+    assert abs(untrained) < 0.3 and copying > 1.5
+
+
+def _evaluate(run: Run, *lengths: str, protocol: str = "fixed", again: bool = False) -> list[dict]:
+    return evaluate_runs([run], lengths, [protocol], "cpu", "float32", again, Console(quiet=True))
+
+
+def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(config: Make) -> None:
+    run = train(config("train.steps=1", "evaluation.targets=16"))
+    _evaluate(run, "32,64")
+    files = {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()}
+    assert set(files) == {"32.json", "32.parquet", "64.json", "64.parquet"}
+    _evaluate(run, "32")
+    assert {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()} == files
+    _evaluate(run, "128")
+    summaries = stored(run, "fixed")
+    assert list(summaries) == [32, 64, 128] and {s["anchor"] for s in summaries.values()} == {128}
+    tables = [pd.read_parquet(run.path / "eval" / "fixed" / f"{n}.parquet") for n in summaries]
+    assert tables[0]["start"].equals(tables[1]["start"]) and tables[0]["start"].equals(tables[2]["start"])
+
+
+def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) -> None:
+    from tests.conftest import write_documents
+
+    run = train(config("train.steps=1"))
+    text = (run.path / "config.yaml").read_text()
+    other = write_documents(tmp_path / "other", words=290)
+    (run.path / "config.yaml").write_text(text.replace(run.config.data.path, f"{other}/*.txt"))
+    with pytest.raises(ConfigError, match="another text"):
+        _evaluate(Run(run.path), "64")
+    run.update_manifest(status="stopped")
+    with pytest.raises(ConfigError, match="none of these runs is finished"):
+        _evaluate(Run(run.path), "64")
+
+
+def test_a_length_beyond_the_text_is_refused_with_what_there_is(config: Make) -> None:
+    run = train(config("train.steps=1"))
+    with pytest.raises(ConfigError, match=r"length 1048576 is longer than the text: the test split has \d+ tokens"):
+        _evaluate(run, "1m")
+    with pytest.raises(ConfigError, match="did you mean 'fixed'"):
+        _evaluate(run, "64", protocol="fixd")

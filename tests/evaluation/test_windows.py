@@ -1,0 +1,90 @@
+"""Which tokens are scored: the same ones at every length under `fixed`, all of them once under `nonoverlapping`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.evaluate import parse_length
+from posbench.evaluation.windows import Window, default_lengths, fixed, nonoverlapping, sliding
+
+SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
+documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
+
+
+def _split(sizes: list[int]) -> Any:
+    starts = np.cumsum([0, *sizes])
+    return SimpleNamespace(name="test", starts=starts, num_tokens=int(starts[-1]), num_documents=len(sizes), tokens=np.arange(starts[-1]))
+
+
+def _targets(windows: list[Window]) -> list[int]:
+    return [t for w in windows for t in range(w.start + w.length - w.scored + 1, w.start + w.length + 1)]
+
+
+@given(documents, st.integers(4, 64), st.integers(4, 64))
+def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(sizes: list[int], length: int, anchor: int) -> None:
+    length, anchor = min(length, anchor), max(length, anchor)
+    split = _split(sizes)
+    if max(sizes) <= anchor:
+        with pytest.raises(ConfigError, match=f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest"):
+            fixed(split, length, SETTINGS, anchor)
+        return
+    windows = fixed(split, length, SETTINGS, anchor)
+    assert _targets(windows) == _targets(fixed(split, anchor, SETTINGS, anchor))
+    assert len(set(_targets(windows))) == len(windows) * 4 and len(windows) <= 8
+    for window in windows:
+        document = np.searchsorted(split.starts, window.start, side="right") - 1
+        assert window.start + window.length < split.starts[document + 1]
+
+
+@given(documents, st.integers(2, 64))
+def test_nonoverlapping_windows_score_every_target_once_in_order(sizes: list[int], length: int) -> None:
+    split = _split(sizes)
+    if split.num_tokens <= length:
+        with pytest.raises(ConfigError, match="longer than the text"):
+            nonoverlapping(split, length, SETTINGS, 0)
+        return
+    targets = _targets(nonoverlapping(split, length, SETTINGS, 0))
+    assert targets == list(range(1, len(targets) + 1))
+    assert split.num_tokens - 1 - len(targets) < length
+
+
+@given(documents, st.integers(4, 64))
+def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[int], length: int) -> None:
+    split = _split(sizes)
+    if split.num_tokens <= length:
+        return
+    windows = sliding(split, length, SETTINGS, 0)
+    targets = _targets(windows)
+    assert targets == list(range(targets[0], targets[0] + len(targets)))
+    assert all(w.length == length and w.start + length < split.num_tokens for w in windows)
+
+
+def test_a_token_bound_holds() -> None:
+    split = _split([5000])
+    bounded = replace(SETTINGS, max_tokens=1000)
+    assert sum(w.length for w in nonoverlapping(split, 100, bounded, 0)) == 1000
+    assert sum(w.length for w in sliding(split, 100, bounded, 0)) <= 1000
+
+
+def test_default_lengths_reach_as_far_as_the_text() -> None:
+    assert default_lengths(256, _split([3000, 400]), "fixed") == [128, 256, 257, 266, 306, 356, 512, 1024, 2048]
+    assert default_lengths(256, _split([3000, 400]), "nonoverlapping") == [128, 256, 512, 1024, 2048]
+
+
+@pytest.mark.parametrize(("text", "length"), [("8k", 8192), ("4096", 4096), ("1M", 1 << 20), (" 2 ", 2)])
+def test_lengths_are_read_as_people_write_them(text: str, length: int) -> None:
+    assert parse_length(text) == length
+
+
+@pytest.mark.parametrize("text", ["0", "1", "8q", "-1", "", "1.5k", "k", "999999m", "8 k", "0x10"])
+def test_a_length_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="8k"):
+        parse_length(text)
