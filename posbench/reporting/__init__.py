@@ -4,9 +4,9 @@
     paths = report("runs/demo", against="kexue-10862")  # prints the tables; table.csv, report.md, report.html, plots
     compare(["runs/demo/qk_rope/seed=0", "runs/demo/vo_rope/seed=0"])
 
-The way of the data: `frame` (runs as rows) -> `joining` (which of them may be compared) -> `findings` (losses, gaps, the
-chain; by `statistics`) -> `tables` and `plots` -> `report`. This room reads run folders and writes reports; it never
-changes a run.
+The way of the data: `frame` (runs as rows) -> `joining` (which of them may be compared) -> `findings` (losses, gaps,
+the chain; by `statistics`) -> `tables` and `plots` -> `report`. This room reads run folders and writes reports; it
+never changes a run.
 """
 
 from posbench.reporting.compare import compare

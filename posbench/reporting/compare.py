@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.reporting.frame import FINGERPRINTS, row
-from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table
+from posbench.reporting.frame import FINGERPRINTS, perplexity_columns, row
+from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table, whole
 from posbench.runs import Run, load_run
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
 
     runs = [load_run(path) for path in dict.fromkeys(map(Path, paths))]
     if len(runs) < 2:
-        raise ConfigError("one run is nothing to compare: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0")
+        raise ConfigError(
+            "one run is nothing to compare: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0"
+        )
     console = console or Console()
     names = _names(runs)
     rows = [row(run) for run in runs]
@@ -35,7 +37,15 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
         ("Costs", _costs(rows)),
     ):
         if lines:
-            print_table(Table(title, ["", *names], lines, left=frozenset(range(len(names) + 1)) if title.startswith("Config") else frozenset({0})), console)
+            print_table(
+                Table(
+                    title,
+                    ["", *names],
+                    lines,
+                    left=frozenset(range(len(names) + 1)) if title.startswith("Config") else frozenset({0}),
+                ),
+                console,
+            )
     print_notes(_remarks(rows, names), console)
 
 
@@ -56,7 +66,11 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _differing(settings: list[dict[str, Any]]) -> list[list[str]]:
     keys = dict.fromkeys(key for each in settings for key in each)
-    return [[key, *(_plain(each.get(key)) for each in settings)] for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    return [
+        [key, *(_plain(each.get(key)) for each in settings)]
+        for key in keys
+        if len({repr(each.get(key)) for each in settings}) > 1
+    ]
 
 
 def _plain(value: Any) -> str:
@@ -67,22 +81,21 @@ def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     lines = [["status", *(str(r["status"]) for r in rows)]]
     for key, title, digits in (("loss", "loss, nats/token", 4), ("bits_per_byte", "bits per byte", 4)):
         lines.append([title, *(number(r[key], digits) for r in rows)])
-    lines.append([f"loss less {'the first'}", "0", *(number(r["loss"] - rows[0]["loss"], 4, sign=True) for r in rows[1:])])
+    lines.append(["loss less the first", "0", *(number(r["loss"] - rows[0]["loss"], 4, sign=True) for r in rows[1:])])
     lines.append(["perplexity", *(perplexity_text(r["perplexity"]) for r in rows)])
     measured = dict.fromkeys(key for r in rows for key in r if key.startswith("perplexity@"))
-    for key in sorted(measured, key=lambda k: (k.split("/")[1], int(k.split("@")[1].split("/")[0]))):
-        lines.append([key.replace("@", " at ").replace("/", ", "), *(perplexity_text(r.get(key, float("nan"))) for r in rows)])
+    for key in perplexity_columns(measured):
+        lines.append(
+            [key.replace("@", " at ").replace("/", ", "), *(perplexity_text(r.get(key, float("nan"))) for r in rows)]
+        )
     return lines
 
 
 def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
-    def whole(value: Any, scale: float = 1.0) -> str:
-        return DASH if value is None or value != value else f"{value / scale:,.0f}"
-
     return [
         ["tokens/s", *(whole(r["tokens_per_second"]) for r in rows)],
         ["training, s", *(whole(r["train_seconds"]) for r in rows)],
-        ["peak memory, MiB", *(whole(r["peak_memory_bytes"], 2**20) for r in rows)],
+        ["peak memory, MiB", *(whole(r["peak_memory_bytes"] / 2**20) for r in rows)],
         ["tokens trained on", *(whole(r["tokens"]) for r in rows)],
         ["skipped steps", *(whole(r["skipped_steps"]) for r in rows)],
         ["device", *(f"{r['device']} ({r['dtype']})" for r in rows)],
@@ -95,7 +108,11 @@ def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
     seeds = {r["seed"] for r in rows}
     if len(seeds) > 1:
         differ = [name for name in differ if name not in ("initial_weights", "batches")]
-    said = [f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}" for n, r in zip(names, rows, strict=True) if r["reason"]]
+    said = [
+        f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}"
+        for n, r in zip(names, rows, strict=True)
+        if r["reason"]
+    ]
     if differ:
         said.append(f"Not a fair comparison: these runs differ in {', '.join(differ)} (fingerprints).")
     if len(seeds) > 1:

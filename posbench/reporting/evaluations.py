@@ -1,7 +1,8 @@
 """What a run folder holds of its evaluation: losses window by window, and the means that are made of them.
 
-`eval/<protocol>/<length>.parquet` holds one row a window, `<length>.json` beside it the settings. Every figure of a report is a
-token-weighted mean over such rows: the sum of `nll` (nats) over the sum of `targets` (tokens), never a mean of means.
+`eval/<protocol>/<length>.parquet` holds one row a window, `<length>.json` beside it the settings. Every figure of a
+report is a token-weighted mean over such rows: the sum of `nll` (nats) over the sum of `targets` (tokens), never a
+mean of means.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Evaluation:
         try:
             header = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}): delete the folder {file.parent} and run `posbench eval` again") from error
+            raise ConfigError(
+                f"{file} cannot be read ({error}): delete the folder {file.parent} and run `posbench eval` again"
+            ) from error
         if not isinstance(header, dict):
-            raise ConfigError(f"{file} holds no settings: delete the folder {file.parent} and run `posbench eval` again")
+            raise ConfigError(
+                f"{file} holds no settings: delete the folder {file.parent} and run `posbench eval` again"
+            )
         return header
 
     @cached_property
@@ -64,7 +69,9 @@ class Evaluation:
         try:
             frame = pyarrow.parquet.read_table(self.file).to_pandas()
         except (OSError, ArrowException) as error:
-            raise ConfigError(f"{self.file} cannot be read ({str(error).splitlines()[0]}): delete it and run `posbench eval` again") from error
+            raise ConfigError(
+                f"{self.file} cannot be read ({str(error).splitlines()[0]}): delete it and run `posbench eval` again"
+            ) from error
         lacking = [name for name in _COLUMNS.get(self.protocol, ()) if name not in frame]
         if lacking or frame.empty:
             what = f"lacks the column {lacking[0]!r}" if lacking else "holds no windows"
@@ -84,7 +91,11 @@ class Evaluation:
     @property
     def task(self) -> tuple[Any, ...]:
         """What was scored. Two evaluations of one task can be set beside each other window by window."""
-        keys = [name for name in self.windows if name in ("document", "start", "window", "gap", "bucket_start", "bucket_end", "targets")]
+        keys = [
+            name
+            for name in self.windows
+            if name in ("document", "start", "window", "gap", "bucket_start", "bucket_end", "targets")
+        ]
         return tuple((name, self.windows[name].to_numpy().tobytes()) for name in sorted(keys))
 
 

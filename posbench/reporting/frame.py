@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ UNREADABLE = "unreadable"
 
 
 def results(folder: str | Path) -> pd.DataFrame:
-    """Every run at or under `folder` as a row, the died and the unreadable among them (`status` and `reason` say so).
+    """Every run at or under `folder` as a row, the died and the unreadable among them (`status`, `reason` say so).
 
-    Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token on the validation split),
-    bits_per_byte, perplexity; `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens; protocols
-    have columns of their own); tokens, num_steps, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes;
+    Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token, on the validation
+    split), bits_per_byte, perplexity; `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens;
+    protocols are never mixed); num_steps, tokens, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes;
     device, dtype, parameters; `fingerprint.*`; `version.*`; started, ended; path.
 
     Losses are recomputed from the stored windows where there are any. What is not known is NaN or None.
@@ -37,11 +38,27 @@ def results(folder: str | Path) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     if frame.empty:
         return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"])
-    measured = [c for c in frame if c.startswith("perplexity@")]
-    measured.sort(key=lambda c: (c.split("/")[1], int(c.split("@")[1].split("/")[0])))
-    fixed = [c for c in frame if c not in measured]
-    at = fixed.index("perplexity") + 1
-    return frame[[*fixed[:at], *measured, *fixed[at:]]].sort_values(["experiment", "scheme", "seed"], ignore_index=True)
+    columns = list(map(str, frame.columns))
+    measured = perplexity_columns(columns)
+    others = [column for column in columns if column not in measured]
+    at = others.index("perplexity") + 1
+    frame = frame[[*others[:at], *measured, *others[at:]]]
+    return frame.sort_values(["experiment", "scheme", "seed"], ignore_index=True)
+
+
+def perplexity_columns(columns: Iterable[str]) -> list[str]:
+    """Those of `perplexity@<length>/<protocol>`, by protocol and length."""
+
+    def place(column: str) -> tuple[str, int]:
+        length, protocol = column.removeprefix("perplexity@").split("/")
+        return protocol, int(length)
+
+    return sorted((column for column in columns if column.startswith("perplexity@")), key=place)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as plain mappings."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def row(run: Run) -> dict[str, Any]:
@@ -60,23 +77,21 @@ def row(run: Run) -> dict[str, Any]:
         "scheme": str(m.get("scheme", path.parent.name)),
         "seed": _seed(m.get("seed"), path),
         "status": str(m.get("status", UNREADABLE)),
-        "reason": m.get("reason"),
-        "is_relative": m.get("is_relative"),
+        "reason": _word(m.get("reason")),
+        "is_relative": m.get("is_relative") if isinstance(m.get("is_relative"), bool) else None,
         "loss": loss,
         "bits_per_byte": final.bits_per_byte if final else _number(m.get("bits_per_byte")),
         "perplexity": perplexity(loss),
         **{f"perplexity@{e.length}/{e.protocol}": perplexity(e.loss) for e in found if e.protocol != VALIDATION},
-        "num_steps": m.get("num_steps"),
-        "tokens": m.get("tokens"),
-        "skipped_steps": m.get("skipped_steps"),
+        **{name: _number(m.get(name)) for name in ("num_steps", "tokens", "skipped_steps")},
         **{name: _number(costs.get(name)) for name in ("tokens_per_second", "train_seconds", "peak_memory_bytes")},
-        "device": device.get("name") or device.get("type"),
-        "dtype": device.get("dtype"),
+        "device": _word(device.get("name") or device.get("type")),
+        "dtype": _word(device.get("dtype")),
         "parameters": sum(v for v in parameters.values() if isinstance(v, int)) or None,
-        **{f"fingerprint.{name}": _mapping(m, "fingerprints").get(name) for name in FINGERPRINTS},
-        **{f"version.{name}": version for name, version in _mapping(m, "versions").items()},
-        "started": m.get("started"),
-        "ended": m.get("ended"),
+        **{f"fingerprint.{name}": _word(_mapping(m, "fingerprints").get(name)) for name in FINGERPRINTS},
+        **{f"version.{name}": _word(version) for name, version in _mapping(m, "versions").items()},
+        "started": _word(m.get("started")),
+        "ended": _word(m.get("ended")),
         "path": str(path),
     }
 
@@ -89,6 +104,10 @@ def _final(found: list[Evaluation]) -> Evaluation | None:
 def _mapping(manifest: dict[str, Any], key: str) -> dict[str, Any]:
     value = manifest.get(key)
     return value if isinstance(value, dict) else {}
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _number(value: Any) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.config import ConfigError, nearest
-from posbench.reporting.frame import FINGERPRINTS
+from posbench.reporting.frame import FINGERPRINTS, records
 from posbench.runs import FINISHED, Run
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ class Joined:
 def join(frame: pd.DataFrame, baseline: str) -> Joined:
     """The largest set of finished runs whose fingerprints agree, cut down to the seeds that its schemes share.
 
-    data, tokenizer, configuration (the number format is in it) and code must agree between all runs; initial weights and batches between
-    the schemes of one seed. Where sets are equally large, the one with the baseline is taken, then the latest.
+    data, tokenizer, configuration (the number format is in it) and code must agree between all runs; initial weights
+    and batches between the schemes of one seed. Where sets are equally large, the one with the baseline is taken,
+    then the latest.
 
     Raises: ConfigError where no run is finished, or the baseline is not among the schemes that ran.
     """
@@ -67,13 +68,15 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
     notes: list[str] = []
 
     def leave(rows: pd.DataFrame, why: list[str]) -> None:
-        left.extend(LeftOut(r.scheme, int(r.seed), w, r.path) for r, w in zip(rows.itertuples(), why, strict=True))
+        left.extend(LeftOut(r["scheme"], r["seed"], w, r["path"]) for r, w in zip(records(rows), why, strict=True))
 
     finished = frame[frame["status"] == FINISHED]
     others = frame[frame["status"] != FINISHED]
     leave(others, [s if not r else f"{s}: {r}" for s, r in zip(others["status"], others["reason"], strict=True)])
     if finished.empty:
-        raise ConfigError("no run is finished here: train some with `posbench train` (or `make reproduce-table`), then report again")
+        raise ConfigError(
+            "no run is finished here: train some with `posbench train` (or `make reproduce-table`), then report again"
+        )
 
     broken = ~np.isfinite(finished["loss"].astype(float))
     leave(finished[broken], ["it has no finite validation loss"] * int(broken.sum()))
@@ -100,29 +103,33 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
     leave(finished[twice], ["another run of the same scheme and seed is already in"] * int(twice.sum()))
     finished = finished[~twice]
 
-    schemes, seeds = common_seeds({s: set(g["seed"]) for s, g in finished.groupby("scheme")}, baseline)
+    schemes, seeds = common_seeds({str(s): set(g["seed"]) for s, g in finished.groupby("scheme")}, baseline)
     away = ~finished["scheme"].isin(schemes) | ~finished["seed"].isin(seeds)
     leave(finished[away], [_unshared(row, schemes, seeds) for _, row in finished[away].iterrows()])
     if away.any():
-        notes.append(f"Compared over the seeds that all compared schemes have: {', '.join(map(str, seeds))}. Other runs are left out.")
+        notes.append(f"Compared over the seeds that all compared schemes have: {', '.join(map(str, seeds))}.")
     runs = finished[~away].sort_values(["scheme", "seed"], ignore_index=True)
 
     if baseline not in schemes:
-        notes.append(f"The baseline {baseline} has no run among these, so no gaps are given{nearest(baseline, schemes)}.")
-    for column in [c for c in runs if c.startswith("version.")] + ["device"]:
+        notes.append(
+            f"The baseline {baseline} has no run among these, so no gaps are given{nearest(baseline, schemes)}."
+        )
+    for column in [c for c in map(str, runs.columns) if c.startswith("version.")] + ["device"]:
         values = runs[column].fillna("unknown").value_counts()
         if len(values) > 1:
             what = column.removeprefix("version.")
-            notes.append(f"Joined although {what} differs: " + ", ".join(f"{v} ({n} runs)" for v, n in values.items()) + ".")
+            notes.append(
+                f"Joined although {what} differs: " + ", ".join(f"{v} ({n} runs)" for v, n in values.items()) + "."
+            )
     return Joined(runs, schemes, seeds, baseline if baseline in schemes else None, left, notes)
 
 
 def common_seeds(seeds: dict[str, set[int]], baseline: str) -> tuple[list[str], list[int]]:
     """The schemes to compare and the seeds they share: all schemes, where they share two seeds.
 
-    Where they do not, those with the fewest seeds go first (the baseline last, and never more than half of them) if that leaves
-    two shared seeds: one scheme tried with one seed shall not take the other seeds' evidence away. Failing that, as few go
-    as leave one seed to share.
+    Where they do not, those with the fewest seeds go first (the baseline last, and never more than half of them) if
+    that leaves two shared seeds: one scheme tried with one seed shall not take the other seeds' evidence away.
+    Failing that, as few go as leave one seed to share.
     """
     order = sorted(seeds, key=lambda name: (name == baseline, len(seeds[name]), name))
     for wanted, fewest in ((2, (len(order) + 1) // 2), (1, 1)):
@@ -156,7 +163,11 @@ def _identity(path: str) -> dict[str, Any]:
 
 def _values(here: dict[str, Any], there: dict[str, Any]) -> str:
     """` (train.lr: 0.001, others 0.003)`, the first three differences that tell."""
-    keys = [k for k in {**here, **there} if here.get(k) != there.get(k) and not k.startswith("scheme.") and k not in ("seed", "device.compiled")]
+    keys = [
+        k
+        for k in {**here, **there}
+        if here.get(k) != there.get(k) and not k.startswith("scheme.") and k not in ("seed", "device.compiled")
+    ]
     told = [f"{k}: {here.get(k)}, others {there.get(k)}" for k in keys[:3]] + ["..."] * (len(keys) > 3)
     return f" ({'; '.join(told)})" if told else ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.reporting.palette import DASHED, DOTTED, GRID, INK, Look, looks
-from posbench.reporting.tables import printable
+from posbench.reporting.tables import printable, whole
 
 if TYPE_CHECKING:
     from posbench.reporting.findings import Findings
@@ -18,12 +18,17 @@ _DASHES = {DASHED: "5 2.5", DOTTED: "1.5 2"}
 
 def render(findings: Findings, sections: list[Section], drawings: dict[str, str]) -> str:
     """The page. `drawings` are the SVG documents of the pictures that the sections name."""
-    import posbench
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    from posbench import __version__
+
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["printable"] = printable
     look = looks(findings.schemes)
@@ -31,7 +36,7 @@ def render(findings: Findings, sections: list[Section], drawings: dict[str, str]
     return template.render(
         title=f"posbench: {printable(findings.experiment)}",
         lede=lede(findings),
-        version=posbench.__version__,
+        version=__version__,
         sections=sections,
         inline={stem: Markup(inline_svg(drawing, stem)) for stem, drawing in drawings.items()},
         swatches={scheme: Markup(swatch(look[scheme])) for scheme in findings.schemes},
@@ -42,12 +47,19 @@ def lede(findings: Findings) -> str:
     """What was compared, in one sentence."""
     runs, config = findings.joined.runs, findings.config
     seeds = len(findings.joined.seeds)
-    said = [f"{len(findings.schemes)} position schemes", f"{seeds} seed{'s' if seeds > 1 else ''}", f"model {config.model.name}", f"{int(runs['tokens'].max()):,} tokens of {config.data.name} a run"]
-    return printable(", ".join(said) + f", trained at {config.train.context_length:,} tokens of context. Lower loss is better.")
+    said = [
+        f"{len(findings.schemes)} position schemes",
+        f"{seeds} seed{'s' if seeds > 1 else ''}",
+        f"model {config.model.name}",
+        f"{whole(runs['tokens'].max())} tokens of {config.data.name} a run",
+    ]
+    return printable(
+        ", ".join(said) + f", trained at {config.train.context_length:,} tokens of context. Lower loss is better."
+    )
 
 
 def inline_svg(drawing: str, prefix: str) -> str:
-    """matplotlib's SVG document as an element of a page: ids of its own, ink and grid in the page's colours, sized by the page."""
+    """matplotlib's SVG document as an element of a page: with ids of its own, in the page's colours and size."""
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
@@ -62,4 +74,5 @@ def swatch(look: Look) -> str:
     """A short sample of a scheme's line."""
     colour = "currentColor" if look.colour == INK else look.colour
     dashes = f' stroke-dasharray="{_DASHES[look.line]}"' if look.line in _DASHES else ""
-    return f'<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4H22" stroke="{colour}" stroke-width="2.2"{dashes}/></svg>'
+    line = f'<path d="M0 4H22" stroke="{colour}" stroke-width="2.2"{dashes}/>'
+    return f'<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{line}</svg>'

@@ -1,8 +1,8 @@
 """One look a scheme, in every picture of every report.
 
-The colours are those of Okabe and Ito (2008), told apart by people who see fewer colours; two schemes that share one differ in
-line and marker. Solid lines are relative schemes, dashed ones absolute. Schemes that are not listed get the rest in the
-order of their names, dotted.
+The colours are those of Okabe and Ito (2008), told apart by people who see fewer colours; two schemes that share one
+differ in line and marker. Solid lines are relative schemes, dashed ones absolute. Schemes that are not listed get the
+rest in the order of their names, dotted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, nope
 GRID = "#d5dae0"
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, GREY = "#0072b2", "#d55e00", "#009e73", "#b8609a", "#4aa3df", "#d08c00", "#7a828c"
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, GREY = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#b8609a",
+    "#4aa3df",
+    "#d08c00",
+    "#7a828c",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,9 @@ _LOOKS = {
     "o_rope": Look(GREY, DASHED, "h"),
     "sinusoidal": Look(ORANGE, DASHED, "d"),
 }
-_SPARE = [Look(colour, DOTTED, marker) for marker in "o^sDv" for colour in (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK)]
+_SPARE = [
+    Look(colour, DOTTED, marker) for marker in "o^sDv" for colour in (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK)
+]
 
 
 def looks(schemes: Iterable[str]) -> dict[str, Look]:

@@ -1,7 +1,7 @@
 """Published results beside ours: the same schemes, other set-ups, so orders and gaps are compared and never levels.
 
-Each is a data file in `published/`. A value they do not state is "not published" where that is known, and absent otherwise
-(reports then say "not recorded here").
+Each is a data file in `published/`. A value they do not state is "not published" where that is known, and absent
+otherwise (reports then say "not recorded here").
 """
 
 from __future__ import annotations
@@ -20,11 +20,21 @@ from posbench.reporting.statistics import Pair, compare_all
 
 if TYPE_CHECKING:
     from posbench.config import Config
-    from posbench.reporting.findings import Measurement
+    from posbench.reporting.measure import Measurement
 
 _FOLDER = Path(__file__).parent / "published"
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
-SETUP = ("runs a scheme", "parameters", "architecture", "data", "training tokens", "context length", "learning rate", "seeds", "unit")
+SETUP = (
+    "runs a scheme",
+    "parameters",
+    "architecture",
+    "data",
+    "training tokens",
+    "context length",
+    "learning rate",
+    "seeds",
+    "unit",
+)
 
 
 @dataclass(frozen=True)
@@ -118,12 +128,20 @@ class Comparison:
     disagreements: list[Disagreement]
 
 
-def set_against(published: Published, measurements: list[Measurement], pairs: list[Pair], config: Config) -> list[Comparison]:
-    """Every published column beside the one of ours that comes closest: same protocol, nearest length in training lengths."""
+def set_against(
+    published: Published, measurements: list[Measurement], pairs: list[Pair], config: Config
+) -> list[Comparison]:
+    """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
     return [_compare(published, theirs, measurements, pairs, config) for theirs in published.measurements]
 
 
-def _compare(published: Published, theirs: PublishedMeasurement, measurements: list[Measurement], pairs: list[Pair], config: Config) -> Comparison:
+def _compare(
+    published: Published,
+    theirs: PublishedMeasurement,
+    measurements: list[Measurement],
+    pairs: list[Pair],
+    config: Config,
+) -> Comparison:
     from scipy import stats
 
     ours = _counterpart(theirs, measurements, config.train.context_length)
@@ -159,7 +177,9 @@ def _compare(published: Published, theirs: PublishedMeasurement, measurements: l
     return Comparison(published, theirs, where, base, rows, tau, p, disagreements)
 
 
-def _counterpart(theirs: PublishedMeasurement, measurements: list[Measurement], training_length: int) -> dict[str, Measurement]:
+def _counterpart(
+    theirs: PublishedMeasurement, measurements: list[Measurement], training_length: int
+) -> dict[str, Measurement]:
     """Ours, by scheme; empty where no length of ours is near theirs."""
     if theirs.ratio == 1 and theirs.protocol in (None, "nonoverlapping"):
         protocols: tuple[str, ...] = (VALIDATION,)

@@ -6,8 +6,8 @@ from posbench.config import ConfigError, SchemeConfig
 
 
 def measure_relativity(scheme: SchemeConfig) -> str:
-    """`relative` where the logits of a small float64 decoder stay when all positions are shifted, `absolute` where they move,
-    `unclear` in between, `not measured` where the scheme cannot be built into that decoder.
+    """`relative` where the logits of a small float64 decoder stay when all positions are shifted, `absolute` where
+    they move, `unclear` in between, `not measured` where the scheme cannot be built into that decoder.
     """
     import torch
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
-from posbench.reporting import page, plots, spreadsheet
+from posbench.reporting import drawing, page, plots, spreadsheet
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
@@ -25,8 +24,8 @@ def report(
 ) -> list[Path]:
     """Print the tables of the experiment in `folder`, write its files, and return their paths.
 
-    Arguments: against, published results to set beside ours (default: the experiment's own); baseline, the scheme gaps are
-    measured against (default: the experiment's own); output, where files go (default: `folder`/report).
+    Arguments: against, published results to set beside ours (default: the experiment's own); baseline, the scheme gaps
+    are measured against (default: the experiment's own); output, where files go (default: `folder`/report).
     Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
     """
     from rich.console import Console
@@ -38,16 +37,15 @@ def report(
     made = sections(findings, figures)
     print_sections(made, console)
 
-    drawings = {stem: plots.svg(figure) for stem, figure in figures.items()}
-    files: dict[str, Callable[[], bytes]] = {
-        **{name: (lambda frame=frame: spreadsheet.encode(frame)) for name, frame in spreadsheet.frames(findings).items()},  # type: ignore[misc]
-        "report.md": lambda: as_markdown(findings.experiment, made).encode(),
-        "report.html": lambda: page.render(findings, made, drawings).encode(),
-        **{f"{stem}.svg": drawing.encode for stem, drawing in drawings.items()},
-        **{f"{stem}.png": (lambda figure=figure: plots.png(figure)) for stem, figure in figures.items()},  # type: ignore[misc]
-    }
+    files = {name: spreadsheet.encode(frame) for name, frame in spreadsheet.frames(findings).items()}
+    drawings = {stem: drawing.svg(figure) for stem, figure in figures.items()}
+    files["report.md"] = as_markdown(findings.experiment, made).encode()
+    files["report.html"] = page.render(findings, made, drawings).encode()
+    for stem, figure in figures.items():
+        files[f"{stem}.svg"] = drawings[stem].encode()
+        files[f"{stem}.png"] = drawing.png(figure)
     for name, content in files.items():
-        write(target / name, content())
+        write(target / name, content)
     console.print(f"wrote {target}/: {', '.join(files)}", highlight=False, markup=False, soft_wrap=True)
     return [target / name for name in files]
 
@@ -63,7 +61,8 @@ def write(path: Path, content: bytes) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"the report cannot be written to {path.parent} ({error.strerror or error}): give another folder with --output") from error
+        why = error.strerror or str(error)
+        raise ConfigError(f"the report cannot be written to {path.parent} ({why}): give another --output") from error
 
 
 def print_sections(made: list[Section], console: Console) -> None:
@@ -90,5 +89,6 @@ def as_markdown(experiment: str, made: list[Section]) -> str:
         parts.append(f"## {markdown_text(printable(section.title))}\n")
         parts += [f"{markdown_text(printable(words))}\n" for words in section.words]
         parts += [markdown(table, table.title != section.title) for table in section.tables]
-        parts += [f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n" for stem, caption in section.pictures]
+        for stem, caption in section.pictures:
+            parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n")
     return "\n".join(parts)

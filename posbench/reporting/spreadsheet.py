@@ -22,8 +22,9 @@ def frames(findings: Findings) -> dict[str, pd.DataFrame]:
 def measurements(findings: Findings) -> pd.DataFrame:
     """table.csv: one row a scheme, protocol and length.
 
-    `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of the paired
-    difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the choice of documents leaves.
+    `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of
+    the paired difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the
+    choice of documents leaves.
     """
     import pandas as pd
 
@@ -61,7 +62,12 @@ def pairs(findings: Findings) -> pd.DataFrame:
     for pair in findings.pairs:
         row = asdict(pair)
         interval = row.pop("interval")
-        row |= {"difference": interval["mean"], "low": interval["low"], "high": interval["high"], "decided": pair.is_decided}
+        row |= {
+            "difference": interval["mean"],
+            "low": interval["low"],
+            "high": interval["high"],
+            "decided": pair.is_decided,
+        }
         rows.append(row | {"smallest_visible": pair.smallest_visible, "seeds_to_decide": pair.seeds_to_decide})
     return pd.DataFrame(rows)
 

@@ -1,11 +1,13 @@
 """How sure a difference is: paired over seeds, corrected for all pairs, and what could not be seen.
 
-Losses come as a matrix [seeds, schemes] in nats/token. One seed gives every scheme the same initial weights and the same
-batches, so a difference is taken within each seed; what the seeds have in common drops out of it.
+Losses come as a matrix [seeds, schemes] in nats/token. One seed gives every scheme the same initial weights and the
+same batches, so a difference is taken within each seed; what the seeds have in common drops out of it.
 
 Two kinds of doubt, never added up:
-- over seeds (`t_interval`, `compare_all`): would other seeds, on this text, say the same? Student's t on the differences.
-- over documents (`document_error`): would other documents, with these models, say the same? A bootstrap over documents.
+- over seeds (`t_interval`, `compare_all`): would other seeds, on this text, say the same? Student's t on the
+  differences.
+- over documents (`document_error`): would other documents, with these models, say the same? A bootstrap over
+  documents.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +41,20 @@ class Interval:
 
 def t_interval(values: Floats, confidence: float = 0.95) -> Interval:
     """Student's interval of the mean of independent values (differences within seeds, or one scheme's losses)."""
-    from scipy import stats
-
     values = np.asarray(values, dtype=np.float64)
     mean = float(values.mean())
     if len(values) < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.isf((1 - confidence) / 2, len(values) - 1) * stats.sem(values))
+    half = student(len(values) - 1, confidence) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+@cache
+def student(freedom: int, confidence: float) -> float:
+    """The two-sided quantile of Student's t."""
+    from scipy import stats
+
+    return float(stats.t.isf((1 - confidence) / 2, freedom))
 
 
 def holm(p: Floats) -> Floats:
@@ -88,7 +96,7 @@ class Pair:
 
     @cached_property
     def smallest_visible(self) -> float:
-        """The true difference (nats/token) that these seeds would have decided with probability POWER; NaN with one seed."""
+        """The true difference (nats/token) that these seeds would have decided with probability POWER."""
         return smallest_visible(self.sd, self.seeds, self.level)
 
     @cached_property
@@ -114,7 +122,9 @@ def compare_all(losses: Floats, names: list[str]) -> list[Pair]:
     level = LEVEL / max(1, len(pairs) - int((p_holm <= LEVEL).sum()))
     sd = differences.std(axis=0, ddof=1) if seeds > 1 else np.full(len(pairs), math.nan)
     return [
-        Pair(names[a], names[b], t_interval(differences[:, n]), float(sd[n]), seeds, float(p[n]), float(p_holm[n]), level)
+        Pair(
+            names[a], names[b], t_interval(differences[:, n]), float(sd[n]), seeds, float(p[n]), float(p_holm[n]), level
+        )
         for n, (a, b) in enumerate(pairs)
     ]
 
@@ -137,13 +147,13 @@ def _p_values(differences: Floats) -> Floats:
 class Chain:
     """The ranking in one line, `a ~ b > c`, better to the left.
 
-    The rule. Schemes stand in the order of their mean loss. Between two neighbours stands `>` if and only if EVERY scheme to
-    the left of that place is decided better than EVERY scheme to the right of it (paired t-tests over seeds, Holm over all
-    pairs); otherwise `~`. So whatever a reader takes out of a `>`, at any distance, is a rejected hypothesis, and the chance
-    that a chain holds any false `>` is at most LEVEL. Pairwise decisions need not be transitive (a ~ b, b ~ c, yet a > c; no way
-    of writing groups would say that without a false `b > c` or `a > b`): a `~` says only that the chain cannot be cut there,
-    and pairs that are decided although no `>` stands between them are listed beside it, in `inside`.
-    With one seed nothing is tested: the order is given with commas.
+    The rule. Schemes stand in the order of their mean loss. Between two neighbours stands `>` if and only if EVERY
+    scheme to the left of that place is decided better than EVERY scheme to the right of it (paired t-tests over
+    seeds, Holm over all pairs); otherwise `~`. So whatever a reader takes out of a `>`, at any distance, is a
+    rejected hypothesis, and the chance that a chain holds any false `>` is at most LEVEL. Pairwise decisions need not
+    be transitive (a ~ b, b ~ c, yet a > c; no way of writing groups would say that without a false `b > c` or `a >
+    b`): a `~` says only that the chain cannot be cut there, and pairs that are decided although no `>` stands between
+    them are listed beside it, in `inside`. With one seed nothing is tested: the order is given with commas.
     """
 
     order: list[str]
@@ -209,7 +219,7 @@ def power(effect: float, sd: float, seeds: int, level: float) -> float:
 
 
 def smallest_visible(sd: float, seeds: int, level: float, promised: float = POWER) -> float:
-    """The true difference found with probability `promised` by `seeds` seeds at `level`; same unit as `sd`, NaN with one seed."""
+    """The true difference that `seeds` seeds find with probability `promised` at `level`, in the unit of `sd`."""
     from scipy.optimize import brentq
 
     if seeds < 2 or math.isnan(sd):
@@ -223,7 +233,7 @@ def smallest_visible(sd: float, seeds: int, level: float, promised: float = POWE
 
 
 def seeds_to_decide(effect: float, sd: float, level: float, promised: float = POWER) -> float:
-    """The fewest seeds with which a true difference of `effect` is found with probability `promised`; infinity beyond MOST_SEEDS."""
+    """The fewest seeds that find a true difference of `effect` with probability `promised`; inf beyond MOST_SEEDS."""
     if not power(effect, sd, MOST_SEEDS, level) >= promised:
         return math.inf
     low, high = 1, MOST_SEEDS  # not enough, enough
@@ -234,7 +244,7 @@ def seeds_to_decide(effect: float, sd: float, level: float, promised: float = PO
 
 
 def sd_range(count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """How many times the measured standard deviation of `count` values the true one is, at least and at most (chi-square)."""
+    """How many times the measured standard deviation of `count` values the true one is, from - to (chi-square)."""
     from scipy import stats
 
     chi2 = stats.chi2.isf([(1 - confidence) / 2, (1 + confidence) / 2], count - 1)
@@ -243,15 +253,14 @@ def sd_range(count: int, confidence: float = 0.95) -> tuple[float, float]:
 
 
 def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confidence: float = 0.95) -> Floats:
-    """Half the interval that the choice of documents leaves around token-weighted means, by a bootstrap over documents.
+    """Half the interval that the choice of documents leaves around token-weighted means: a bootstrap over documents.
 
-    Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets [documents], its
-    scored tokens. All means are resampled by the same documents. The standard error of the bootstrap is widened by
-    sqrt(n / (n - 1)) and Student's t for n documents, since resampling few documents understates their spread.
+    Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
+    [documents], its scored tokens. All means are resampled by the same documents. The standard error of the bootstrap
+    is widened by sqrt(n / (n - 1)) and Student's t for n documents, since resampling few documents understates their
+    spread.
     Returns: [means] in nats/token; NaN with one document.
     """
-    from scipy import stats
-
     count = len(targets)
     if count < 2:
         return np.full(len(nll), math.nan)
@@ -264,14 +273,14 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
 
     batch = max(1, min(resamples, 8_000_000 // count))
     error = bootstrap_error(ratios, count, resamples, batch)
-    return error * math.sqrt(count / (count - 1)) * stats.t.isf((1 - confidence) / 2, count - 1)
+    return error * math.sqrt(count / (count - 1)) * student(count - 1, confidence)
 
 
 def bootstrap_error(statistic: Callable[..., Floats], count: int, resamples: int, batch: int) -> Floats:
-    """Standard error of `statistic(indices)` when `count` things are drawn with replacement; the draws are seeded, so it repeats."""
+    """Standard error of `statistic(indices)` when `count` things are drawn with replacement, by seeded draws."""
     from scipy import stats
 
-    drawn = stats.bootstrap(
-        (np.arange(count),), statistic, n_resamples=resamples, batch=batch, vectorized=True, method="basic", rng=np.random.default_rng(0)
-    )  # fmt: skip
+    indices = (np.arange(count),)
+    settings = {"n_resamples": resamples, "batch": batch, "vectorized": True, "method": "basic"}
+    drawn = stats.bootstrap(indices, statistic, rng=np.random.default_rng(0), **settings)
     return np.asarray(drawn.standard_error)

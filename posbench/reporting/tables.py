@@ -39,7 +39,10 @@ class Table:
 
     def fitted(self, width: int) -> list[list[int]]:
         """Column numbers in as many parts as it takes to stay within `width` characters, the first column in each."""
-        widths = [max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in self.rows)]) for n in range(len(self.headers))]
+        widths = [
+            max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in self.rows)])
+            for n in range(len(self.headers))
+        ]
         parts, used = [[0]], widths[0]
         for n in range(1, len(widths)):
             if used + 2 + widths[n] > width and len(parts[-1]) > 1:
@@ -59,7 +62,12 @@ def print_table(table: Table, console: Console) -> None:
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for n in part:
             words = n in table.left
-            shown.add_column(Text(table.headers[n]), justify="left" if words else "right", no_wrap=not words or n == 0, overflow="fold")
+            shown.add_column(
+                Text(table.headers[n]),
+                justify="left" if words else "right",
+                no_wrap=not words or n == 0,
+                overflow="fold",
+            )
         for row in table.rows:
             shown.add_row(*(Text(row[n]) for n in part))
         console.print(shown)
@@ -90,13 +98,22 @@ def _line(cells: Sequence[str]) -> str:
 
 def markdown_text(text: str) -> str:
     """Text that Markdown shows as it is: no HTML, no links, no table borders."""
-    for special, shown in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("[", "&#91;"), ("]", "&#93;"), ("`", "&#96;"), ("*", "&#42;")):
+    for special, shown in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ("|", "&#124;"),
+        ("[", "&#91;"),
+        ("]", "&#93;"),
+        ("`", "&#96;"),
+        ("*", "&#42;"),
+    ):
         text = text.replace(special, shown)
     return text.replace("~", "\\~")
 
 
 def csv_text(text: str) -> str:
-    """A name that no spreadsheet takes for a formula: one that begins with = + - @ (or a blank before it) gets a quote."""
+    """A name that no spreadsheet takes for a formula: a quote goes before = + - @, also behind blanks."""
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
 
 
@@ -105,6 +122,11 @@ def number(value: float, digits: int = 4, sign: bool = False) -> str:
     if math.isnan(value):
         return DASH
     return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def whole(value: float) -> str:
+    """`399,360`, a dash for NaN."""
+    return DASH if math.isnan(value) else f"{value:,.0f}"
 
 
 def plus_minus(value: float, half_width: float, sign: bool = False, digits: int = 4) -> str:

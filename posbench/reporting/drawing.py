@@ -1,0 +1,189 @@
+"""How our pictures are drawn: the style, lines named at their ends, ticks, and the files."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.reporting.palette import GRID, INK, Look
+from posbench.reporting.tables import length_text, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+WIDTH = 8.6  # inches, at 96 dots the width of a page's column
+LABEL_POINTS = 8.5
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "text.parse_math": False,  # a name with a $ in it is a name
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "posbench",  # the same picture gives the same file
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """matplotlib's settings for our figures, for as long as they are drawn and saved."""
+    import matplotlib
+
+    return matplotlib.rc_context(_STYLE)
+
+
+def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of a page's width, `height` in inches, with its panels in a list."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
+    return figure, list(figure.subplots(rows, columns, sharex=True, squeeze=False, **options).flat)
+
+
+def draw_lines(
+    axes: Axes, series: Mapping[str, tuple[Any, Any]], look: Mapping[str, Look], marker: bool = True
+) -> None:
+    """One line a scheme, in its look."""
+    for scheme, (x, y) in series.items():
+        axes.plot(
+            np.asarray(x, dtype=float),
+            np.asarray(y, dtype=float),
+            look[scheme].line,
+            color=look[scheme].colour,
+            marker=look[scheme].marker if marker else None,
+            markeredgewidth=0,
+            label=short(scheme),
+        )
+
+
+def name_lines(figure: Figure, axes: Axes) -> None:
+    """Each line's name at its right end, moved up or down just as far as names must be to stand clear of each other."""
+    figure.draw_without_rendering()  # so that the layout is known
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    if not lines:
+        return
+    low, high = axes.bbox.y0, axes.bbox.y1
+    ends = [_end(line) for line in lines]
+    wanted = np.clip([axes.transData.transform(end)[1] for end in ends], low, high)
+    placed = stand_clear(wanted, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
+    for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
+        colour: Any = line.get_color()
+        axes.annotate(
+            "",
+            xy=end,
+            xytext=(1.03, y),
+            textcoords="axes fraction",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
+        )
+        sample: dict[str, Any] = {"color": colour, "transform": axes.transAxes, "clip_on": False, "label": "_sample"}
+        axes.plot([1.03, 1.062], [y, y], line.get_linestyle(), **sample)
+        axes.plot([1.046], [y], marker=line.get_marker(), markeredgewidth=0, **sample)
+        text = {"va": "center", "fontsize": LABEL_POINTS, "color": colour}
+        axes.text(1.07, y, str(line.get_label()), transform=axes.transAxes, **text)
+
+
+def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
+    """The places nearest to `wanted` (in least squares, order kept) that are at least `room` apart.
+
+    They stay within low - room/2 and high + room/2 where there is space for all, and begin at the lower end otherwise.
+    """
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(wanted, kind="stable")
+    steps = room * np.arange(len(order))
+    spread = isotonic_regression(np.asarray(wanted)[order] - steps).x
+    top = max(low - room / 2, high + room / 2 - steps[-1])
+    placed = np.empty(len(order))
+    placed[order] = np.clip(spread, low - room / 2, top) + steps
+    return placed
+
+
+def _end(line: Line2D) -> tuple[float, float]:
+    """The last finite point."""
+    x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+    good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    return (float(x[good[-1]]), float(y[good[-1]])) if len(good) else (0.0, 0.0)
+
+
+def short(name: str, most: int = 24) -> str:
+    """A name as a picture has room for it. A leading underscore would hide it from matplotlib's labels."""
+    name = printable(name)
+    name = name if len(name) <= most else f"{name[: most - 1]}…"
+    return f"\u200a{name}" if name.startswith("_") else name
+
+
+def length_axis(axes: Axes, lengths: list[int], training_length: int, label: str) -> None:
+    """Lengths in tokens on a log scale, the training length marked."""
+    axes.set_xscale("log", base=2)
+    whole = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or lengths
+    axes.set_xticks(whole, [length_text(n) for n in whole])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+    axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.annotate(
+        f"trained at {length_text(training_length)}",
+        xy=(training_length, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -1),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+    )
+
+
+def log_numbers(axes: Axes) -> None:
+    """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if y >= 100 else f"{y:g}"))
+    axes.minorticks_off()
+
+
+def tokens_text(value: float, _: int = 0) -> str:
+    """`250k`, `1.5M`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 10 * size or (value >= size and math.isclose(value % (size / 10), 0, abs_tol=1e-6)):
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG document, the same bytes for the same figure."""
+    buffer = io.StringIO()
+    with style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "posbench"}, transparent=True)
+    return buffer.getvalue()
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG on white, at twice the size of a page."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="png", dpi=192)
+    return buffer.getvalue()

@@ -1,0 +1,79 @@
+"""Loss by position in the window, the retrieval probe, and what the first says of long non-overlapping windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.reporting.evaluations import POSITION, RETRIEVAL
+from posbench.reporting.measure import Found, Measurement, lengths_of, same_task
+from posbench.reporting.statistics import t_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def position(found: Found, notes: list[str]) -> pd.DataFrame:
+    """Loss (nats/token) by scheme, window length and bucket: token-weighted in each run, then the mean over runs."""
+    return _probe(found, POSITION, ["bucket_start", "bucket_end"], lambda s: s["nll"] / s["targets"], "loss", notes)
+
+
+def retrieval(found: Found, notes: list[str]) -> pd.DataFrame:
+    """By how much the second copy of a passage is easier than the first, nats/token, by gap in tokens."""
+
+    def drop(sums: pd.DataFrame) -> pd.Series:
+        return (sums["first_nll"] - sums["second_nll"]) / sums["targets"]
+
+    return _probe(found, RETRIEVAL, ["gap"], drop, "drop", notes)
+
+
+def _probe(
+    found: Found,
+    protocol: str,
+    by: list[str],
+    score: Callable[[pd.DataFrame], pd.Series],
+    name: str,
+    notes: list[str],
+) -> pd.DataFrame:
+    """One row a scheme, length and group of `by`: the mean over runs of `score` of the group's sums."""
+    import pandas as pd
+
+    rows = []
+    for length in lengths_of(found, protocol):
+        values: dict[tuple[Any, ...], list[float]] = {}
+        for (scheme, _), e in sorted(same_task(found, protocol, length, notes).items()):
+            for key, value in score(e.windows.groupby(by).sum(numeric_only=True)).items():
+                values.setdefault((scheme, *(key if isinstance(key, tuple) else (key,))), []).append(float(value))
+        for (scheme, *keys), each in values.items():
+            mean = t_interval(np.array(each))
+            place = {"scheme": scheme, "length": length, **dict(zip(by, keys, strict=True))}
+            rows.append({**place, name: mean.mean, "low": mean.low, "high": mean.high, "seeds": len(each)})
+    return pd.DataFrame(rows, columns=["scheme", "length", *by, name, "low", "high", "seeds"])
+
+
+def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, training_length: int) -> pd.DataFrame:
+    """How much of the gain of longer non-overlapping windows is only that fewer tokens stand near a window's start.
+
+    With T the training length, `gain` is the loss at T less that at a longer length L. If more than T tokens of
+    context made no token better or worse, the tokens behind T would each have the loss at the end of a T-token
+    window, l_end, and the gain would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T stands for
+    l_end; it is a little above it, so `early` is a lower bound. Columns: scheme, length, gain, early (nats/token).
+    """
+    import pandas as pd
+
+    losses = {(m.scheme, m.length): m.loss.mean for m in measurements if m.protocol == "nonoverlapping"}
+    rows = []
+    inside = by_position[(by_position["bucket_end"] <= training_length) & (by_position["length"] >= training_length)]
+    for scheme in sorted(set(inside["scheme"])):
+        at_training = losses.get((scheme, training_length))
+        if at_training is None:
+            continue
+        end = float(inside[inside["scheme"] == scheme].sort_values(["bucket_end", "length"])["loss"].iloc[-1])
+        for length in sorted(n for s, n in losses if s == scheme and n > training_length):
+            early = (1 - training_length / length) * (at_training - end)
+            rows.append(
+                {"scheme": scheme, "length": length, "gain": at_training - losses[scheme, length], "early": early}
+            )
+    return pd.DataFrame(rows, columns=["scheme", "length", "gain", "early"])

@@ -1,0 +1,27 @@
+"""What a report says and in which order: findings as sections of sentences, tables and pictures."""
+
+from collections.abc import Iterable
+
+from posbench.reporting.findings import Findings
+from posbench.reporting.sections import against, lengths, losses, provenance
+from posbench.reporting.sections.section import Section
+
+__all__ = ["Section", "sections"]
+
+
+def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
+    """All sections that have something to say. `pictures` names the figures that were drawn."""
+    drawn = list(pictures)
+    made = [
+        losses.losses(findings, drawn),
+        losses.ranking(findings),
+        *(against.against(findings, comparison) for comparison in findings.against),
+        losses.training(drawn),
+        *lengths.extrapolation(findings, drawn),
+        lengths.position(drawn),
+        lengths.retrieval(findings, drawn),
+        provenance.setup(findings),
+        provenance.fingerprints(findings),
+        provenance.left_out(findings),
+    ]
+    return [section for section in made if section is not None]

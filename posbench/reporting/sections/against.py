@@ -1,0 +1,97 @@
+"""Our results beside published ones."""
+
+from __future__ import annotations
+
+import math
+
+from posbench.reporting.findings import Findings
+from posbench.reporting.published import SETUP, Comparison
+from posbench.reporting.sections.losses import gap_text
+from posbench.reporting.sections.section import Section
+from posbench.reporting.statistics import Pair
+from posbench.reporting.tables import DASH, Table, number, perplexity_text, plus_minus
+
+
+def against(findings: Findings, c: Comparison) -> Section:
+    """Ours beside one published column: values, gaps, the agreement of the orders, and how the set-ups differ."""
+    title, short = f"Against {c.published.title}: {c.measurement.what}", f"Against {c.published.name}"
+    if not c.rows:
+        why = "no scheme of theirs is among ours" if c.where else "we have no evaluation near theirs"
+        return Section(title, [f"Nothing of ours to set beside it: {why}."], on_terminal=False, short=short)
+    words = [f"Ours: {c.where}. Gaps in nats/token, each side of its own tokens."]
+    tables = [values_table(c)]
+    if len(c.rows) > 1:
+        sure = f"p = {c.p:.2g} against no relation" if len(c.rows) > 2 else "with two it can only be 1 or -1"
+        words.append(f"Kendall's tau of the two orders: {c.tau:.2f} over {len(c.rows)} schemes ({sure}).")
+        if c.disagreements:
+            tables.append(disagreements_table(c))
+        else:
+            words.append("No pair stands the other way round.")
+    words += c.published.notes
+    if c is findings.against[0]:
+        tables.append(setup_table(findings, c))
+    return Section(title, words, tables, short=short)
+
+
+def values_table(c: Comparison) -> Table:
+    """Their column, ours, and the gaps side by side."""
+    base, loss = c.baseline or "?", c.measurement.metric == "loss"
+    headers = ["scheme", f"published\n{c.measurement.metric}", f"ours\n{c.measurement.metric}"]
+    headers += [f"published gap\nto {base}", f"our gap\nto {base}"]
+    rows = [
+        [
+            row.scheme,
+            number(row.theirs, 3) if loss else perplexity_text(row.theirs),
+            number(row.ours.loss.mean) if loss else perplexity_text(row.ours.perplexity),
+            gap_text(row.their_gap, math.nan, row.scheme == base, 3),
+            gap_text(row.our_gap, math.nan, row.scheme == base),
+        ]
+        for row in c.rows
+    ]
+    return Table("Published and ours", headers, rows)
+
+
+def disagreements_table(c: Comparison) -> Table:
+    """The pairs that stand the other way round in our runs, and whether ours are decided."""
+    headers = ["published better, worse", "published\nworse - better", "ours\nworse - better", "ours decided?"]
+    rows = [
+        [
+            f"{d.better}, {d.worse}",
+            number(d.their_difference, 3, sign=True),
+            plus_minus(-d.pair.difference, d.pair.interval.half_width, sign=True),
+            _decided(d.pair),
+        ]
+        for d in c.disagreements
+    ]
+    return Table("Pairs that stand the other way round", headers, rows, left=frozenset({0, 3}))
+
+
+def _decided(pair: Pair) -> str:
+    if pair.seeds < 2:
+        return "1 seed: not tested"
+    return f"{'yes' if pair.is_decided else 'no'} (p = {pair.p_holm:.2g})"
+
+
+def setup_table(findings: Findings, c: Comparison) -> Table:
+    """What they trained, what we trained, what they do not say."""
+    config, runs = findings.config, findings.joined.runs
+    ours = {
+        "runs a scheme": str(len(findings.joined.seeds)),
+        "parameters": millions(runs["parameters"].max()),
+        "architecture": f"LLaMA-style decoder, {config.model.num_layers} layers of {config.model.d_model}",
+        "data": f"{config.data.name}, {c.rows[0].ours.split} split",
+        "training tokens": millions(runs["tokens"].max()),
+        "context length": str(config.train.context_length),
+        "learning rate": f"{config.train.lr:g}",
+        "seeds": ", ".join(map(str, findings.joined.seeds)),
+        "unit": f"a token of {config.tokenizer.kind}, {findings.vocab_size or 'unknown'} entries",
+    }
+    rows = [[what, c.published.setup.get(what, "not recorded here"), ours[what]] for what in SETUP]
+    return Table("Set-up", ["", "published", "ours"], rows, left=frozenset({0, 1, 2}))
+
+
+def millions(count: float) -> str:
+    """`6.82 million`, `1.04 billion`, a dash where it is not known."""
+    if count is None or math.isnan(count):
+        return DASH
+    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"

@@ -1,0 +1,160 @@
+"""The loss table, the ranking chain and the loss curves."""
+
+from __future__ import annotations
+
+import math
+
+from posbench.reporting.evaluations import VALIDATION
+from posbench.reporting.findings import Findings
+from posbench.reporting.sections.section import Section, pictures
+from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, sd_range
+from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
+from posbench.runs import FINISHED
+
+
+def losses(findings: Findings, drawn: list[str]) -> Section:
+    """The loss table and the picture of its gaps."""
+    there, base, seeds = findings.at(VALIDATION), findings.baseline, len(findings.joined.seeds)
+    words = []
+    if there:
+        m = next(iter(there.values()))
+        words.append(
+            f"Loss on the {m.split} split at the training length of {m.length:,} tokens: {m.targets:,} tokens scored "
+            f"in {m.documents:,} documents, the same for every scheme."
+        )
+    if seeds > 1:
+        words.append(
+            f"± is half the 95% interval over {seeds} seeds (Student's t), each interval by itself. Gaps are paired: "
+            "within a seed all schemes have the same initial weights and batches."
+        )
+    else:
+        words.append(
+            "1 seed: how much another seed would change is not known, so there are no intervals over seeds and no "
+            "order is claimed."
+        )
+    if base and len(findings.schemes) > 1:
+        words.append(
+            "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
+            "leaves around the gap of these models (bootstrap over documents)."
+        )
+    caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; dots below are seeds"
+    caption += ", rings above are published." if findings.against else "."
+    return Section("Loss on held-out text", words, [loss_table(findings)], pictures(drawn, "gaps", caption))
+
+
+def loss_table(findings: Findings) -> Table:
+    """One row a scheme, best first; at the end the schemes that have no run to compare, with what became of them."""
+    there, base = findings.at(VALIDATION), findings.baseline
+    published = findings.against[0] if findings.against else None
+    theirs = {row.scheme: row.theirs for row in published.rows} if published else {}
+    headers = ["scheme", "position", "loss\nnats/token"]
+    headers += [f"gap to {base}\nnats/token"] if base else []
+    headers += ["seeds"]
+    headers += [f"published\n{published.measurement.metric}"] if published else []
+    headers += ["gap\nby texts"] if base else []
+    headers += ["bits\nper byte", "speed\ntokens/s", "memory\nMiB"]
+    rows = []
+    for scheme in findings.schemes:
+        m = there.get(scheme)
+        runs = findings.joined.runs[findings.joined.runs["scheme"] == scheme]
+        row = [scheme, position_text(findings, scheme)]
+        row += [plus_minus(m.loss.mean, m.loss.half_width) if m else number(runs["loss"].mean())]
+        row += [gap_text(m.gap.mean, m.gap.half_width, scheme == base) if m else DASH] if base else []
+        row += [str(len(runs))]
+        if published:
+            digits = 3 if published.measurement.metric == "loss" else 2
+            row += [number(theirs.get(scheme, math.nan), digits)]
+        if base:
+            row += [f"± {m.gap_documents:.4f}" if m and scheme != base and m.gap_documents >= 0 else DASH]
+        row += [number(m.bits_per_byte if m else runs["bits_per_byte"].mean(), 3)]
+        row += [whole(runs["tokens_per_second"].mean()), whole(runs["peak_memory_bytes"].max() / 2**20)]
+        rows.append(row)
+    for scheme, status in absent_schemes(findings).items():
+        rows.append([scheme, DASH, status, *[DASH] * (len(headers) - 3)])
+    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}))
+
+
+def position_text(findings: Findings, scheme: str) -> str:
+    """What the scheme was measured to be, and what it promises where that is not the same."""
+    measured = findings.measured.get(scheme, "not measured")
+    runs = findings.joined.runs
+    promised = runs.loc[runs["scheme"] == scheme, "is_relative"].iloc[0]
+    word = {True: "relative", False: "absolute"}.get(promised, "nothing")
+    return measured if measured == word else f"{measured} ({word} promised)"
+
+
+def gap_text(mean: float, half_width: float, is_baseline: bool, digits: int = 4) -> str:
+    """The baseline's own gap is 0 by definition and has no interval."""
+    return "0" if is_baseline else plus_minus(mean, half_width, sign=True, digits=digits)
+
+
+def absent_schemes(findings: Findings) -> dict[str, str]:
+    """Schemes with runs of which none is compared -> what became of them."""
+    gone = findings.frame[~findings.frame["scheme"].isin(findings.schemes)]
+    became = gone["status"].where(gone["status"] != FINISHED, "left out")
+    return {str(scheme): ", ".join(sorted(set(words))) for scheme, words in became.groupby(gone["scheme"])}
+
+
+def ranking(findings: Findings) -> Section | None:
+    """The chain, and for each `~` what these seeds could have seen."""
+    chain, pairs = findings.chain, findings.pairs
+    if not pairs:
+        return None
+    if not chain.is_tested:
+        why = "1 seed: order not tested. A paired test needs at least 2 seeds: `posbench train -m seed=0,1,2 ...`."
+        return Section("Ranking", [f"By loss, lowest first: {chain.text}", why], chain=chain)
+    words = [
+        chain.text,
+        f"Paired t-tests over {chain.seeds} seeds for all {len(pairs)} pairs, Holm's correction: the chance of any "
+        f"false “>” is at most {LEVEL:.0%}. “>” stands where every scheme to its left is decided better than every "
+        "scheme to its right; “~” where that cannot be said, which is no evidence that they are equal.",
+    ]
+    tables = []
+    neighbours = zip(chain.order, chain.signs, chain.order[1:], strict=False)
+    undecided = [(left, right) for left, sign, right in neighbours if sign == "~"]
+    if undecided:
+        by_names = {(pair.left, pair.right): pair for pair in pairs}
+        low, high = sd_range(chain.seeds)
+        tables.append(undecided_table([by_names[names] for names in undecided]))
+        words.append(
+            f"Smallest visible: the true difference that these seeds would have decided with {POWER:.0%} probability "
+            f"at the corrected level of p = {pairs[0].level:.2g}. Seeds to decide: how many would give the observed "
+            f"difference that chance. Both rest on a spread measured with {chain.seeds} seeds; the true one is "
+            f"{low:.1f} to {high:.1f} times that (95%), so take them as orders of magnitude."
+        )
+    if chain.inside:
+        said = "; ".join(f"{p.left} is better than {p.right} by {p.difference:.4f}" for p in chain.inside)
+        words.append(f"Decided although no “>” stands between them: {said}.")
+    return Section("Ranking", words, tables, chain=chain)
+
+
+def undecided_table(pairs: list[Pair]) -> Table:
+    """Neighbours around a `~`. Such a pair may itself be decided; then another pair across that place is not."""
+    headers = ["neighbours", "difference\nnats/token", "p\n(Holm)"]
+    headers += [f"smallest visible\n({POWER:.0%} power)", "seeds to\ndecide it"]
+    rows = [
+        [
+            f"{pair.left} ~ {pair.right}",
+            plus_minus(pair.difference, pair.interval.half_width),
+            f"{pair.p_holm:.2g}",
+            number(pair.smallest_visible),
+            "decided" if pair.is_decided else seeds_text(pair.seeds_to_decide),
+        ]
+        for pair in pairs
+    ]
+    return Table("Where the chain says ~", headers, rows)
+
+
+def seeds_text(seeds: float) -> str:
+    """`about 26`, `more than 1000`."""
+    return DASH if math.isnan(seeds) else f"more than {MOST_SEEDS}" if math.isinf(seeds) else f"about {seeds:.0f}"
+
+
+def training(drawn: list[str]) -> Section | None:
+    """The loss curves."""
+    caption = (
+        "Validation loss while training (mean over seeds) and, below, the same as gaps to the baseline with their 95% "
+        "intervals; the scale of the gaps is that of the last three quarters."
+    )
+    found = pictures(drawn, "curves", caption)
+    return Section("Training", pictures=found, on_terminal=False) if found else None

@@ -1,0 +1,65 @@
+"""Where the figures come from: set-up, versions and fingerprints, and what was left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posbench.reporting.findings import Findings
+from posbench.reporting.frame import FINGERPRINTS, records
+from posbench.reporting.sections.against import millions
+from posbench.reporting.sections.section import Section
+from posbench.reporting.tables import DASH, Table, whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def setup(findings: Findings) -> Section:
+    """What was trained, in full."""
+    config, frame = findings.config, findings.joined.runs
+    runs, mapping = records(frame), findings.config.to_mapping()
+    skipped = [f"{r['scheme']} seed {r['seed']}: {r['skipped_steps']:.0f}" for r in runs if r["skipped_steps"] > 0]
+    rows = [
+        ["experiment", f"{config.experiment.name}: {config.experiment.description}"],
+        ["schemes", ", ".join(findings.schemes)],
+        ["seeds", ", ".join(map(str, findings.joined.seeds))],
+        ["parameters", millions(frame["parameters"].max())],
+        ["tokens trained on", whole(frame["tokens"].max())],
+        ["device", ", ".join(sorted({f"{r['device']} ({r['dtype']})" for r in runs}))],
+        ["skipped steps", ", ".join(skipped) or "none"],
+    ]
+    for group in ("model", "data", "tokenizer", "train", "evaluation"):
+        rows.append([group, ", ".join(f"{k}={v}" for k, v in mapping[group].items() if v is not None)])
+    return Section("Set-up", tables=[_facts("Set-up", rows)], on_terminal=False)
+
+
+def fingerprints(findings: Findings) -> Section:
+    """What all compared runs share, checked and not hoped."""
+    runs = findings.joined.runs
+    versions = [column for column in map(str, runs.columns) if column.startswith("version.")]
+    rows = [[name.replace("_", " "), _distinct(runs[f"fingerprint.{name}"])] for name in FINGERPRINTS]
+    rows += [[column.removeprefix("version."), _distinct(runs[column])] for column in versions]
+    rows += [["first started", _distinct(runs["started"])[:25]], ["last ended", _distinct(runs["ended"])[-25:]]]
+    words = [
+        "data, tokenizer, config and code agree between all compared runs; initial weights and batches between the "
+        "schemes of each seed."
+    ]
+    title = "Versions and fingerprints"
+    return Section(title, words, [_facts(title, rows)], on_terminal=False)
+
+
+def left_out(findings: Findings) -> Section:
+    """Every run that takes no part, and every remark on those that do."""
+    gone = sorted(findings.joined.left_out, key=lambda run: (run.scheme, run.seed))
+    rows = [[run.scheme, str(run.seed), run.why] for run in gone]
+    tables = [Table("Left out", ["scheme", "seed", "why"], rows, left=frozenset({0, 2}))] if rows else []
+    words = findings.notes or ([] if rows else ["Nothing: every run found is in the tables."])
+    return Section("Left out", list(words), tables)
+
+
+def _facts(title: str, rows: list[list[str]]) -> Table:
+    return Table(title, ["", "value"], rows, left=frozenset({0, 1}))
+
+
+def _distinct(column: pd.Series) -> str:
+    return ", ".join(sorted({str(value) for value in column.dropna()})) or DASH
