@@ -92,7 +92,7 @@ def curves(findings: Findings) -> Figure:
     draw_lines(panels[0], {s: (table.index, table[s].T.mean()) for s in there}, look, marker=False)
     panels[0].set_ylabel("validation loss, nats/token")
     if both:
-        _gap_curves(panels[1], {s: table.xs(s, axis=1) - table.xs(base, axis=1) for s in there}, look)
+        _gap_curves(panels[1], {s: table[s] - table[base] for s in there}, look)
         panels[1].set_ylabel(f"gap to {short(base or '')}, nats/token")
     for axes in panels:
         axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
@@ -102,7 +102,7 @@ def curves(findings: Findings) -> Figure:
     return figure
 
 
-def _gap_curves(axes: Axes, gaps: dict[str, pd.DataFrame], look: Any) -> None:
+def _gap_curves(axes: Axes, gaps: dict[str, Any], look: Any) -> None:
     draw_lines(axes, {s: (gap.index, gap.T.mean()) for s, gap in gaps.items()}, look, marker=False)
     for scheme, gap in gaps.items():
         if gap.shape[1] > 1:
@@ -139,7 +139,7 @@ def protocols(findings: Findings) -> Figure:
     look, at = looks(findings.schemes), findings.training_length
     columns = 4
     rows = math.ceil(len(findings.schemes) / columns)
-    figure, panels = new_figure(0.5 + 1.5 * rows, rows, columns, sharey=True)
+    figure, panels = new_figure(0.5 + 1.55 * rows, rows, columns)
     lengths = findings.lengths("fixed")
     for axes, scheme in zip(panels, findings.schemes, strict=False):
         for protocol, line in (("fixed", "-"), ("nonoverlapping", "--")):

@@ -49,7 +49,8 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
 
 _PROTOCOLS_CAPTION = (
     "The same runs by both protocols: loss against length, from the loss at the training length. Where longer "
-    "non-overlapping windows (dashed) gain and fixed targets (solid) do not, the gain is only fewer early tokens."
+    "non-overlapping windows (dashed) gain and fixed targets (solid) do not, the gain is only fewer early tokens; "
+    "dotted: what fewer early tokens alone would give. Scales differ between panels."
 )
 
 
