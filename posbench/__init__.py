@@ -1,10 +1,10 @@
 """posbench: where should position go? One small decoder, many position schemes, one fair comparison.
 
-    config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])   # the words of the command line -> typed config
-    model = posbench.build_model(config, vocab_size=512)
-    logits = model(tokens, offset=37)                                        # [B, T] int64 -> [B, T, V]
-    run = posbench.load_run("runs/demo/vo_rope/seed=0")                      # .config .manifest .metrics .tokenizer .load_model()
-    frame = posbench.results("runs/demo")                                    # one row a run
+    config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])  # the words of the command line
+    model = posbench.build_model(config, vocab_size=512)                   # a torch.nn.Module
+    logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
+    run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
+    frame = posbench.results("runs/demo")                                  # a DataFrame, one row a run
 
 Names are imported when first used, so that `import posbench` costs nothing.
 """
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["SCHEMES", "compose", "build_model", "load_run", "results", "ConfigError"]
+__all__ = ["SCHEMES", "ConfigError", "build_model", "compose", "load_run", "results"]
 
 _HOMES = {
     "compose": "posbench.composition",

@@ -1,8 +1,8 @@
 """How causal attention runs. Three ways to the same numbers, picked from what the scheme needs and the device offers.
 
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
-    blocks   query blocks against their key prefixes: any bias, memory linear in T; on CPUs also the fastest at short contexts
-    flex     FlexAttention with the bias as its score function: any bias on CUDA
+    blocks   query blocks against their key prefixes: any bias, memory linear in T; on CPUs also the fastest at short
+    contexts flex     FlexAttention with the bias as its score function: any bias on CUDA
 
 All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D].
 """
@@ -32,11 +32,11 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOC
 
     At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
     """
-    B, H, T, D = q.shape
+    _, H, T, D = q.shape
     groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    # Contiguous before it is sliced and transposed: torch 2.13 miscompiles transposed copies of several bf16 slices on CPUs.
+    # Contiguous before slicing: torch 2.13 miscompiles transposed copies of several bf16 slices on CPUs.
     k_t = k.transpose(-2, -1).contiguous()
     v = v.contiguous()
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -68,14 +68,17 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
 
     T = q.shape[2]
     mask = create_block_mask(causal, None, None, T, T, device=q.device)
-    return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
+    return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None) -> Tensor:
     """Causal attention by the best of the ways above that can carry `bias`.
 
-    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None. Returns: [B, H, T, D] in q's dtype.
+    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None. Returns: [B, H, T, D] in q's
+    dtype.
     """
     if bias is None and (q.is_cuda or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
+    if q.is_cuda and bias is not None and torch.compiler.is_compiling():
+        return flex(q, k, v, bias)  # uncompiled it would hold every score at once, so then blocks
     return blocks(q, k, v, bias)

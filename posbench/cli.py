@@ -1,7 +1,9 @@
 """The commands, and the one place that prints errors and exits.
 
-Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` answers at once.
-Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can mend; 130 and 143 stopped by Ctrl-C or SIGTERM.
+Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
+answers at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can mend; 130 and 143
+stopped by Ctrl-C or
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="posbench",
-    help="Where should position go? Train one small decoder under many position schemes and see how sure the ranking is.",
+    help="Where should position go? Train one decoder under many position schemes; see how sure the ranking is.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -33,7 +35,14 @@ app = typer.Typer(
 
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds the experiments.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="RUNS", help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.", show_default=False)]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUNS",
+        help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.",
+        show_default=False,
+    ),
+]
 
 
 def main() -> None:
@@ -90,7 +99,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="WORDS",
-        help="Hydra overrides and flags: scheme=vo_rope model=25m train.lr=1e-3, -m for a sweep, --cfg job to see the configuration.",
+        help="Hydra overrides and flags: scheme=vo_rope train.lr=1e-3, -m for a sweep, --cfg job to see them all.",
         autocompletion=_complete_override,
         show_default=False,
     ),
@@ -143,21 +152,31 @@ def prepare(ctx: typer.Context, words: Overrides = None) -> None:
 
     corpus = prepare_text(config, notice=_say)
     console = _console()
-    console.print(f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries", highlight=False)
+    console.print(
+        f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries",
+        highlight=False,
+    )
     for name, split in corpus.splits.items():
-        console.print(f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens {split.num_bytes:>16,} bytes", highlight=False)
+        console.print(
+            f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens "
+            f"{split.num_bytes:>16,} bytes",
+            highlight=False,
+        )
 
 
 def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
-    """The runs that the words name, each an existing folder as given or below `runs_dir`; all of `runs_dir` without a word."""
+    """The runs that the words name, each a folder as given or below `runs_dir`; all of `runs_dir` without a word."""
     from posbench.runs import find_runs
 
-    found = []
+    found: list[Run] = []
     for name in names or [""]:
         places = [runs_dir] if not name else [Path(name), runs_dir / name]
         place = next((p for p in places if p.is_dir()), None)
         if place is None:
-            raise ConfigError(f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as {runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo")
+            raise ConfigError(
+                f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as "
+                f"{runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo"
+            )
         runs = find_runs(place)
         if not runs:
             raise ConfigError(f"{place} holds no runs: train one first (posbench train scheme=vo_rope)")
@@ -168,8 +187,24 @@ def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
 @app.command(name="eval")
 def evaluate(
     runs: Names = None,
-    length: Annotated[list[str] | None, typer.Option("--length", "-l", help="Tokens: 4096, 8k (8192). Repeat, or separate by commas. Default: those of the run's experiment.", show_default=False)] = None,
-    protocol: Annotated[list[str] | None, typer.Option("--protocol", "-p", help="fixed, nonoverlapping, sliding. Default: those of the run's experiment.", show_default=False)] = None,
+    length: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--length",
+            "-l",
+            help="Tokens: 4096, 8k (8192). Repeat, or separate by commas. Default: those of the run's experiment.",
+            show_default=False,
+        ),
+    ] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protocol",
+            "-p",
+            help="fixed, nonoverlapping, sliding. Default: those of the run's experiment.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
@@ -183,13 +218,21 @@ def evaluate(
 
 @app.command()
 def report(
-    experiment: Annotated[str | None, typer.Argument(help="An experiment, or its folder. Default: the one there is.", show_default=False)] = None,
-    against: Annotated[str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)] = None,
-    baseline: Annotated[str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the files go. Default: the experiment's folder.", show_default=False)] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="An experiment, or its folder. Default: the one there is.", show_default=False)
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the files go. Default: the experiment's folder.", show_default=False)
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """The loss table, the extrapolation table and the ranking with its uncertainty; table.csv, report.md, report.html and plots."""
+    """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.reporting import report as write_report
 
     write_report(_experiment_folder(experiment, runs_dir), against, baseline, output, _console())
@@ -199,15 +242,22 @@ def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     if name is not None:
         place = next((p for p in (Path(name), runs_dir / name) if p.is_dir()), None)
         if place is None:
-            there = sorted(p.name for p in runs_dir.iterdir() if p.is_dir()) if runs_dir.is_dir() else []
-            raise ConfigError(f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(there) or 'none'}): train it first with posbench train -m experiment={name}")
+            known = sorted(p.name for p in runs_dir.iterdir() if p.is_dir()) if runs_dir.is_dir() else []
+            raise ConfigError(
+                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'}): "
+                f"train it first with posbench train -m experiment={name}"
+            )
         return place
     from posbench.runs import find_runs
 
     there = sorted({run.path.parent.parent for run in find_runs(runs_dir)})
     if len(there) != 1:
         named = ", ".join(str(p) for p in there) or "none"
-        raise ConfigError(f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT" if there else f"{runs_dir}/ holds no runs: train first with posbench train -m experiment=demo")
+        raise ConfigError(
+            f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT"
+            if there
+            else f"{runs_dir}/ holds no runs: train first with posbench train -m experiment=demo"
+        )
     return there[0]
 
 
@@ -232,9 +282,12 @@ def schemes() -> None:
 
 @app.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
+    ] = None,
 ) -> None:
-    """Measure each scheme's promises in float64: relative or absolute, norms, round trip, causality. Exits 1 if one fails."""
+    """Measure each scheme's promises in float64: relative or absolute, norms, causality. Exits 1 if one fails."""
     from posbench.verify import verify as certify
 
     if not certify(names or None, _console()):
@@ -250,5 +303,9 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Where should position go?"""

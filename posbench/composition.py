@@ -95,7 +95,8 @@ def explain(error: Exception) -> str:
         hints = [f"{group}={word}" for group in _GROUPS if word in choices(group)]
         hint = f"; did you mean {hints[0]}?" if hints else ""
         return f"{word!r} is no override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
-    where = f" ({error.full_key})" if getattr(error, "full_key", None) else ""
+    key = getattr(error, "full_key", None)
+    where = f" ({key})" if key else ""
     return text.splitlines()[0] + where
 
 
@@ -115,8 +116,8 @@ def _settings() -> list[str]:
 def complete(incomplete: str) -> list[str]:
     """Hydra's completions of a word of the command line, `scheme=v` -> `scheme=v_rope`, `scheme=vo_rope`."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
     from hydra._internal.core_plugins.bash_completion import BashCompletion
+    from hydra._internal.utils import create_config_search_path
 
     register_schema()
     loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
@@ -125,7 +126,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 def run_application(program: str, words: Sequence[str], job: Callable[[DictConfig], object]) -> None:
-    """Run `job` as a Hydra application with the words of the command line: overrides, `-m` sweeps, `--cfg job`, launchers.
+    """Run `job` as a Hydra application: overrides, `-m` sweeps, `--cfg job`, launchers.
 
     Hydra takes flags before overrides only, so those are moved to the end.
     Raises: ConfigError for anything Hydra refuses.
@@ -133,7 +134,9 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     register_schema()
     overrides = [word for word in words if ("=" in word or word.startswith("~")) and not word.startswith("-")]
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us and are explained once, instead of Hydra's own print and exit
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # errors come to us and are explained once, instead of Hydra's own print and exit
+    )
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
     except (HydraException, OmegaConfBaseException) as error:

@@ -4,8 +4,8 @@ A `Config` that exists is valid: each dataclass checks itself when it is made, s
 written from a configuration that cannot run. This module imports no torch; the rules that only a scheme knows (its own
 options) are checked by `posbench.schemes.build_scheme`.
 
-Words: a *group* is a folder of `conf/`; a *field* is a key of it. Errors are `ConfigError`, a `ValueError` that names the
-field, the value and the remedy.
+Words: a *group* is a folder of `conf/`; a *field* is a key of it. Errors are `ConfigError`, a `ValueError` that names
+the field, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MISSING: Any = "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
+MISSING: Any = (
+    "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
+)
 
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("cosine", "wsd", "constant")
@@ -44,7 +46,8 @@ def check_name(what: str, name: str) -> None:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + -, beginning with a letter or digit"
+            f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + -, beginning "
+            "with a letter or digit"
         )
 
 
@@ -81,7 +84,10 @@ class SchemeConfig:
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
         """From the flat form of `conf/scheme/*.yaml`, where the options stand beside `name` and `kind`."""
         for key in ("name", "kind"):
-            _require(key in mapping, f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme")
+            _require(
+                key in mapping,
+                f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme",
+            )
         options = {key: value for key, value in mapping.items() if key not in ("name", "kind")}
         return cls(name=mapping["name"], kind=mapping["kind"], options=options)
 
@@ -113,17 +119,22 @@ class ModelConfig:
         if self.head_dim is None:
             _require(
                 self.d_model % self.num_heads == 0,
-                f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: change one, or set model.head_dim",
+                f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: "
+                "change one, or set model.head_dim",
             )
             self.head_dim = self.d_model // self.num_heads
         _between("model.head_dim", self.head_dim, 2, 1024)
-        _require(self.head_dim % 2 == 0, f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so take an even one")
+        _require(
+            self.head_dim % 2 == 0,
+            f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so take an even one",
+        )
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
         _between("model.num_kv_heads", self.num_kv_heads, 1, 1024)
         _require(
             self.num_heads % self.num_kv_heads == 0,
-            f"model.num_heads={self.num_heads} is no multiple of model.num_kv_heads={self.num_kv_heads}: every key/value head serves the same number of query heads",
+            f"model.num_heads={self.num_heads} is no multiple of model.num_kv_heads={self.num_kv_heads}: "
+            "every key/value head serves the same number of query heads",
         )
         if self.ffn_dim is None:
             self.ffn_dim = math.ceil(8 * self.d_model / 3 / 16) * 16
@@ -171,7 +182,8 @@ class DataConfig:
         _between("data.test_fraction", self.test_fraction, 0.0, 0.5)
         _require(
             self.validation_fraction + self.test_fraction < 1,
-            f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} leave no text to "
+            f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} "
+            "leave no text to "
             "train on: together they must stay below 1",
         )
         if self.token_budget is not None:
@@ -180,11 +192,13 @@ class DataConfig:
         if self.source == "files":
             _require(
                 (self.path is not None) != (self.train_path is not None),
-                "data=files needs data.path='...' (files to be split by document) or data.train_path='...' with data.validation_path='...' (one of the two)",
+                "data=files needs data.path='...' (files to be split by document) or data.train_path='...' "
+                "with data.validation_path='...' (one of the two)",
             )
             _require(
                 self.train_path is None or self.validation_path is not None,
-                "data.train_path is given without data.validation_path: name the held-out files too, or give data.path alone to have them split by document",
+                "data.train_path is given without data.validation_path: name the held-out files too, or give "
+                "data.path alone to have them split by document",
             )
         else:
             _require(
@@ -237,27 +251,34 @@ class TrainConfig:
     dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
     compile: bool | None = None  # null: where it pays
     validate_every: int | None = None  # steps; null: ten times a run
-    validation_tokens: int = 65_536  # scored at each of these (the last one scores the whole split, up to evaluation.max_tokens)
+    validation_tokens: int = (
+        65_536  # scored at each of these (the last one scores the whole split, up to evaluation.max_tokens)
+    )
     checkpoint_every: int | None = None  # steps; null: ten times a run
     keep_checkpoints: int = 2
     log_every: int = 10  # steps between lines of metrics.jsonl
     max_skipped_steps: int = 10  # steps skipped for NaN or infinity before the run is given up
 
     def __post_init__(self) -> None:
-        _require(self.steps is not None or self.tokens is not None, "give train.steps=... or train.tokens=...: neither is set")
+        _require(
+            self.steps is not None or self.tokens is not None,
+            "give train.steps=... or train.tokens=...: neither is set",
+        )
         _between("train.context_length", self.context_length, 2, 1 << 22)
         _between("train.batch_size", self.batch_size, 1, 1 << 20)
         _between("train.accumulation", self.accumulation, 1, self.batch_size)
         _require(
             self.batch_size % self.accumulation == 0,
-            f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} equal micro-batches",
+            f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} "
+            "equal micro-batches",
         )
         if self.steps is not None:
             _between("train.steps", self.steps, 1, 1 << 40)
         elif self.tokens is not None:
             _require(
                 self.tokens >= self.tokens_per_step,
-                f"train.tokens={self.tokens} is less than one step of batch_size x context_length = {self.tokens_per_step} tokens: raise it or shrink the batch",
+                f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
+                f"{self.tokens_per_step} tokens: raise it or shrink the batch",
             )
         _between("train.lr", self.lr, 0, 10)
         _between("train.lr_end_ratio", self.lr_end_ratio, 0, 1)
@@ -300,7 +321,9 @@ class TrainConfig:
 class EvaluationConfig:
     """What `posbench eval` scores. Lengths in tokens."""
 
-    lengths: list[int] = field(default_factory=list)  # [] : half the training length to 32 times it, and +1 +10 +50 +100
+    lengths: list[int] = field(
+        default_factory=list
+    )  # [] : half the training length to 32 times it, and +1 +10 +50 +100
     protocols: list[str] = field(default_factory=lambda: ["fixed"])  # of posbench/evaluation/protocols.py
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
     windows: int = 256  # fixed and retrieval: windows, spread over the test split

@@ -9,7 +9,9 @@ from types import FrameType, TracebackType
 
 
 class Stopped(BaseException):
-    """Training was asked to stop and left a checkpoint: like KeyboardInterrupt no error, so that it ends a whole sweep. `exit_status` is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Training was asked to stop and left a checkpoint. No Exception, so that it ends a whole sweep.
+
+    `exit_status` is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -17,7 +19,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """A context in which `received` is the number of the first signal, or None. Outside the main thread it listens to nothing."""
+    """A context in which `received` is the first signal's number, or None. Outside the main thread it is deaf."""
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -30,7 +32,9 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._receive) for number in self._NUMBERS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The decoder: LLaMA's block (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) with a position scheme's hooks in it.
+"""The decoder: LLaMA's block (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) with a scheme's hooks in it.
 
 Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, V vocabulary. Master weights are float32; activations run
 in `compute_dtype` (bfloat16 in training where the device is fast in it), norms, softmax and losses in float32.
@@ -7,7 +7,8 @@ in `compute_dtype` (bfloat16 in training where the device is fast in it), norms,
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from posbench.attention import attend
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.schemes import Scheme, Shape, build_scheme
-
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
 
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with the scheme at q, k, v, the scores and o. Grouped-query where num_kv_heads < num_heads."""
+    """Causal self-attention with the scheme's hooks. Grouped-query where num_kv_heads < num_heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,7 +96,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A LLaMA-style language model under one position scheme.
 
-    `model(tokens, offset=0)`: tokens [B, T] int64 -> logits [B, T, V]. `offset` shifts every position, in tokens; a relative scheme ignores it.
+    `model(tokens, offset=0)`: tokens [B, T] int64 -> logits [B, T, V]. `offset` shifts every position, in tokens; a
+    relative scheme ignores it.
     """
 
     def __init__(self, config: ModelConfig, scheme: Scheme, vocab_size: int) -> None:
@@ -109,12 +110,12 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.unembedding = Linear(config.d_model, vocab_size)
         if config.tied_embeddings:
-            self.unembedding.weight = self.embedding.weight
-        self._run_block = Block.forward
+            self.unembedding.weight = cast(nn.Parameter, self.embedding.weight)
+        self._run_block: Callable[..., Tensor] = Block.forward
 
     def compile_blocks(self) -> None:
-        """Compile one block and run every layer through it (compiling the whole model takes about six times as long)."""
-        self._run_block = torch.compile(Block.forward)  # type: ignore[assignment]
+        """Compile one block and run every layer through it: a sixth of the time the whole model takes."""
+        self._run_block = torch.compile(Block.forward)
 
     def hidden(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype."""
@@ -123,20 +124,23 @@ class Decoder(nn.Module):
         x = self.scheme.embed(self.embedding(tokens), prepared)
         x = x.to(self.compute_dtype or x.dtype)
         for block in self.blocks:
-            x = self._run_block(block, x, prepared, self.scheme)  # type: ignore[arg-type]
+            x = self._run_block(block, x, prepared, self.scheme)
         return self.norm(x)
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
         return self.unembedding(self.hidden(tokens, offset))
 
     def nll(self, tokens: Tensor, targets: Tensor, offset: int = 0, last: int | None = None) -> Tensor:
-        """Negative log-likelihoods of targets [B, T] after tokens [B, T], in nats: [B, T] float32, or of the `last` positions alone."""
+        """Losses of targets [B, T] after tokens [B, T], nats: [B, T] float32, or of the `last` positions alone."""
         x = self.hidden(tokens, offset)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         # Row by row the logits are independent: without a gradient they need never stand whole in memory.
         rows = x.numel() if torch.is_grad_enabled() else ROWS
-        parts = [self._row_nll(*part) for part in zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)]
+        parts = [
+            self._row_nll(*part)
+            for part in zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+        ]
         return torch.cat(parts).view(targets.shape)
 
     def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ class Decoder(nn.Module):
 
 
 def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
-    """Floating tensors of what a scheme prepared, alone or in tuples, rounded once to the weights' dtype; the rest as it is."""
+    """Floating tensors of what a scheme prepared, alone or in tuples, rounded to the weights' dtype."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):
@@ -155,9 +159,10 @@ def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Set every tensor from (seed, its name), on the CPU in float32: a scheme with parameters of its own changes no shared one.
+    """Set every tensor from (seed, its name): a scheme with parameters of its own changes no shared one.
 
-    Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm weights are 1.
+    Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm
+    weights are 1.
     """
     config = model.config
     for name, parameter in model.named_parameters():
@@ -189,7 +194,8 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
     asked = config.model.vocab_size
     if asked is not None and asked < vocab_size:
         raise ConfigError(
-            f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or train a smaller tokenizer (tokenizer.vocab_size={asked})"
+            f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or "
+            f"train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
     with torch.random.fork_rng(devices=[]):  # what a scheme draws for parameters of its own comes from the seed too
         torch.manual_seed(_seed_of(config.seed, "scheme"))

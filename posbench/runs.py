@@ -86,9 +86,13 @@ class Run:
         try:
             mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0)") from None
+            raise ConfigError(
+                f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0)"
+            ) from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read ({str(error).splitlines()[0]}): delete the folder and train the run again") from error
+            raise ConfigError(
+                f"{file} cannot be read ({str(error).splitlines()[0]}): delete the folder and train the run again"
+            ) from error
         if not isinstance(mapping, dict):
             raise ConfigError(f"{file} holds no configuration: delete the folder and train the run again")
         return typed(OmegaConf.create(mapping))
@@ -100,13 +104,17 @@ class Run:
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{self.path} is no run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)") from None
+            raise ConfigError(
+                f"{self.path} is no run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
+            ) from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file} cannot be read ({error}): delete the folder and train the run again") from error
         if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
             raise ConfigError(f"{file} holds no manifest: delete the folder and train the run again")
         if manifest["format"] > FORMAT:
-            raise ConfigError(f"{file} is of format {manifest['format']}; this posbench reads up to {FORMAT}: upgrade posbench")
+            raise ConfigError(
+                f"{file} is of format {manifest['format']}; this posbench reads up to {FORMAT}: upgrade posbench"
+            )
         return manifest
 
     def update_manifest(self, **changes: Any) -> None:

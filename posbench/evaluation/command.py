@@ -20,7 +20,13 @@ from posbench.tracking import log_evaluation
 
 
 def evaluate_runs(
-    runs: Sequence[Run], lengths: Sequence[str], protocols: Sequence[str], device: str, dtype: str, again: bool, console: Console
+    runs: Sequence[Run],
+    lengths: Sequence[str],
+    protocols: Sequence[str],
+    device: str,
+    dtype: str,
+    again: bool,
+    console: Console,
 ) -> list[dict[str, Any]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
@@ -44,7 +50,13 @@ def evaluate_runs(
     corpora: dict[str, Corpus] = {}
     summaries = []
     with Progress(
-        TextColumn("{task.description:<32}"), BarColumn(bar_width=None), TextColumn("{task.fields[doing]}"), TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+        TextColumn("{task.description:<32}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[doing]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=len(finished), doing="")
         for run in finished:
@@ -56,12 +68,27 @@ def evaluate_runs(
             corpus = corpora[key]
             of_run = names or config.evaluation.protocols
             context = config.train.context_length
-            wanted = {name: asked or config.evaluation.lengths or default_lengths(context, corpus.test, name) for name in of_run}
-            results = evaluate_run(run, corpus, wanted, config.evaluation, device, dtype, again, lambda tokens: bar.update(task, doing=f"{tokens} tokens"))
+            wanted = {
+                name: asked or config.evaluation.lengths or default_lengths(context, corpus.test, name)
+                for name in of_run
+            }
+            results = evaluate_run(
+                run,
+                corpus,
+                wanted,
+                config.evaluation,
+                device,
+                dtype,
+                again,
+                lambda tokens: bar.update(task, doing=f"{tokens} tokens"),
+            )
             tracked = log_evaluation(run, notice)
             if tracked is not None:
                 run.update_manifest(wandb=tracked)
-            summaries += [{**summary, "scheme": config.scheme.name, "seed": config.seed, "experiment": config.experiment_name} for summary in results]
+            summaries += [
+                {**summary, "scheme": config.scheme.name, "seed": config.seed, "experiment": config.experiment_name}
+                for summary in results
+            ]
             bar.advance(task)
             if not console.is_terminal:
                 console.print(f"{run.name}: evaluated", highlight=False, markup=False)
@@ -78,7 +105,12 @@ def _table(experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) 
     lengths = sorted({s["length"] for s in summaries})
     targets = sorted({s["targets_total"] for s in summaries})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    table = Table(title=f"{experiment}: perplexity by context length in tokens", caption=f"{protocol} protocol, {scored} targets a length", box=None, pad_edge=False)
+    table = Table(
+        title=f"{experiment}: perplexity by context length in tokens",
+        caption=f"{protocol} protocol, {scored} targets a length",
+        box=None,
+        pad_edge=False,
+    )
     table.add_column("scheme")
     for length in lengths:
         table.add_column(short_length(length), justify="right")

@@ -43,7 +43,8 @@ def score_split(
     """The table of windows and its summary, as stored under `eval/`.
 
     Arguments: anchor, the longest length of a `fixed` comparison (default: `length`).
-    Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and bits_per_byte.
+    Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
+    bits_per_byte.
     """
     from posbench.evaluation.protocols import PROTOCOLS
 
@@ -127,13 +128,18 @@ def evaluate_run(
 
     manifest = run.manifest
     if not run.is_finished:
-        raise ConfigError(f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it")
+        raise ConfigError(
+            f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
+        )
     for what, ours, theirs in (
         ("text", corpus.fingerprint, manifest["fingerprints"]["data"]),
         ("tokenizer", corpus.tokenizer_fingerprint, manifest["fingerprints"]["tokenizer"]),
     ):
         if ours != theirs:
-            raise ConfigError(f"{run.name} was trained with another {what} (fingerprint {theirs[:12]}, now {ours[:12]}): evaluate it with the data it was trained on")
+            raise ConfigError(
+                f"{run.name} was trained with another {what} (fingerprint {theirs[:12]}, now {ours[:12]}): "
+                "evaluate it with the data it was trained on"
+            )
     config = run.config
     config.train.device, config.train.dtype = device, dtype
     chosen = choose_device(config.train)
@@ -164,4 +170,3 @@ def evaluate_run(
 
 def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:
     return all(summary["settings"].get(key) == getattr(settings, key) for key in SETTINGS)
-

@@ -21,7 +21,7 @@ def bucket_edges(length: int) -> np.ndarray:
 
 
 def tabulate_positions(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a document and bucket: document, bucket_start, bucket_end (positions, the end not in it), targets, nll (summed, nats).
+    """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, nll (summed, nats).
 
     A target's position is the number of tokens read before it, less one: position 0 has seen one token.
     """
@@ -32,7 +32,9 @@ def tabulate_positions(losses: np.ndarray, windows: Sequence[Window], split: Spl
     bucket = np.broadcast_to(np.searchsorted(edges, np.arange(length), side="right") - 1, losses.shape).ravel()[kept]
     document = (np.searchsorted(split.starts, index.ravel(), side="right") - 1)[kept]
     flat = pd.DataFrame({"document": document, "bucket": bucket, "nll": losses.ravel()[kept].astype(np.float64)})
-    table = flat.groupby(["document", "bucket"], sort=True).agg(targets=("nll", "size"), nll=("nll", "sum")).reset_index()
+    table = (
+        flat.groupby(["document", "bucket"], sort=True).agg(targets=("nll", "size"), nll=("nll", "sum")).reset_index()
+    )
     table.insert(1, "bucket_start", edges[table["bucket"]])
     table.insert(2, "bucket_end", edges[table["bucket"] + 1])
     return table.drop(columns="bucket")

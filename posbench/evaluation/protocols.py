@@ -1,11 +1,11 @@
 """The protocols by name: each scores a model at one length and gives a table to store and the figures to print.
 
-    validation      the final held-out loss at the training length (training writes it)
-    fixed           the same targets at every length, only the left context grows
-    nonoverlapping  windows back to back, every target scored
-    sliding         windows moved by a stride, the last targets of each scored
-    position        loss by position within non-overlapping windows, in log-spaced buckets
-    retrieval       how much a passage's loss drops when it was read before, against the gap
+validation      the final held-out loss at the training length (training writes it)
+fixed           the same targets at every length, only the left context grows
+nonoverlapping  windows back to back, every target scored
+sliding         windows moved by a stride, the last targets of each scored
+position        loss by position within non-overlapping windows, in log-spaced buckets
+retrieval       how much a passage's loss drops when it was read before, against the gap
 """
 
 from __future__ import annotations
@@ -38,9 +38,16 @@ class Protocol(ABC):
 
     @abstractmethod
     def run(
-        self, model: Decoder, corpus: Corpus, split: Split, length: int, settings: EvaluationConfig, anchor: int, advance: Advance
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """The rows to store, and the figures among `nll_mean` (nats per target), `bits_per_byte`, `targets_total`, ..."""
+        """The rows to store, and figures: `nll_mean` (nats per target), `bits_per_byte`, `targets_total`, ..."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,14 @@ class Windowed(Protocol):
     has_anchor: bool = False
 
     def run(
-        self, model: Decoder, corpus: Corpus, split: Split, length: int, settings: EvaluationConfig, anchor: int, advance: Advance
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         windows = self.windows(split, length, settings, anchor)
         losses = score(model, split, windows, settings.batch_tokens, advance)
@@ -73,7 +87,14 @@ class Retrieval(Protocol):
     crosses_documents: bool = True
 
     def run(
-        self, model: Decoder, corpus: Corpus, split: Split, length: int, settings: EvaluationConfig, anchor: int, advance: Advance
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         rows = probe(model, split, length, settings, corpus.bos_id, advance)
         targets = int(rows["targets"].sum())

@@ -1,9 +1,11 @@
 """The retrieval probe: does a model that has read a passage find it again, `gap` tokens later?
 
-    [ passage | other text, gap tokens | the same passage ]   against   [ another passage | the same other text | the passage ]
+    [ passage | other text, gap tokens | the same passage ]   against   [ another passage | the same other text | the
+    passage ]
 
-Both readings end with the same tokens at the same positions; they differ only in whether the passage has been read before.
-The score is the drop of the loss between them, nats per token: 0 for a model that finds nothing, whatever its perplexity.
+Both readings end with the same tokens at the same positions; they differ only in whether the passage has been read
+before. The score is the drop of the loss between them, nats per token: 0 for a model that finds nothing, whatever its
+perplexity.
 """
 
 from __future__ import annotations
@@ -22,30 +24,42 @@ from posbench.model import Decoder
 def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -> list[tuple[int, int, int]]:
     """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
 
-    Trials are spread evenly over the split; the other text begins a third of the split further on, the other passage two thirds,
-    so neither overlaps the passage. Passages hold no beginning of a document.
+    Trials are spread evenly over the split; the other text begins a third of the split further on, the other passage
+    two thirds, so neither overlaps the passage. Passages hold no beginning of a document.
     """
     passage = settings.passage
     gap = length + 1 - 2 * passage
     if gap < 0:
-        raise ConfigError(f"length {length} has no room for two passages of evaluation.passage={passage} tokens: ask for {2 * passage} or more")
+        raise ConfigError(
+            f"length {length} has no room for two passages of evaluation.passage={passage} tokens: ask for "
+            f"{2 * passage} or more"
+        )
     total = split.num_tokens
     third = total // 3
     if gap + 2 * passage > third:
-        raise ConfigError(f"length {length} is too long for the retrieval probe: the {split.name} split has {total} tokens, and a third of it must hold the text between the passages")
+        raise ConfigError(
+            f"length {length} is too long for the retrieval probe: the {split.name} split has {total} tokens, "
+            "and a third of it must hold the text between the passages"
+        )
     found = []
     for start in np.linspace(0, total - 1, settings.windows, endpoint=False).astype(np.int64):
-        spots = [_clear_of_documents(split, (int(start) + n * third) % total, size) for n, size in ((0, passage), (2, passage))]
+        spots = [
+            _clear_of_documents(split, (int(start) + n * third) % total, size)
+            for n, size in ((0, passage), (2, passage))
+        ]
         middle = min((int(start) + third) % total, total - gap)
         if all(spot is not None for spot in spots) and not _overlap(spots[0], passage, middle, gap):
             found.append((spots[0], middle, spots[1]))
     if not found:
-        raise ConfigError(f"the {split.name} split holds no place for the retrieval probe at length {length}: give longer text or ask for a shorter length")
+        raise ConfigError(
+            f"the {split.name} split holds no place for the retrieval probe at length {length}: give longer "
+            "text or ask for a shorter length"
+        )
     return found  # type: ignore[return-value]
 
 
 def _clear_of_documents(split: Split, start: int, size: int) -> int | None:
-    """The first place from `start` on where `size` tokens lie inside one document, past its first token; None where there is none."""
+    """The first place from `start` on where `size` tokens lie inside one document, past its first token, or None."""
     document = int(np.searchsorted(split.starts, start, side="right") - 1)
     while document < split.num_documents:
         begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])
@@ -73,8 +87,9 @@ def probe(
 ) -> pd.DataFrame:
     """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
 
-    first_nll: read for the first time, at the start of the reading. second_nll: read again after the gap. control_nll: at the same
-    place after the same gap, but read for the first time. The passage's first token is no target: nothing announces it.
+    first_nll: read for the first time, at the start of the reading. second_nll: read again after the gap.
+    control_nll: at the same place after the same gap, but read for the first time. The passage's first token is no
+    target: nothing announces it.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     device = model.embedding.weight.device
@@ -83,7 +98,13 @@ def probe(
     rows = []
     for n in range(0, len(trials), size):
         batch = trials[n : n + size]
-        of = [[np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)] for trial in batch]
+        of = [
+            [
+                np.asarray(split.tokens[at : at + count])
+                for at, count in zip(trial, (passage, gap, passage), strict=True)
+            ]
+            for trial in batch
+        ]
         again = np.stack([np.concatenate((p, text, p)) for p, text, _ in of])
         control = np.stack([np.concatenate((other, text, p)) for p, text, other in of])
         losses = []

@@ -58,6 +58,8 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
             "nll": losses.ravel()[kept].astype(np.float64),
         }
     )
-    table = flat.groupby(["window", "document"], sort=True).agg(start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum"))
+    table = flat.groupby(["window", "document"], sort=True).agg(
+        start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum")
+    )
     table["bytes"] = [split.token_bytes(lo, hi + 1) for lo, hi in zip(table["start"], table["end"], strict=True)]
     return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})

@@ -1,9 +1,9 @@
 """Which tokens are scored with how much left context: a protocol is a list of windows over a split.
 
-    fixed           the same targets at every length, inside one document: only the left context grows (the default)
-    nonoverlapping  the stream cut into windows of the length, every target scored (Press et al. 2022 compare this way);
-                    longer windows gain already because fewer targets stand near a window's start
-    sliding         windows of the length moved by a stride, only the last `stride` targets of each scored
+fixed           the same targets at every length, inside one document: only the left context grows (the default)
+nonoverlapping  the stream cut into windows of the length, every target scored (Press et al. 2022 compare this way);
+                longer windows gain already because fewer targets stand near a window's start
+sliding         windows of the length moved by a stride, only the last `stride` targets of each scored
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posbench.data import Split
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens `start .. start + length - 1` of the stream are read; the last `scored` of the targets that follow each are scored."""
+    """Tokens `start .. start + length - 1` are read; the last `scored` of the targets after each are scored."""
 
     start: int
     length: int
@@ -38,7 +38,7 @@ def nonoverlapping(split: Split, length: int, settings: EvaluationConfig, anchor
 
 
 def sliding(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-    """Windows moved by `targets` tokens, each scoring its last `targets`, at most `max_tokens` targets, crossing documents."""
+    """Windows moved by `targets` tokens, each scoring its last `targets`, at most `max_tokens` read."""
     stride = min(settings.targets, length)
     last = min(split.num_tokens - 1 - length, length * (settings.max_tokens // stride))
     if last < 0:
@@ -50,12 +50,14 @@ def sliding(split: Split, length: int, settings: EvaluationConfig, anchor: int) 
 def fixed(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
     """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one.
 
-    The groups depend on `anchor` (the longest length of the comparison) and never on `length`, and are spread evenly over all the
-    places there are. Groups do not overlap and no window crosses a document.
+    The groups depend on `anchor` (the longest length of the comparison) and never on `length`, and are spread evenly
+    over all the places there are. Groups do not overlap and no window crosses a document.
     """
     targets = settings.targets
     if targets > length:
-        raise ConfigError(f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths")
+        raise ConfigError(
+            f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths"
+        )
     assert length <= anchor
     ends = [
         np.arange(begin + anchor, end, targets)  # the index of the last target of a group
@@ -84,4 +86,7 @@ def default_lengths(context_length: int, split: Split, protocol: str) -> list[in
 
 
 def _too_long(split: Split, length: int, where: str, there_is: int) -> str:
-    return f"length {length} is longer than the text: the {split.name} split has {there_is} tokens {where} ({split.num_documents} documents); ask for a shorter length or give longer text"
+    return (
+        f"length {length} is longer than the text: the {split.name} split has {there_is} tokens {where} "
+        f"({split.num_documents} documents); ask for a shorter length or give longer text"
+    )

@@ -31,7 +31,9 @@ class TornCheckpoint(Exception):
     """A checkpoint that is not as it was written; the message says in what."""
 
 
-def save(folder: Path, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], keep: int) -> Path:
+def save(
+    folder: Path, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], keep: int
+) -> Path:
     """Write `folder/step=...`, then remove all but the newest `keep` (never the newest two).
 
     Raises: ConfigError when the disk is full, naming how much was needed; the checkpoints before stay as they were.
@@ -61,7 +63,8 @@ def save(folder: Path, step: int, model: dict[str, Tensor], optimizer: dict[str,
         free = shutil.disk_usage(folder if folder.is_dir() else folder.parent).free
         raise ConfigError(
             f"could not write the checkpoint of step {step} to {folder}: {error.strerror or error} "
-            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is intact). Make room and give the same command again"
+            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is "
+            "intact). Make room and give the same command again"
         ) from error
     for old in _folders(folder)[max(2, keep) :]:
         shutil.rmtree(old, ignore_errors=True)
@@ -69,7 +72,7 @@ def save(folder: Path, step: int, model: dict[str, Tensor], optimizer: dict[str,
 
 
 def newest(folder: Path, notice: Notice) -> Path | None:
-    """The newest intact checkpoint, each torn one named and passed over. Raises: ConfigError for one of a newer format."""
+    """The newest intact checkpoint, torn ones named and passed over. Raises: ConfigError for a newer format."""
     for candidate in _folders(folder):
         try:
             read_state(candidate, verify_tensors=True)
@@ -118,7 +121,9 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     notes: list[str] = []
     checkpoint = newest(folder, notes.append)
     if checkpoint is None:
-        raise ConfigError(f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again")
+        raise ConfigError(
+            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again"
+        )
     put_weights(model, load_tensors(checkpoint, "model.safetensors"))
 
 
@@ -128,7 +133,10 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     shared = {name for name, _ in model.named_parameters()}
     lacking = [name for name in missing if name in shared]
     if lacking or unexpected:
-        raise ConfigError(f"the checkpoint's weights are not this model's (lacking {lacking[:3]}, unknown {unexpected[:3]}): it belongs to another configuration")
+        raise ConfigError(
+            f"the checkpoint's weights are not this model's (lacking {lacking[:3]}, unknown "
+            f"{unexpected[:3]}): it belongs to another configuration"
+        )
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import device as TorchDevice
+from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
 
@@ -19,8 +21,8 @@ COMPILE_PAYS_FROM_TOKENS = 250_000  # on a CPU: compiling costs about ten second
 class Device:
     """A device, the activations' dtype on it, and whether blocks are compiled."""
 
-    torch: torch.device
-    dtype: torch.dtype
+    torch: TorchDevice
+    dtype: DType
     compiled: bool
 
     @property
@@ -62,7 +64,10 @@ def choose_device(config: TrainConfig) -> Device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if not count or (device.index or 0) >= count:
-            raise ConfigError(f"train.device={config.device}: this machine has {count} GPUs that torch can use; take train.device=auto or cpu")
+            raise ConfigError(
+                f"train.device={config.device}: this machine has {count} GPUs that torch can use; take "
+                "train.device=auto or cpu"
+            )
         device = torch.device("cuda", device.index or 0)
     if config.dtype == "auto":
         dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
@@ -70,7 +75,9 @@ def choose_device(config: TrainConfig) -> Device:
         dtype = getattr(torch, config.dtype)
     compiled = config.compile
     if compiled is None:
-        compiled = device.type == "cuda" or (_has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS)
+        compiled = device.type == "cuda" or (
+            _has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
+        )
     return Device(device, dtype, compiled)
 
 

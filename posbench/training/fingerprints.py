@@ -1,4 +1,4 @@
-"""What must be equal for two runs to be compared, or for one to be resumed: short hashes of it, and of what differs a readable list."""
+"""What must be equal for two runs to be compared, or for one to be resumed, as hashes and readable differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from posbench.model import Decoder
 
 # Not part of what a run computes: names, places, and what only watches.
 _ASIDE = ("tracking", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
-_ASIDE_IN_TRAIN = ("device", "dtype", "compile", "steps", "checkpoint_every", "keep_checkpoints", "validate_every", "validation_tokens", "log_every")
+_ASIDE_IN_TRAIN = (
+    "device",
+    "dtype",
+    "compile",
+    "steps",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "validate_every",
+    "validation_tokens",
+    "log_every",
+)
 # Code that decides what a run computes; the rest of the package reads, prints or checks.
 _CODE = ("attention.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
 
@@ -30,7 +40,9 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """
     mapping = config.to_mapping()
     train = mapping["train"]
-    train = {key: value for key, value in train.items() if key not in _ASIDE_IN_TRAIN} | {"num_steps": config.train.num_steps}
+    train = {key: value for key, value in train.items() if key not in _ASIDE_IN_TRAIN} | {
+        "num_steps": config.train.num_steps
+    }
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
     kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
@@ -46,7 +58,11 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
     """Of the configuration without its scheme and seed: what all runs of a table must share."""
-    shared = {key: value for key, value in identity.items() if not key.startswith("scheme.") and key not in ("seed", "device.compiled")}
+    shared = {
+        key: value
+        for key, value in identity.items()
+        if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
+    }
     return digest(json.dumps(shared, sort_keys=True))
 
 

@@ -1,9 +1,10 @@
 """One run from its configuration to its last validation: made, resumed where it was cut off, or found finished.
 
-    prepare text -> build model -> (checkpoint?) -> [ batch n -> loss -> gradients -> step ] ... -> validation -> manifest
+    prepare text -> build model -> (checkpoint?) -> [ batch n -> loss -> gradients -> step ] ... -> validation ->
+    manifest
 
-Batch n depends on (seed, n) and the text alone, weights on (seed, name): so a run that was killed and resumed ends with the same bytes
-as one that was not, and every scheme under one seed sees the same batches from the same start.
+Batch n depends on (seed, n) and the text alone, weights on (seed, name): so a run that was killed and resumed ends
+with the same bytes as one that was not, and every scheme under one seed sees the same batches from the same start.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.evaluate import score_split, store
+from posbench.interruption import Stopped, StopSignals
 from posbench.model import Decoder, build_model, shape_of
 from posbench.runs import Run
 from posbench.schemes import build_scheme
@@ -39,7 +41,6 @@ from posbench.training import checkpoint, fingerprints
 from posbench.training.device import Device, choose_device
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
-from posbench.interruption import Stopped, StopSignals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,8 +73,8 @@ def train(config: Config, console: Console | None = None) -> Run:
     """Train the run that `config` names, or go on with it, or find it finished.
 
     Returns: the finished run.
-    Raises: ConfigError for what a user can mend (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with a checkpoint
-    left; Died where the numbers went wrong, with the reason in the manifest.
+    Raises: ConfigError for what a user can mend (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
+    a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
     """
     console = console or Console(stderr=True)
 
@@ -88,8 +89,10 @@ def train(config: Config, console: Console | None = None) -> Run:
     batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
     if corpus.validation.num_tokens <= config.train.context_length:
         raise ConfigError(
-            f"the validation split has {corpus.validation.num_tokens} tokens ({corpus.validation.num_documents} documents), less than one context of "
-            f"{config.train.context_length}: raise data.validation_fraction, give longer text, or shorten train.context_length"
+            f"the validation split has {corpus.validation.num_tokens} tokens "
+            f"({corpus.validation.num_documents} documents), less than one context of "
+            f"{config.train.context_length}: raise data.validation_fraction, give longer text, or shorten "
+            "train.context_length"
         )
     torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
     model = build_model(config, corpus.vocab_size)
@@ -110,7 +113,10 @@ def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> di
         "scheme": config.scheme.name,
         "seed": config.seed,
         "vocab_size": corpus.vocab_size,
-        "num_parameters": {**config.model.num_parameters(model.embedding.num_embeddings), "scheme": sum(p.numel() for p in model.scheme.parameters())},
+        "num_parameters": {
+            **config.model.num_parameters(model.embedding.num_embeddings),
+            "scheme": sum(p.numel() for p in model.scheme.parameters()),
+        },
         "is_relative": bool(model.scheme.is_relative),
         "fingerprints": {
             "data": corpus.fingerprint,
@@ -139,23 +145,34 @@ def _now() -> str:
 
 
 def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice: Notice) -> bool:
-    """Whether the folder holds this run, finished. Raises: ConfigError where it holds another run, naming what differs."""
+    """Whether the folder holds this run, finished. Raises: ConfigError naming what differs from another run."""
     if not (run.path / "run.json").is_file():
         return False
     manifest = run.manifest
-    before = {**manifest.get("identity", {}), **{f"fingerprint of {key}": manifest["fingerprints"].get(key) for key in ("data", "tokenizer")}}
-    now = {**facts["identity"], **{f"fingerprint of {key}": facts["fingerprints"][key] for key in ("data", "tokenizer")}}
+    before = {
+        **manifest.get("identity", {}),
+        **{f"fingerprint of {key}": manifest["fingerprints"].get(key) for key in ("data", "tokenizer")},
+    }
+    now = {
+        **facts["identity"],
+        **{f"fingerprint of {key}": facts["fingerprints"][key] for key in ("data", "tokenizer")},
+    }
     changed = fingerprints.differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)))
     if changed:
         raise ConfigError(
-            f"{run.path} holds a run of another configuration: " + "; ".join(changed) + ". Give the new one a name of its own "
-            f"(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
+            f"{run.path} holds a run of another configuration: "
+            + "; ".join(changed)
+            + ". Give the new one a name of its own "
+            "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if manifest["status"] == runs.FINISHED:
         notice(f"{run.name} is finished (loss {manifest['loss']:.4f}): nothing to do")
         return True
     if manifest["fingerprints"].get("code") != facts["fingerprints"]["code"]:
-        notice(f"{run.name}: posbench's own code has changed since this run began; the report will not join it with runs of the new code")
+        notice(
+            f"{run.name}: posbench's own code has changed since this run began; the report will not join it "
+            "with runs of the new code"
+        )
     return False
 
 
@@ -177,10 +194,13 @@ def _locked(folder: Path) -> Iterator[None]:
         except Timeout:
             held = json.loads(holder.read_text(encoding="utf-8")) if holder.is_file() else {}
             raise ConfigError(
-                f"{folder} is being trained by process {held.get('process', '?')} on {held.get('host', '?')} since {held.get('since', '?')}: wait for it, or stop it"
+                f"{folder} is being trained by process {held.get('process', '?')} on {held.get('host', '?')} "
+                f"since {held.get('since', '?')}: wait for it, or stop it"
             ) from None
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; choose another runs_dir=...") from error
+        raise ConfigError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another runs_dir=..."
+        ) from error
     try:
         runs.write_json(holder, {"process": os.getpid(), "host": socket.gethostname(), "since": _now()})
         yield
@@ -229,19 +249,26 @@ class _Training:
             if self.device.compiled:
                 self.model.compile_blocks()
             self.device.reset_peak_memory()
-            with StopSignals() as signals, TrainingProgress(self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step) as bar:
+            with (
+                StopSignals() as signals,
+                TrainingProgress(
+                    self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
+                ) as bar,
+            ):
                 self._steps(signals, bar, tracker, fresh_from=resumed)
                 self._finish(tracker, bar)
             failed = False
         except Died as error:
-            self.run.update_manifest(status=runs.DIED, reason=str(error), ended=_now(), skipped_steps=self.progress.skipped_steps)
+            self.run.update_manifest(
+                status=runs.DIED, reason=str(error), ended=_now(), skipped_steps=self.progress.skipped_steps
+            )
             raise
         finally:
             tracker.finish(failed=failed)
         return self.run
 
     def _begin(self) -> int:
-        """Write a new run's first files, or take up an old one's newest intact checkpoint. Returns the step to go on from."""
+        """Write a new run's first files, or take up the newest intact checkpoint. Returns the step to go on from."""
         path = self.run.path
         kept = checkpoint.newest(self.checkpoints, self.notice)
         if kept is None:
@@ -293,10 +320,14 @@ class _Training:
                 began, window_began = began + pause, window_began + pause
             if stop is not None and not last:
                 self.run.update_manifest(status=runs.STOPPED, reason=f"signal {stop}", ended=_now())
-                raise Stopped(stop, f"{self.run.name} stopped at step {p.step} of {train.num_steps}, with a checkpoint: give the same command again to go on")
+                raise Stopped(
+                    stop,
+                    f"{self.run.name} stopped at step {p.step} of {train.num_steps}, with a checkpoint: give "
+                    "the same command again to go on",
+                )
 
     def _one_step(self, n: int) -> Tensor:
-        """Batch n forward, backward and into the weights. Returns [loss, gradient norm], nats per token, on the device."""
+        """Batch n forward, backward and into the weights. Returns [loss (nats per token), gradient norm]."""
         train = self.config.train
         rows = self.batches.batch(n)
         self.progress.batches = hashlib.sha256(self.progress.batches.encode() + rows.tobytes()).hexdigest()
@@ -324,10 +355,15 @@ class _Training:
                 continue
             step = first + offset
             p.skipped_steps += 1
-            told = f"step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {learning_rate(step, self.config.train):.3g}, batch {step}"
+            lr = learning_rate(step, self.config.train)
+            told = f"step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}, batch {step}"
             self.notice(f"{self.run.name}: skipped {told}; weights and moments are as before")
             if p.skipped_steps > self.config.train.max_skipped_steps:
-                raise Died(f"{p.skipped_steps} steps were not finite, more than train.max_skipped_steps={self.config.train.max_skipped_steps}; the last was {told}. Lower train.lr")
+                raise Died(
+                    f"{p.skipped_steps} steps were not finite, more than "
+                    f"train.max_skipped_steps={self.config.train.max_skipped_steps}; the last was {told}. "
+                    "Lower train.lr"
+                )
         p.pending.clear()
 
     def _log_train(self, p: _Progress, speed: float, tracker: Tracker, bar: TrainingProgress) -> None:
@@ -346,7 +382,9 @@ class _Training:
     def _validate(self, tracker: Tracker, bar: TrainingProgress) -> None:
         """The loss on the first tokens of the validation split, the same ones each time."""
         settings = replace(self.config.evaluation, max_tokens=self._watched_tokens())
-        rows, _ = score_split(self.model, self.corpus, "validation", "validation", self.config.train.context_length, settings)
+        rows, _ = score_split(
+            self.model, self.corpus, "validation", "validation", self.config.train.context_length, settings
+        )
         self._log_validation(rows, tracker, bar)
 
     def _watched_tokens(self) -> int:
@@ -386,16 +424,24 @@ class _Training:
         """Score the whole validation split, store it window by window, and close the manifest."""
         p, config = self.progress, self.config
         peak = self.device.peak_memory_bytes()
-        rows, summary = score_split(self.model, self.corpus, "validation", "validation", config.train.context_length, config.evaluation)
+        rows, summary = score_split(
+            self.model, self.corpus, "validation", "validation", config.train.context_length, config.evaluation
+        )
         summary["peak_memory_bytes"] = peak
         store(self.run, rows, summary)
         self._log_validation(rows, tracker, bar)
         costs = {
-            "tokens_per_second": round(p.step * config.train.tokens_per_step / p.train_seconds, 1) if p.train_seconds else None,
+            "tokens_per_second": round(p.step * config.train.tokens_per_step / p.train_seconds, 1)
+            if p.train_seconds
+            else None,
             "train_seconds": round(p.train_seconds, 2),
             "peak_memory_bytes": peak,
         }
-        result = {"loss": summary["nll_mean"], "perplexity": math.exp(summary["nll_mean"]), "bits_per_byte": summary["bits_per_byte"]}
+        result = {
+            "loss": summary["nll_mean"],
+            "perplexity": math.exp(summary["nll_mean"]),
+            "bits_per_byte": summary["bits_per_byte"],
+        }
         self.run.update_manifest(
             status=runs.FINISHED,
             reason=None,
@@ -406,4 +452,7 @@ class _Training:
             **result,
         )
         tracker.summary({**result, **costs})
-        self.notice(f"{self.run.name}: loss {result['loss']:.4f} nats/token, perplexity {result['perplexity']:.2f}, {result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']} tokens/s")
+        self.notice(
+            f"{self.run.name}: loss {result['loss']:.4f} nats/token, perplexity {result['perplexity']:.2f}, "
+            f"{result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']} tokens/s"
+        )

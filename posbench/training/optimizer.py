@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,10 @@ from posbench.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of step `step` (0-based): linear warm-up, then cosine, constant, or constant with a linear decay at the end.
+    """The learning rate of step `step` (0-based): linear warm-up, then cosine, constant, or constant with a decay.
 
-    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls there over the last
-    `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
+    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls there over
+    the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
     """
     total = config.num_steps
     warmup = math.ceil(config.warmup_ratio * total)
@@ -61,8 +62,10 @@ class AdamW:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         good = healthy & norm.isfinite()
         clip = self.config.grad_clip
-        self.torch.grad_scale = ((norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)).to(torch.float32)
-        self.torch.found_inf = (~good).to(torch.float32)
+        # Read by PyTorch's fused kernel (its gradient scaler sets them); not declared in the class.
+        fused: Any = self.torch
+        fused.grad_scale = ((norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)).to(torch.float32)
+        fused.found_inf = (~good).to(torch.float32)
         self.torch.step()
         return norm
 
@@ -84,5 +87,6 @@ class AdamW:
             kept = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == name}
             if kept:
                 self.torch.state[p] = {
-                    key: value.to(device=p.device) if key != "step" or p.is_cuda else value for key, value in kept.items()
+                    key: value.to(device=p.device) if key != "step" or p.is_cuda else value
+                    for key, value in kept.items()
                 }

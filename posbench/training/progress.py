@@ -39,7 +39,9 @@ class TrainingProgress:
             self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.bar:
             self.bar.stop()
 
@@ -59,7 +61,11 @@ class TrainingProgress:
                 self.last_line = time.monotonic()
                 rate = (row["step"] - self.done) / (self.last_line - self.began)
                 left = (self.num_steps - row["step"]) / rate if rate > 0 else float("nan")
-                self.console.print(f"{self.title}: step {row['step']}/{self.num_steps}  {self.loss}  {self.speed}  {left:.0f} s left", highlight=False, markup=False)
+                self.console.print(
+                    f"{self.title}: step {row['step']}/{self.num_steps}  {self.loss}  {self.speed}  {left:.0f} s left",
+                    highlight=False,
+                    markup=False,
+                )
 
 
 def _short(number: float) -> str:

@@ -86,7 +86,11 @@ def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus)
     edges = bucket_edges(48)
     assert sorted(set(rows["bucket_start"])) == edges[:-1].tolist() and edges[-1] == 48
     tokens = np.array(corpus.test.tokens)
-    first = [_nll(model, tokens[n * 48 : n * 48 + 2])[0] for n in range(summary["windows"]) if tokens[n * 48 + 1] != corpus.bos_id]
+    first = [
+        _nll(model, tokens[n * 48 : n * 48 + 2])[0]
+        for n in range(summary["windows"])
+        if tokens[n * 48 + 1] != corpus.bos_id
+    ]
     alone = rows[rows["bucket_start"] == 0]
     assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)
 
@@ -96,7 +100,9 @@ def test_the_probe_reads_the_passage_twice_or_once(model: Decoder, corpus: Corpu
     rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
     tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
     assert (rows["gap"] == gap).all() and (rows["targets"] == 7).all()
-    for row, (start, text, other) in zip(rows.itertuples(), places(corpus.test, length, SETTINGS, corpus.bos_id), strict=True):
+    for row, (start, text, other) in zip(
+        rows.itertuples(), places(corpus.test, length, SETTINGS, corpus.bos_id), strict=True
+    ):
         passage, between, another = tokens[start : start + 8], tokens[text : text + gap], tokens[other : other + 8]
         assert corpus.bos_id not in passage and corpus.bos_id not in another
         again = _nll(model, np.concatenate((passage, between, passage)))
@@ -108,14 +114,20 @@ def test_the_probe_reads_the_passage_twice_or_once(model: Decoder, corpus: Corpu
 
 
 def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder, corpus: Corpus) -> None:
-    """A stand-in that gives probability to what it has read before finds the passage; the untrained decoder does not."""
+    """A stand-in that expects what it has read before finds the passage; the untrained decoder does not."""
 
     class Copier(Decoder):
-        def nll(self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None) -> torch.Tensor:
+        def nll(
+            self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None
+        ) -> torch.Tensor:
             losses = torch.full(targets.shape, math.log(257.0))
             for b, t in np.ndindex(*targets.shape):
                 seen = tokens[b, :t]
-                bigrams = (seen[:-1] == tokens[b, t - 1]) & (seen[1:] == tokens[b, t]) if t >= 2 else torch.zeros(0, dtype=torch.bool)
+                bigrams = (
+                    (seen[:-1] == tokens[b, t - 1]) & (seen[1:] == tokens[b, t])
+                    if t >= 2
+                    else torch.zeros(0, dtype=torch.bool)
+                )
                 after = [int(tokens[b, n + 2]) for n in torch.nonzero(bigrams).flatten().tolist() if n + 2 <= t]
                 if int(targets[b, t]) in after:
                     losses[b, t] = 0.1

@@ -21,7 +21,9 @@ documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
 
 def _split(sizes: list[int]) -> Any:
     starts = np.cumsum([0, *sizes])
-    return SimpleNamespace(name="test", starts=starts, num_tokens=int(starts[-1]), num_documents=len(sizes), tokens=np.arange(starts[-1]))
+    return SimpleNamespace(
+        name="test", starts=starts, num_tokens=int(starts[-1]), num_documents=len(sizes), tokens=np.arange(starts[-1])
+    )
 
 
 def _targets(windows: list[Window]) -> list[int]:
@@ -29,11 +31,15 @@ def _targets(windows: list[Window]) -> list[int]:
 
 
 @given(documents, st.integers(4, 64), st.integers(4, 64))
-def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(sizes: list[int], length: int, anchor: int) -> None:
+def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(
+    sizes: list[int], length: int, anchor: int
+) -> None:
     length, anchor = min(length, anchor), max(length, anchor)
     split = _split(sizes)
     if max(sizes) <= anchor:
-        with pytest.raises(ConfigError, match=f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest"):
+        with pytest.raises(
+            ConfigError, match=f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest"
+        ):
             fixed(split, length, SETTINGS, anchor)
         return
     windows = fixed(split, length, SETTINGS, anchor)

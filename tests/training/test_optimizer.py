@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -106,7 +107,7 @@ def test_the_cosine_warms_up_peaks_and_ends_at_its_ratio() -> None:
     assert rates[19] == pytest.approx(1.0) and max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(0.1)
     assert rates[(20 + 199) // 2] == pytest.approx(0.55, abs=0.01)  # halfway down
-    assert all(a >= b for a, b in zip(rates[20:], rates[21:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates[20:]))
 
 
 def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
