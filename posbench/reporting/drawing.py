@@ -135,17 +135,18 @@ def short(name: str, most: int = 24) -> str:
     return f"\u200a{name}" if name.startswith("_") else name
 
 
-def length_axis(axes: Axes, lengths: list[int], training_length: int, label: str) -> None:
-    """Lengths in tokens on a log scale, the training length marked."""
+def length_axis(axes: Axes, lengths: list[int], training_length: int, label: str, apart: int = 0) -> None:
+    """Lengths in tokens on a log scale, the training length marked, `apart` tokens to its left."""
     axes.set_xscale("log", base=2)
     whole = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or lengths
     axes.set_xticks(whole, [length_text(n) for n in whole])
     axes.minorticks_off()
     axes.set_xlabel(label)
-    axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    mark = max(training_length - apart, 1)
+    axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.annotate(
         f"trained at {length_text(training_length)}",
-        xy=(training_length, 1),
+        xy=(mark, 1),
         xycoords=("data", "axes fraction"),
         xytext=(3, -1),
         textcoords="offset points",

@@ -26,7 +26,7 @@ LOSS_PROTOCOLS = (VALIDATION, *LENGTH_PROTOCOLS)
 _COLUMNS = {
     **dict.fromkeys(LOSS_PROTOCOLS, ("document", "start", "targets", "nll", "bytes")),
     POSITION: ("document", "bucket_start", "bucket_end", "targets", "nll"),
-    RETRIEVAL: ("document", "window", "gap", "first_nll", "second_nll", "targets"),
+    RETRIEVAL: ("document", "start", "gap", "targets", "second_nll", "control_nll"),
 }
 
 
@@ -94,7 +94,7 @@ class Evaluation:
         keys = [
             name
             for name in self.windows
-            if name in ("document", "start", "window", "gap", "bucket_start", "bucket_end", "targets")
+            if name in ("document", "start", "gap", "bucket_start", "bucket_end", "targets")
         ]
         return tuple((name, self.windows[name].to_numpy().tobytes()) for name in sorted(keys))
 

@@ -23,7 +23,6 @@ from posbench.reporting.statistics import t_interval
 from posbench.reporting.tables import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -43,12 +42,10 @@ def draw_all(findings: Findings) -> dict[str, Figure]:
                 made[f"perplexity-{protocol}"] = by_length(findings, protocol)
         if {"perplexity-fixed", "perplexity-nonoverlapping"} <= set(made):
             made["protocols"] = protocols(findings)
-        for length in sorted(set(findings.position["length"])):
-            rows = findings.position[findings.position["length"] == length]
-            made[f"position-{length}"] = by_position(findings, rows)
-        for length in sorted(set(findings.retrieval["length"])):
-            rows = findings.retrieval[findings.retrieval["length"] == length]
-            made[f"retrieval-{length}"] = retrieval(findings, rows)
+        if not findings.position.empty:
+            made["position"] = by_position(findings)
+        if findings.retrieval["gap"].nunique() > 1:
+            made["retrieval"] = retrieval(findings)
     return made
 
 
@@ -161,9 +158,10 @@ def protocols(findings: Findings) -> Figure:
     return figure
 
 
-def by_position(findings: Findings, rows: pd.DataFrame) -> Figure:
-    """Loss by position within a window, in log-spaced buckets."""
+def by_position(findings: Findings) -> Figure:
+    """Loss by position within the longest windows, in log-spaced buckets."""
     figure, (axes,) = new_figure(4.1)
+    rows = findings.position[findings.position["length"] == findings.position["length"].max()]
     series = {}
     for scheme in findings.schemes:
         part = rows[rows["scheme"] == scheme].sort_values("bucket_start")
@@ -177,14 +175,16 @@ def by_position(findings: Findings, rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def retrieval(findings: Findings, rows: pd.DataFrame) -> Figure:
-    """By how much a passage that came before is easier the second time, against the gap."""
+def retrieval(findings: Findings) -> Figure:
+    """By how much a passage is easier for having been read before, against the gap."""
     figure, (axes,) = new_figure(4.1)
-    parts = {s: rows[rows["scheme"] == s].sort_values("gap") for s in findings.schemes}
+    rows = findings.retrieval.sort_values("gap")
+    parts = {s: rows[rows["scheme"] == s] for s in findings.schemes}
     draw_lines(axes, {s: (p["gap"], p["drop"]) for s, p in parts.items() if len(p)}, looks(findings.schemes))
     axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
-    axes.set_ylabel("drop of the loss on the second copy, nats/token")
-    label = "gap between the two copies, tokens"
-    length_axis(axes, sorted(set(rows["gap"].astype(int))), findings.training_length, label)
+    axes.set_ylabel("drop of the loss, nats/token")
+    ticks = [2**n for n in range(32) if rows["gap"].min() <= 2**n <= rows["gap"].max()]
+    passages = int((rows["length"] - rows["gap"]).iloc[0])  # the two copies; a reading is the gap and these
+    length_axis(axes, ticks, findings.training_length, "gap between the two copies, tokens", apart=passages)
     name_lines(figure, axes)
     return figure

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.reporting.evaluations import POSITION, RETRIEVAL
+from posbench.reporting.frame import records
 from posbench.reporting.measure import Found, Measurement, lengths_of, same_task
 from posbench.reporting.statistics import t_interval
 
@@ -21,10 +22,13 @@ def position(found: Found, notes: list[str]) -> pd.DataFrame:
 
 
 def retrieval(found: Found, notes: list[str]) -> pd.DataFrame:
-    """By how much the second copy of a passage is easier than the first, nats/token, by gap in tokens."""
+    """By how much a passage is easier for having been read before, nats/token, by gap in tokens.
+
+    Both readings end with the same tokens at the same positions; in the control another passage stood in its place.
+    """
 
     def drop(sums: pd.DataFrame) -> pd.Series:
-        return (sums["first_nll"] - sums["second_nll"]) / sums["targets"]
+        return (sums["control_nll"] - sums["second_nll"]) / sums["targets"]
 
     return _probe(found, RETRIEVAL, ["gap"], drop, "drop", notes)
 
@@ -58,22 +62,24 @@ def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, tra
 
     With T the training length, `gain` is the loss at T less that at a longer length L. If more than T tokens of
     context made no token better or worse, the tokens behind T would each have the loss at the end of a T-token
-    window, l_end, and the gain would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T stands for
-    l_end; it is a little above it, so `early` is a lower bound. Columns: scheme, length, gain, early (nats/token).
+    window, l_end, and the gain would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T that is at
+    least T/8 wide stands for l_end, from windows of L tokens where there are such, else from the longest; its loss lies
+    a little above l_end, so `early` is a lower bound. Columns: scheme, length, gain, early (nats/token).
     """
     import pandas as pd
 
     losses = {(m.scheme, m.length): m.loss.mean for m in measurements if m.protocol == "nonoverlapping"}
+    width = by_position["bucket_end"] - by_position["bucket_start"]
+    inside = by_position[(by_position["bucket_end"] <= training_length) & (8 * width >= training_length)]
+    last = inside.sort_values("bucket_end").drop_duplicates(["scheme", "length"], keep="last")
+    ends = {(row["scheme"], int(row["length"])): float(row["loss"]) for row in records(last)}
     rows = []
-    inside = by_position[(by_position["bucket_end"] <= training_length) & (by_position["length"] >= training_length)]
-    for scheme in sorted(set(inside["scheme"])):
-        at_training = losses.get((scheme, training_length))
-        if at_training is None:
-            continue
-        end = float(inside[inside["scheme"] == scheme].sort_values(["bucket_end", "length"])["loss"].iloc[-1])
-        for length in sorted(n for s, n in losses if s == scheme and n > training_length):
+    for scheme, length in sorted(losses):
+        there = [n for s, n in ends if s == scheme]
+        if length > training_length and there and (scheme, training_length) in losses:
+            at_training = losses[scheme, training_length]
+            end = ends[scheme, length if length in there else max(there)]
             early = (1 - training_length / length) * (at_training - end)
-            rows.append(
-                {"scheme": scheme, "length": length, "gain": at_training - losses[scheme, length], "early": early}
-            )
+            gain = at_training - losses[scheme, length]
+            rows.append({"scheme": scheme, "length": length, "gain": gain, "early": early})
     return pd.DataFrame(rows, columns=["scheme", "length", "gain", "early"])

@@ -17,7 +17,19 @@ from posbench.runs import FINISHED, Run, append_metrics, write_json
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3
 RELATIVE = {"nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi"}
-PUBLISHED_ORDER = ["qk_rope", "qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope", "alibi", "sinusoidal"]
+PUBLISHED_ORDER = [
+    "qk_rope",
+    "qkvo_rope",
+    "k_rope",
+    "vo_rope",
+    "qkv_rope",
+    "nope",
+    "o_rope",
+    "q_rope",
+    "v_rope",
+    "alibi",
+    "sinusoidal",
+]
 
 
 @dataclass
@@ -53,14 +65,26 @@ def _windows(world: World, split: str) -> pd.DataFrame:
     document = np.repeat(np.arange(world.documents), count)
     ease = world.random.normal(0, 0.3, world.documents)[document] + world.random.normal(0, 0.1, len(document))
     targets = np.full(len(document), 64, dtype=np.int32)
-    return pd.DataFrame({"document": document, "start": np.arange(len(document)) * 64 + 1, "targets": targets, "ease": ease})
+    return pd.DataFrame(
+        {"document": document, "start": np.arange(len(document)) * 64 + 1, "targets": targets, "ease": ease}
+    )
 
 
-def write_run(root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any) -> Run:
+def write_run(
+    root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any
+) -> Run:
     """One run folder whose mean loss is about `level` nats/token."""
     run = Run(root / world.experiment / scheme / f"seed={seed}")
     known = scheme in choices("scheme")
-    config = compose([f"scheme={scheme if known else 'nope'}", f"seed={seed}", f"experiment_name={world.experiment}", "tracking=none", *world.overrides])
+    config = compose(
+        [
+            f"scheme={scheme if known else 'nope'}",
+            f"seed={seed}",
+            f"experiment_name={world.experiment}",
+            "tracking=none",
+            *world.overrides,
+        ]
+    )
     mapping = config.to_mapping()
     if not known:
         mapping["scheme"]["name"] = "stranger"
@@ -79,7 +103,8 @@ def write_run(root: Path, world: World, scheme: str, seed: int, level: float, sp
         write_evaluation(run, "nonoverlapping", length, "test", _scored(split["test"], worse + 0.05, world.random))
     if world.probes:
         write_evaluation(run, "position", 4 * T, "test", _position(world, scheme, level))
-        write_evaluation(run, "retrieval", 4 * T, "test", _retrieval(world, scheme))
+        for length in world.lengths:
+            write_evaluation(run, "retrieval", length, "test", _retrieval(world, scheme, length))
     return run
 
 
@@ -92,7 +117,14 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> dict[str, An
         "seed": seed,
         "vocab_size": 4096,
         "num_parameters": {"embedding": 2_097_152, "body": 4_722_000},
-        "fingerprints": {"data": "da7a", "tokenizer": "70ce", "initial_weights": f"we19{seed}", "batches": f"ba7c{seed}", "config": "c0f1", "code": "c0de"},
+        "fingerprints": {
+            "data": "da7a",
+            "tokenizer": "70ce",
+            "initial_weights": f"we19{seed}",
+            "batches": f"ba7c{seed}",
+            "config": "c0f1",
+            "code": "c0de",
+        },
         "versions": {"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         "device": {"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
         "is_relative": scheme in RELATIVE,
@@ -114,28 +146,36 @@ def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) ->
     ease = windows["ease"] - np.average(windows["ease"], weights=windows["targets"])
     noise = random.normal(0, 0.01, len(windows))
     nll = (level + ease + noise - noise.mean()) * windows["targets"]
-    return windows[["document", "start", "targets"]].assign(nll=nll, bytes=windows["targets"].astype(np.int64) * BYTES_PER_TOKEN)
+    return windows[["document", "start", "targets"]].assign(
+        nll=nll, bytes=windows["targets"].astype(np.int64) * BYTES_PER_TOKEN
+    )
 
 
 def _position(world: World, scheme: str, level: float) -> pd.DataFrame:
     edges = [0, *[2**n for n in range(11)]]
     rise = 0.05 if scheme == "alibi" else 1.0
     rows = [
-        {"document": d, "bucket_start": lo, "bucket_end": hi, "targets": hi - lo, "nll": (hi - lo) * (level + 3 / (1 + lo) ** 0.5 + rise * max(0, math.log2(hi / T)))}
+        {
+            "document": d,
+            "bucket_start": lo,
+            "bucket_end": hi,
+            "targets": hi - lo,
+            "nll": (hi - lo) * (level + 3 / (1 + lo) ** 0.5 + rise * max(0, math.log2(hi / T))),
+        }
         for d in range(world.documents)
         for lo, hi in zip(edges[:-1], edges[1:], strict=True)
     ]
     return pd.DataFrame(rows)
 
 
-def _retrieval(world: World, scheme: str) -> pd.DataFrame:
-    found = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5)
-    rows = [
-        {"document": d, "window": d, "gap": gap, "first_nll": 64 * 4.0, "second_nll": 64 * (4.0 - found * math.exp(-gap / (2 * T))), "targets": 64}
-        for d in range(world.documents)
-        for gap in (32, 64, 128, 256, 512, 1024)
-    ]
-    return pd.DataFrame(rows)
+def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
+    """Trials of 32-token passages whose drop falls with the gap."""
+    found, gap, targets = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5), length + 1 - 64, 31
+    level = 4.0 + world.random.normal(0, 0.2, world.documents)
+    second = level - found * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
+    trials = {"document": np.arange(world.documents), "start": np.arange(world.documents) * 64, "gap": gap}
+    losses = {"first_nll": targets * (level + 1), "second_nll": targets * second, "control_nll": targets * level}
+    return pd.DataFrame({**trials, "targets": targets, **losses})
 
 
 def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame) -> None:
@@ -151,5 +191,18 @@ def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
         progress = step / 195
         loss = level + 5.3 * math.exp(-6 * progress) - 5.3 * math.exp(-6)
         tokens = step * 2048
-        append_metrics(path, {"kind": "train", "step": step, "tokens": tokens, "loss": loss + random.normal(0, 0.05), "lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 2e4})
-        append_metrics(path, {"kind": "validation", "step": step, "tokens": tokens, "loss": loss, "bits_per_byte": loss / 2})
+        append_metrics(
+            path,
+            {
+                "kind": "train",
+                "step": step,
+                "tokens": tokens,
+                "loss": loss + random.normal(0, 0.05),
+                "lr": 1e-3,
+                "grad_norm": 1.0,
+                "tokens_per_second": 2e4,
+            },
+        )
+        append_metrics(
+            path, {"kind": "validation", "step": step, "tokens": tokens, "loss": loss, "bits_per_byte": loss / 2}
+        )

@@ -89,33 +89,24 @@ def early_table(findings: Findings) -> Table:
 
 
 def position(drawn: list[str]) -> Section | None:
-    """Loss by position in the window, as pictures."""
-    found = [
-        (stem, f"Mean loss by position in windows of {stem.removeprefix('position-')} tokens, in log-spaced buckets.")
-        for stem in drawn
-        if stem.startswith("position-")
-    ]
+    """Loss by position in the longest windows."""
+    found = pictures(
+        drawn, "position", "Mean loss by position in the longest windows there are, in log-spaced buckets."
+    )
     return Section("Loss by position", pictures=found, on_terminal=False) if found else None
 
 
 def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
-    """The retrieval probe, a table and a picture a window length."""
+    """The retrieval probe: one row a scheme, one column a gap."""
     if findings.retrieval.empty:
         return None
-    tables, found = [], []
-    for length in sorted(set(findings.retrieval["length"])):
-        rows = findings.retrieval[findings.retrieval["length"] == length]
-        grid = rows.pivot(index="scheme", columns="gap", values="drop")
-        headers = ["scheme", *(length_text(int(gap)) for gap in grid.columns.tolist())]
-        shown = [
-            [s, *(number(v, 2, sign=True) for v in grid.loc[s].tolist())] for s in findings.schemes if s in grid.index
-        ]
-        title = f"Drop of the loss on the second copy by gap in tokens, nats/token (windows of {length})"
-        tables.append(Table(title, headers, shown))
-        caption = f"How much easier a passage is the second time, against the gap (windows of {length} tokens)."
-        found += pictures(drawn, f"retrieval-{length}", caption)
+    grid = findings.retrieval.pivot_table(index="scheme", columns="gap", values=["drop"])["drop"]
+    headers = ["scheme", *(length_text(int(gap)) for gap in grid.columns.tolist())]
+    shown = [[s, *(number(v, 3, sign=True) for v in grid.loc[s].tolist())] for s in findings.schemes if s in grid.index]
+    table = Table("Retrieval: drop of the loss by gap in tokens, nats/token", headers, shown)
     words = [
-        "A held-out passage, other text, the same passage again: the drop of the loss from the first copy to the "
-        "second. Perplexity alone misleads: a scheme can keep it beyond the training length and find nothing there."
+        "A held-out passage, other text, the same passage again: how much lower its loss is than behind the same text "
+        "with another passage in front. 0 is a model that finds nothing, whatever its perplexity."
     ]
-    return Section("Retrieval", words, tables, found)
+    caption = "How much easier a passage is for having been read before, against the gap between its two copies."
+    return Section(table.title, words, [table], pictures(drawn, "retrieval", caption), short="Retrieval")
