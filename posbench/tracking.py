@@ -292,6 +292,7 @@ def _init(arguments: Mapping[str, Any], timeout: float, mode: Literal["online", 
         console="off",
         symlink=False,  # `latest-run` means nothing where many runs share the folder
         program="posbench",  # else the path of the running script
+        host="",  # else the name of the machine
         disable_git=True,
         disable_code=True,
         save_code=False,

@@ -185,6 +185,7 @@ def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytes
     [header] = [record["run"] for record in records if record["type"] == "run"]
     assert (header["project"], header["run_group"], header["job_type"]) == ("posbench", "demo", "train")
     assert (header["display_name"], header["tags"]) == ("vo_rope/seed=7", ["vo_rope", "tiny", "stdlib"])
+    assert not header.get("host"), "the machine is named"
     of_config = header["config"]["update"]
     assert (of_config["scheme"]["name"], of_config["model"]["num_layers"], of_config["seed"]) == ("vo_rope", 2, 7)
     assert of_config["fingerprints"] == {"data": "abc"}
