@@ -46,7 +46,7 @@ LENGTH = 144  # T: more than one block of the blockwise path
 VOCAB = 64
 EXACT = 1e-12  # of float64 logits of size 1
 APART = 1e-3  # an absolute scheme's logits move by more
-ROUNDINGS = 64.0  # the largest error of a logit, in roundings of the largest logit
+ROUNDINGS = {"fp32": 64.0, "bf16": 16.0}  # the largest error of a logit, in roundings of the largest logit
 MODEL = (
     "model=tiny",
     "model.d_model=48",
@@ -166,7 +166,7 @@ def certify(config: Config) -> Certificate:
         ]
     largest = float(far.abs().max()) or 1.0
     for name, logits, rounding in low_precision(trained, tokens):
-        checks.append(Check(name, distance(logits, far) / largest / rounding, ROUNDINGS))
+        checks.append(Check(name, distance(logits, far) / largest / rounding, ROUNDINGS[name.split()[-1]]))
     return Certificate(config.scheme.name, promised, tuple(checks), defined=definition is not None)
 
 
@@ -262,7 +262,7 @@ def low_precision(model: Decoder, tokens: Tensor) -> Iterator[tuple[str, Tensor,
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         narrow = copy.deepcopy(model).to(device)
         where = "" if device == "cpu" else f"{device} "
-        for name, dtype, rounding in (("fp32", None, 2.0**-24), ("bf16", torch.bfloat16, 2.0**-9)):
+        for name, dtype, rounding in (("fp32", None, 2.0**-24), ("bf16", torch.bfloat16, 2.0**-8)):
             narrow.compute_dtype = dtype
             yield where + name, narrow(tokens.to(device), offset=FAR)[0], rounding
 
@@ -319,7 +319,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
     )
     yield f"norm trip kernel future fp64: largest error in float64, at most {EXACT:g} (fp64: posbench/reference.py)"
-    yield f"fp32 bf16: largest error of a logit at position {FAR:,}, in roundings of the format, at most {ROUNDINGS:g}"
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in ROUNDINGS.items())
+    yield f"fp32 bf16: largest error of a logit at position {FAR:,}, in roundings of the format, at most {limits}"
     for row in certificates:
         if not row.defined:
             yield (

@@ -10,7 +10,7 @@ from posbench.schemes import Shape
 from posbench.schemes.alibi import Alibi
 
 # Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
-ROUNDING = {torch.float64: (2.0**-53, 64), torch.float32: (2.0**-24, 64), torch.bfloat16: (2.0**-9, 8)}
+ROUNDING = {torch.float64: (2.0**-53, 64), torch.float32: (2.0**-24, 64), torch.bfloat16: (2.0**-8, 4)}
 
 
 def random_heads(B, H, Hkv, T, D, dtype, seed=0):

@@ -87,3 +87,14 @@ def test_angles_do_not_depend_on_the_length_asked_or_on_what_was_asked_before():
 
 def test_inverse_frequencies_by_hand():
     assert torch.allclose(inverse_frequencies(4, 10000.0), torch.tensor([1.0, 0.01], dtype=torch.float64), rtol=1e-15)
+
+
+def test_low_precision_is_rounded_once_at_the_end():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 300, 64, generator=generator).bfloat16()
+    angles = 1000 * torch.randn(300, 32, generator=generator, dtype=torch.float64)
+    for inverse in (False, True):
+        exact = rotate(x.double(), angles, inverse)
+        assert (
+            (rotate(x, angles, inverse).double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6
+        ).all()  # half a unit in the last place
