@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-_BATCH_CHARACTERS = 1 << 22  # of text encoded at a time
+_BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
 _NOTICE_SECONDS = 10.0  # between words about a long preparation
 
 
@@ -170,10 +170,10 @@ def _check_splits(
         counts = ", ".join(f"{name} {number:,}" for name, number in documents.items())
         total = sum(documents.values())
         raise ConfigError(
-            f"{source.describe(name)} gives {total:,} {'document' if total == 1 else 'documents'} ({counts}), and "
-            f"splits are made of whole documents, drawn by a hash of each, which leaves no {name} text: name the files of "
-            "each split (data=files data.train_path=... data.validation_path=... data.test_path=...), give more documents "
-            "(each text file is one, and each row of JSONL or parquet)"
+            f"{source.describe(name)} gives {total:,} document{'s' * (total != 1)} ({counts}), and "
+            f"splits are made of whole documents, drawn by a hash of each, which leaves no {name} text: name the files "
+            "of each split (data=files data.train_path=... data.validation_path=... data.test_path=...), give more "
+            "documents (each text file is one, and each row of JSONL or parquet)"
             + (f", raise data.{name}_fraction={fraction:g}" if fraction else "")
             + (", or raise data.token_budget" if source.config.token_budget is not None else "")
         )

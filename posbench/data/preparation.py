@@ -21,11 +21,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from posbench.config import Config, ConfigError
+from posbench.data.build import write_corpus
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
 from posbench.data.sources import SOURCES, Source
-from posbench.data.tokenization import tokenizer_file
+from posbench.data.tokenization import file_content
 
 Notice = Callable[[str], None]
+# Fields that do not decide what the text is; the source's identity has the paths, looked up.
+_NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
 
 
 def say(message: str) -> None:
@@ -70,10 +73,10 @@ def _silent(message: str) -> None:
 
 def _request(config: Config, source: Source) -> str:
     """A hash of everything that decides what the corpus will be, made without reading text."""
-    data = {key: value for key, value in asdict(config.data).items() if key not in ("name", "cache_dir")}
+    data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
-        tokenizer["content"] = sha256(tokenizer_file(config.tokenizer).read_bytes()).hexdigest()
+        tokenizer["path"] = sha256(file_content(config.tokenizer)).hexdigest()
     wanted = {"format": FORMAT, "data": data, "source": source.identity(), "tokenizer": tokenizer}
     return sha256(json.dumps(wanted, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -81,10 +84,10 @@ def _request(config: Config, source: Source) -> str:
 def _find(cache: Path, request: str, notice: Notice) -> Corpus | None:
     """The corpus that answered this request before, if it is still whole."""
     try:
-        name = json.loads((cache / "index" / f"{request}.json").read_bytes())["corpus"]
+        name = Path(json.loads((cache / "index" / f"{request}.json").read_bytes())["corpus"]).name
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    folder = cache / "corpora" / Path(name).name
+    folder = cache / "corpora" / name
     try:
         return open_corpus(folder)
     except DamagedCorpusError as damage:
@@ -114,8 +117,6 @@ def _make(config: Config, source: Source, cache: Path, request: str, notice: Not
     beside = cache / "corpora" / f".{request}.unfinished"
     shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
     beside.mkdir()
-    from posbench.data.build import write_corpus
-
     try:
         manifest = write_corpus(config, source, beside, notice)
         name = f"{manifest['fingerprint'][:16]}-{manifest['tokenizer_fingerprint'][:16]}"

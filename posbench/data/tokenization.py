@@ -58,24 +58,24 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_file(config: TokenizerConfig) -> Path:
-    """The path of an existing `tokenizer.json`. Raises: ConfigError where there is none."""
-    assert config.path is not None
-    path = Path(config.path).expanduser()
-    if not path.is_file():
+def file_content(config: TokenizerConfig) -> bytes:
+    """What stands in `tokenizer.path`. Raises: ConfigError where it cannot be read."""
+    try:
+        return Path(str(config.path)).expanduser().read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such home; ValueError: no such path can be
         raise ConfigError(
-            f"tokenizer.path={config.path!r} does not exist: give the path of a tokenizer.json, or take tokenizer=bpe"
-        )
-    return path
+            f"tokenizer.path={config.path!r} cannot be read ({error}): give the path of a tokenizer.json, "
+            "or take tokenizer=bpe"
+        ) from error
 
 
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
     from tokenizers import Tokenizer
 
-    path = tokenizer_file(config)
+    content = file_content(config)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"tokenizer.path={config.path!r} is no tokenizer.json of the tokenizers library ({str(error)[:200]}): "

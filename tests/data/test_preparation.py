@@ -149,6 +149,18 @@ def test_a_damaged_cache_is_made_again_and_never_used(
     assert "prepared" in told[-1] and len(told) <= 2, "and the third time finds it"
 
 
+def test_a_very_large_file_is_hashed_again_where_it_was_written_since(
+    files: Files, books: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "HASHED_BELOW", 1000)
+    tokens = prepare(files(path=books), quiet=True).folder / "train.tokens"
+    data = bytearray(tokens.read_bytes())
+    data[len(data) // 2] ^= 4
+    tokens.write_bytes(data)
+    prepare(files(path=books), notice=told.append)
+    assert "the bytes of train.tokens have changed" in told[0]
+
+
 def test_an_interrupted_preparation_leaves_nothing(
     files: Files, books: Path, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
