@@ -72,7 +72,7 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
 
     finished = frame[frame["status"] == FINISHED]
     others = frame[frame["status"] != FINISHED]
-    leave(others, [s if not r else f"{s}: {r}" for s, r in zip(others["status"], others["reason"], strict=True)])
+    leave(others, [_status(run) for run in records(others)])
     if finished.empty:
         raise ConfigError(
             "no run is finished here: train some with `posbench train` (or `make reproduce-table`), then report again"
@@ -145,6 +145,10 @@ def _largest(runs: pd.DataFrame, columns: list[str], baseline: str) -> tuple[pd.
     groups = [group for _, group in runs.groupby(columns, dropna=False)]
     best = max(groups, key=lambda g: (len(g), baseline in set(g["scheme"]), str(g["ended"].max())))
     return best, runs.drop(best.index)
+
+
+def _status(run: dict[str, Any]) -> str:
+    return f"{run['status']}: {run['reason']}" if isinstance(run["reason"], str) else run["status"]
 
 
 def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:

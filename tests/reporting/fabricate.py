@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +75,10 @@ def _windows(world: World, split: str) -> pd.DataFrame:
 def write_run(
     root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any
 ) -> Run:
-    """One run folder whose mean loss is about `level` nats/token."""
+    """One run folder whose mean validation loss is `level` nats/token. `manifest`: keys that shall be otherwise."""
     run = Run(root / world.experiment / scheme / f"seed={seed}")
-    known = scheme in choices("scheme")
-    config = compose(
-        [
-            f"scheme={scheme if known else 'nope'}",
-            f"seed={seed}",
-            f"experiment_name={world.experiment}",
-            "tracking=none",
-            *world.overrides,
-        ]
-    )
-    mapping = config.to_mapping()
-    if not known:
-        mapping["scheme"]["name"] = "stranger"
     run.path.mkdir(parents=True, exist_ok=True)
+    mapping = {**_configuration(scheme, world.experiment, world.overrides), "seed": seed}
     (run.path / "config.yaml").write_text(yaml.safe_dump(mapping), encoding="utf-8")
     validation = _scored(split["validation"], level, world.random)
     loss = float(validation["nll"].sum() / validation["targets"].sum())
@@ -106,6 +96,15 @@ def write_run(
         for length in world.lengths:
             write_evaluation(run, "retrieval", length, "test", _retrieval(world, scheme, length))
     return run
+
+
+@cache
+def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The resolved configuration; a scheme that is not in conf/ is `nope` under a name of its own."""
+    known = scheme in choices("scheme")
+    words = [f"scheme={scheme if known else 'nope'}", f"experiment_name={experiment}", "tracking=none", *overrides]
+    mapping = compose(words).to_mapping()
+    return mapping if known else {**mapping, "scheme": {**mapping["scheme"], "name": "stranger"}}
 
 
 def _manifest(world: World, scheme: str, seed: int, loss: float) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def _position(world: World, scheme: str, level: float) -> pd.DataFrame:
             "nll": (hi - lo) * (level + 3 / (1 + lo) ** 0.5 + rise * max(0, math.log2(hi / T))),
         }
         for d in range(world.documents)
-        for lo, hi in zip(edges[:-1], edges[1:], strict=True)
+        for lo, hi in pairwise(edges)
     ]
     return pd.DataFrame(rows)
 
@@ -183,26 +182,26 @@ def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.
     folder = run.path / "eval" / protocol
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(folder / f"{length}.parquet", index=False)
-    write_json(folder / f"{length}.json", {"protocol": protocol, "split": split, "length": length, "crosses_documents": protocol != "fixed", "bos": "before each document, not scored", "settings": {"targets": 64}, "documents": int(rows["document"].nunique()), "windows": len(rows)})  # fmt: skip
+    facts = {"protocol": protocol, "split": split, "length": length, "crosses_documents": protocol != "fixed"}
+    counts = {"documents": int(rows["document"].nunique()), "windows": len(rows)}
+    settings = {"bos": "before each document, not scored", "settings": {"targets": 64}}
+    write_json(folder / f"{length}.json", {**facts, **counts, **settings})
 
 
 def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
     for step in range(0, 196, 15):
-        progress = step / 195
-        loss = level + 5.3 * math.exp(-6 * progress) - 5.3 * math.exp(-6)
-        tokens = step * 2048
-        append_metrics(
-            path,
-            {
-                "kind": "train",
-                "step": step,
-                "tokens": tokens,
-                "loss": loss + random.normal(0, 0.05),
-                "lr": 1e-3,
-                "grad_norm": 1.0,
-                "tokens_per_second": 2e4,
-            },
-        )
-        append_metrics(
-            path, {"kind": "validation", "step": step, "tokens": tokens, "loss": loss, "bits_per_byte": loss / 2}
-        )
+        loss = level + 5.3 * math.exp(-6 * step / 195) - 5.3 * math.exp(-6)
+        where = {"step": step, "tokens": step * 2048}
+        rates = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 2e4}
+        append_metrics(path, {"kind": "train", **where, "loss": loss + random.normal(0, 0.05), **rates})
+        append_metrics(path, {"kind": "validation", **where, "loss": loss, "bits_per_byte": loss / 2})
+
+
+def change_manifest(run: Run, **fingerprints: str) -> None:
+    """Give a run other fingerprints."""
+    run.update_manifest(fingerprints={**run.manifest["fingerprints"], **fingerprints})
+
+
+def run_of(folder: Path, scheme: str, seed: int) -> Run:
+    """The run in an experiment's folder."""
+    return Run(folder / scheme / f"seed={seed}")

@@ -1,0 +1,36 @@
+"""One fabricated experiment for all tests that only read it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fabricate import World, fabricate
+
+EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
+
+
+@pytest.fixture(scope="session")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 schemes x 4 seeds; qk_rope and qkvo_rope differ by less than can be seen."""
+    return fabricate(tmp_path_factory.mktemp("fabricated"), World(EFFECTS, seeds=(0, 1, 2, 3)))
+
+
+@pytest.fixture(scope="session")
+def losses_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same schemes and seeds, with their validation losses alone."""
+    return fabricate(tmp_path_factory.mktemp("losses"), World(EFFECTS, seeds=(0, 1, 2, 3), lengths=(), probes=False))
+
+
+@pytest.fixture
+def own(losses_only: Path, tmp_path: Path) -> Path:
+    """A copy of that one, for a test to change."""
+    return Path(shutil.copytree(losses_only, tmp_path / "runs" / "demo"))
+
+
+@pytest.fixture
+def world() -> Callable[..., World]:
+    """A small world: two lengths, no probes."""
+    return lambda effects, **options: World(effects, **{"lengths": (256, 512), "probes": False, **options})
