@@ -137,9 +137,9 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with."""
-        from tokenizers import Tokenizer
+        from posbench.data.tokenization import load_tokenizer
 
-        return Tokenizer.from_file(str(self.path / "tokenizer.json"))
+        return load_tokenizer(self.path / "tokenizer.json")
 
     def load_model(self) -> Decoder:
         """The trained model, in float32 on the CPU. Raises: ConfigError where there is no intact checkpoint."""

@@ -10,26 +10,6 @@ import pytest
 import posbench
 from posbench.config import Config
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "that",
-    "was",
-    "his",
-    "he",
-    "it",
-    "with",
-    "is",
-    "for",
-    "as",
-    "had",
-    "you",
-    "not",
-]
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -58,8 +38,3 @@ def files() -> Callable[..., Config]:
 def left(cache: Path) -> Callable[[], list[str]]:
     """`left()`: what stands in the cache besides lock files and empty folders."""
     return lambda: [str(path) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
-def prose(number: int, words: int = 200) -> str:
-    """A document of its own for each number."""
-    return f"Chapter {number}. " + " ".join(WORDS[(number * 7 + i * i) % len(WORDS)] for i in range(words))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import prose
+from prose import prose
 
 from posbench.config import Config, ConfigError
 from posbench.data import prepare

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import prose
 from hub_server import REVISION, HubServer
+from prose import prose
 
 import posbench
 from posbench.config import ConfigError

@@ -14,23 +14,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prose import prose
 
 import posbench
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus, build, prepare, shards
 from posbench.data.splitting import SPLITS, split_of
+from posbench.data.tokenization import BOS
 
 Files = Callable[..., Config]
+
+
+def book(number: int) -> str:
+    """Some spell out the token that begins a document."""
+    return prose(number) + (f" {BOS} and {BOS}" if number % 10 == 0 else "")
 
 
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
     """A hundred and fifty different documents, a line each."""
     path = tmp_path / "books.jsonl"
-    path.write_text("".join(json.dumps({"text": prose(n)}) + "\n" for n in range(150)))
+    path.write_text("".join(json.dumps({"text": book(n)}) + "\n" for n in range(150)))
     return path
 
 
@@ -53,7 +59,7 @@ def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books
     fractions = {"test": 0.10, "validation": 0.05}
     expected: dict[str, list[str]] = {name: [] for name in SPLITS}
     for n in range(150):
-        expected[split_of(prose(n).encode(), fractions)].append(prose(n))
+        expected[split_of(book(n).encode(), fractions)].append(book(n))
     assert found == expected and all(found.values())
     for split in corpus.splits.values():
         assert (split.tokens[split.starts[:-1]] == corpus.bos_id).all()
@@ -273,7 +279,7 @@ def test_bytes_of_text_are_shared_out_where_the_vocabulary_does_not_tell(
 ) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = sorted({word for n in range(150) for word in prose(n).replace(".", " .").split()})
+    words = sorted({word for n in range(150) for word in book(n).replace(".", " .").split()})
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", *words])}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import prose
 from hypothesis import given
 from hypothesis import strategies as st
+from prose import prose
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from posbench.config import ConfigError, TokenizerConfig
@@ -106,7 +106,7 @@ def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.M
 
 def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
     code = (
-        "from conftest import prose\n"
+        "from prose import prose\n"
         "from posbench.config import TokenizerConfig; from posbench.data.tokenization import *\n"
         "texts = [prose(n, 400)[n % 9:] for n in range(400)]\n"
         "print(fingerprint(train_bpe(TokenizerConfig(kind='bpe', vocab_size=900), texts)))"
