@@ -39,6 +39,7 @@ from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import checkpoint, fingerprints
 from posbench.training.device import Device, choose_device
+from posbench.training.memory import keep_freed_memory
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
 
@@ -94,6 +95,7 @@ def train(config: Config, console: Console | None = None) -> Run:
             f"{config.train.context_length}: raise data.validation_fraction, give longer text, or shorten "
             "train.context_length"
         )
+    keep_freed_memory()
     torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
     model = build_model(config, corpus.vocab_size)
     facts = _facts(config, corpus, model, device)
