@@ -96,31 +96,30 @@ def evaluate_runs(
         for protocol in dict.fromkeys(s["protocol"] for s in summaries):
             of_both = [s for s in summaries if (s["experiment"], s["protocol"]) == (experiment, protocol)]
             if of_both:
-                console.print(_table(experiment, protocol, of_both))
+                _show(console, experiment, protocol, of_both)
     return summaries
 
 
-def _table(experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) -> Table:
-    """Perplexity by scheme and length; the mean over seeds of the losses, as exp of it."""
+def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) -> None:
+    """One figure by scheme and length, the mean over seeds: perplexity, or what the retrieval probe drops."""
     lengths = sorted({s["length"] for s in summaries})
     targets = sorted({s["targets_total"] for s in summaries})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    table = Table(
-        title=f"{experiment}: perplexity by context length in tokens",
-        caption=f"{protocol} protocol, {scored} targets a length",
-        box=None,
-        pad_edge=False,
-    )
+    drop = protocol == "retrieval"
+    what = "drop of the second copy's loss, nats/token," if drop else "perplexity"
+    console.print(f"\n{experiment}: {what} by length in tokens ({protocol}, {scored} targets)", highlight=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("scheme")
     for length in lengths:
         table.add_column(short_length(length), justify="right")
     for scheme in dict.fromkeys(s["scheme"] for s in summaries):
         cells = []
         for length in lengths:
-            losses = [s["nll_mean"] for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
-            cells.append(perplexity(sum(losses) / len(losses)) if losses else "")
+            of_cell = [s for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
+            mean = sum(s["drop" if drop else "nll_mean"] for s in of_cell) / max(1, len(of_cell))
+            cells.append("" if not of_cell else f"{mean:.3f}" if drop else perplexity(mean))
         table.add_row(scheme, *cells)
-    return table
+    console.print(table)
 
 
 def perplexity(nll: float) -> str:

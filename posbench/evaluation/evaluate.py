@@ -121,8 +121,6 @@ def evaluate_run(
     Returns: the summaries, new and old, of the lengths asked for.
     Raises: ConfigError where the run is not finished, or was trained on other text or with another tokenizer.
     """
-    import torch
-
     from posbench.evaluation.protocols import protocol_named
     from posbench.training.device import choose_device
 
@@ -158,8 +156,7 @@ def evaluate_run(
                 if model is None:
                     model = run.load_model().to(chosen.torch)
                     model.compute_dtype = chosen.dtype
-                if chosen.is_cuda:
-                    torch.cuda.reset_peak_memory_stats(chosen.torch)
+                chosen.reset_peak_memory()
                 rows, summary = score_split(model, corpus, "test", protocol, length, settings, anchor or None, advance)
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
                 store(run, rows, summary)

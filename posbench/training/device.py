@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import resource
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,16 +46,25 @@ class Device:
         }
 
     def peak_memory_bytes(self) -> int:
-        """The most this process held: on the GPU since `reset_peak_memory`, on a CPU since it began (resident set)."""
+        """The most this process held since `reset_peak_memory`: allocated on the GPU, or the resident set on a CPU.
+
+        Where the system cannot reset it (macOS, or no /proc), the resident set is counted since the process began.
+        """
         if self.is_cuda:
             return int(torch.cuda.max_memory_allocated(self.torch))
+        status = Path("/proc/self/status")
+        if status.is_file() and (found := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)):
+            return int(found[1]) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
     def reset_peak_memory(self) -> None:
-        """Begin `peak_memory_bytes` anew, where the device can (Linux can for a CPU process too)."""
+        """Begin `peak_memory_bytes` anew: one process may train or evaluate many runs."""
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats(self.torch)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set
 
 
 def choose_device(config: TrainConfig) -> Device:
@@ -94,9 +107,6 @@ def _has_compiler() -> bool:
 
 
 def _cpu_name() -> str:
-    import platform
-    from pathlib import Path
-
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
