@@ -88,7 +88,7 @@ class Evaluation:
         """Bits a byte of text: comparable between tokenizers."""
         return float(self.windows["nll"].sum() / math.log(2) / self.windows["bytes"].sum())
 
-    @property
+    @cached_property
     def task(self) -> tuple[Any, ...]:
         """What was scored. Two evaluations of one task can be set beside each other window by window."""
         keys = [

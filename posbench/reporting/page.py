@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.reporting.palette import DASHED, DOTTED, GRID, INK, Look, looks
+from posbench.reporting.palette import DASHDOT, DASHED, DOTTED, GRID, INK, Look, looks
 from posbench.reporting.tables import printable, whole
 
 if TYPE_CHECKING:
     from posbench.reporting.findings import Findings
     from posbench.reporting.sections import Section
 
-_DASHES = {DASHED: "5 2.5", DOTTED: "1.5 2"}
+_DASHES = {DASHED: "5 2.5", DASHDOT: "7 2 1.5 2", DOTTED: "1.5 2"}
 
 
 def render(findings: Findings, sections: list[Section], drawings: dict[str, str]) -> str:

@@ -1,8 +1,8 @@
 """One look a scheme, in every picture of every report.
 
-The colours are those of Okabe and Ito (2008), told apart by people who see fewer colours; two schemes that share one
-differ in line and marker. Solid lines are relative schemes, dashed ones absolute. Schemes that are not listed get the
-rest in the order of their names, dotted.
+The colours follow Okabe and Ito (2008): schemes that share a line style are told apart by people who see fewer colours,
+on white and on dark paper, and every scheme has a marker of its own. Solid lines are relative schemes, dashed ones absolute
+(dash-dotted: not by rotation). Schemes that are not listed get other looks in the order of their names, dotted.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, nope
 GRID = "#d5dae0"
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, GREY = (
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BROWN = (
     "#0072b2",
     "#d55e00",
     "#009e73",
     "#b8609a",
     "#4aa3df",
     "#d08c00",
-    "#7a828c",
+    "#8a5a2b",
 )
 
 
@@ -32,7 +32,7 @@ class Look:
     marker: str
 
 
-SOLID, DASHED, DOTTED = "-", "--", ":"
+SOLID, DASHED, DASHDOT, DOTTED = "-", "--", "-.", ":"
 _LOOKS = {
     "qk_rope": Look(BLUE, SOLID, "o"),
     "qkvo_rope": Look(VERMILLION, SOLID, "s"),
@@ -43,8 +43,8 @@ _LOOKS = {
     "k_rope": Look(SKY, DASHED, "v"),
     "q_rope": Look(PURPLE, DASHED, "<"),
     "v_rope": Look(GREEN, DASHED, ">"),
-    "o_rope": Look(GREY, DASHED, "h"),
-    "sinusoidal": Look(ORANGE, DASHED, "d"),
+    "o_rope": Look(BROWN, DASHED, "h"),
+    "sinusoidal": Look(ORANGE, DASHDOT, "d"),
 }
 _SPARE = [
     Look(colour, DOTTED, marker) for marker in "o^sDv" for colour in (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK)

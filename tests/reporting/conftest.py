@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 from fabricate import World, fabricate
+from rich.console import Console
+
+from posbench.reporting import report
+from posbench.reporting.findings import Findings, find
 
 EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
 
@@ -34,3 +38,18 @@ def own(losses_only: Path, tmp_path: Path) -> Path:
 def world() -> Callable[..., World]:
     """A small world: two lengths, no probes."""
     return lambda effects, **options: World(effects, **{"lengths": (256, 512), "probes": False, **options})
+
+
+@pytest.fixture(scope="session")
+def findings(experiment: Path) -> Findings:
+    """What it says."""
+    return find(experiment)
+
+
+@pytest.fixture(scope="session")
+def written(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of its report."""
+    target = tmp_path_factory.mktemp("report")
+    with (target / "terminal.txt").open("w", encoding="utf-8") as file:
+        report(experiment, output=target, console=Console(file=file, width=100))
+    return target

@@ -62,7 +62,7 @@ def fabricate(root: Path, world: World) -> Path:
 
 
 def _windows(world: World, split: str) -> pd.DataFrame:
-    """Windows of 64 targets over documents of different lengths; `ease` is what every model finds hard or easy in them."""
+    """Windows of 64 targets over documents of different lengths; `ease` is how hard every model finds them."""
     count = world.random.integers(2, 9, world.documents)
     document = np.repeat(np.arange(world.documents), count)
     ease = world.random.normal(0, 0.3, world.documents)[document] + world.random.normal(0, 0.1, len(document))

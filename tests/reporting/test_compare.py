@@ -1,0 +1,60 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from fabricate import change_manifest, run_of
+from rich.console import Console
+
+from posbench.config import ConfigError
+from posbench.reporting import compare
+from posbench.runs import DIED
+
+
+def said(*paths: Path, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    compare(paths, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_differs_and_only_that(experiment: Path) -> None:
+    text = said(experiment / "qk_rope" / "seed=0", experiment / "alibi" / "seed=0")
+    assert re.search(r"scheme\.kind +rotary +alibi", text) and "train.lr" not in text
+    assert re.search(r"loss, nats/token +\d\.\d{4} +\d\.\d{4}", text)
+    assert re.search(r"loss less the first +0 +\+0\.0\d{3}", text)
+    assert re.search(r"perplexity at 512, fixed +\d+\.\d\d +\d+\.\d\d", text)
+    assert re.search(r"tokens/s +20,000 +20,000", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_the_terminal(experiment: Path, width: int) -> None:
+    paths = [experiment / scheme / f"seed={seed}" for scheme in ("qk_rope", "alibi", "nope") for seed in (0, 1)]
+    assert max(map(len, said(*paths, width=width).splitlines())) <= width
+
+
+def test_an_unfair_comparison_says_so(own: Path) -> None:
+    change_manifest(run_of(own, "alibi", 0), data="0ther")
+    text = said(own / "qk_rope" / "seed=0", own / "alibi" / "seed=0")
+    assert "Not a fair comparison: these runs differ in data" in text
+    fair = said(own / "qk_rope" / "seed=0", own / "nope" / "seed=1")
+    assert "Not a fair" not in fair and "different seeds" in fair
+
+
+def test_a_died_run_can_be_looked_at(own: Path) -> None:
+    run_of(own, "alibi", 0).update_manifest(status=DIED, reason="loss nan at step 7", costs={}, loss=None)
+    text = said(own / "qk_rope" / "seed=0", own / "alibi" / "seed=0")
+    assert "died: loss nan at step 7" in text
+
+
+def test_one_run_is_nothing_to_compare(experiment: Path) -> None:
+    with pytest.raises(ConfigError, match="name two or more"):
+        said(experiment / "qk_rope" / "seed=0", experiment / "qk_rope" / "seed=0")
+
+
+def test_a_folder_that_is_no_run_is_named(experiment: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run"):
+        said(experiment / "qk_rope" / "seed=0", tmp_path)

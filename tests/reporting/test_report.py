@@ -1,0 +1,190 @@
+"""The report as people meet it: on a terminal, as Markdown, as a page; and what it says when it cannot be made."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fabricate import World, change_manifest, fabricate, run_of
+from rich.console import Console
+
+from posbench.config import ConfigError
+from posbench.reporting import report
+from posbench.runs import DIED, Run
+
+EVIL = "<script>alert(1)</script>"
+
+
+def said(folder: Path, output: Path, width: int = 100, **options: str) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    report(folder, output=output, console=console, **options)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Page(HTMLParser):
+    """What a browser would act on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_all_files_are_there_and_named(written: Path) -> None:
+    pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "position", "retrieval"]
+    expected = {"table.csv", "runs.csv", "pairs.csv", "position.csv", "retrieval.csv", "report.md", "report.html"}
+    expected |= {f"{stem}.{kind}" for stem in pictures for kind in ("svg", "png")}
+    assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
+
+
+def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written: Path, tmp_path: Path) -> None:
+    said(experiment, tmp_path)
+    for name in ("table.csv", "report.md", "report.html", "curves.svg"):
+        assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_the_terminal_with_no_cell_broken(losses_only: Path, tmp_path: Path, width: int) -> None:
+    text = said(losses_only, tmp_path, width)
+    assert max(map(len, text.split("\n")[:-2])) <= width  # the last line names files and may be as long as it is
+    rows = [line for line in text.splitlines() if line.startswith(("qk_rope ", "alibi ", "nope "))]
+    assert all(re.match(r"\S+ +(relative|absolute|± |\d|[-+–]|0)", line) for line in rows)
+    assert re.search(r"^qk_rope +relative +\d\.\d{4} ± \d\.\d{4} +0 +4", text, re.MULTILINE)
+
+
+def test_the_chain_is_printed_with_what_could_be_seen(written: Path) -> None:
+    text = (written / "terminal.txt").read_text()
+    assert re.search(r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) > alibi > nope$", text, re.MULTILINE)
+    assert re.search(
+        r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +0\.00\d\d ± 0\.\d{4} +\S+ +0\.00\d\d +about \d+",
+        text,
+        re.MULTILINE,
+    )
+
+
+def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:
+    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5, "alibi": 1.0}, seeds=(0,)))
+    text = said(folder, tmp_path / "report")
+    assert "1 seed: order not tested" in text and "By loss, lowest first: qk_rope, nope, alibi" in text
+    assert not re.search(r"qk_rope [>~]", text)
+    assert "1 seed: not tested" in text or "No pair stands the other way round" in text
+    assert not re.search(r"\d ± \d", text.split("Perplexity by length")[0])
+
+
+def test_what_was_left_out_is_always_printed(own: Path, tmp_path: Path) -> None:
+    run_of(own, "nope", 1).update_manifest(status=DIED, reason="loss nan at step 7")
+    change_manifest(run_of(own, "alibi", 2), data="0ther")
+    text = said(own, tmp_path)
+    assert re.search(r"nope +1 +died: loss nan at step 7", text)
+    assert re.search(r"alibi +2 +differs from the others in the text", text)
+    assert "Compared over the seeds that all compared schemes have: 0, 3." in text
+
+
+def test_a_scheme_of_which_every_run_died_is_a_row(own: Path, tmp_path: Path) -> None:
+    for seed in range(4):
+        run_of(own, "nope", seed).update_manifest(status=DIED, reason="loss nan")
+    assert re.search(r"^nope +– +died", said(own, tmp_path), re.MULTILINE)
+
+
+def test_protocols_are_never_in_one_table(written: Path) -> None:
+    tables = (written / "report.md").read_text().split("## Perplexity by length in tokens: ")
+    assert [table.split("\n")[0] for table in tables[1:]] == ["fixed", "nonoverlapping"]
+    assert all(
+        len(re.findall(r"^\| qk_rope", t.split("\n## ")[0].split("### ")[0], re.MULTILINE)) == 1 for t in tables[1:]
+    )
+
+
+def test_the_page_needs_nothing_else(written: Path) -> None:
+    page = Page((written / "report.html").read_text())
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "img", "object", "embed", "base", "form"}
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes), tag
+        for name in ("href", "src", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#")
+    text = (written / "report.html").read_text()
+    assert "url(http" not in text and "@import" not in text
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy and policy.startswith("default-src 'none'") and "script-src" not in policy
+
+
+def test_ids_on_the_page_are_unique(written: Path) -> None:
+    page = Page((written / "report.html").read_text())
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = {a["xlink:href"][1:] for _, a in page.tags if a.get("xlink:href")}  # type: ignore[index]
+    assert wanted <= set(ids)
+
+
+@pytest.fixture
+def evil(tmp_path: Path, world: Callable[..., World]) -> Path:
+    """Hand-made manifests: no folder can have such names."""
+    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2}, seeds=(0, 1), probes=True))
+    for seed in (0, 1):
+        run_of(folder, "nope", seed).update_manifest(scheme=EVIL, experiment="<img src=x onerror=alert(2)>")
+        run_of(folder, "alibi", seed).update_manifest(scheme='x"|`[a](javascript:alert(3))\x1b[31m$\\frac{1}{2}$')
+    Run(folder / "stranger" / "seed=0").path.mkdir(parents=True)
+    (folder / "stranger" / "seed=0" / "run.json").write_text(
+        '{"format": 1, "status": "died", "reason": "<b>&\\u001b[2J"}'
+    )
+    return folder
+
+
+def test_hostile_names_are_inert_everywhere(evil: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report"
+    terminal = said(evil, target, width=200)
+    assert EVIL in terminal and "\x1b[31m" not in terminal and "\x1b[2J" not in terminal
+    page = Page((target / "report.html").read_text())
+    assert not {tag for tag, _ in page.tags} & {"script", "img", "b"} - {"b"}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert sum(EVIL in words for words in page.words) >= 6  # shown as text: tables, chain, pictures
+    assert "javascript:" not in str([a for _, a in page.tags])
+    for line in (target / "report.md").read_text().splitlines():
+        assert "<" not in line and "](javascript" not in line
+    for picture in target.glob("*.svg"):
+        assert "<script" not in picture.read_text()
+
+
+def test_an_output_that_cannot_be_written_is_said(losses_only: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"the report cannot be written to .*file.*--output"):
+        said(losses_only, tmp_path / "file" / "report")
+
+
+def test_nothing_half_written_is_left_where_writing_fails(
+    losses_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        said(losses_only, tmp_path / "report")
+    assert list((tmp_path / "report").iterdir()) == []
+
+
+def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no runs: train some with `posbench train"):
+        report(tmp_path)
+
+
+def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
+    frame = pq.read_table(file).to_pandas()
+    frame["start"] += 1
+    frame.to_parquet(file, index=False)
+    text = " ".join(said(own, tmp_path).split())
+    assert "validation at 256: left out nope seed 1, which scored other windows than the rest" in text
+    assert "validation at 256: compared over seeds 0, 2, 3" in text
