@@ -1,8 +1,8 @@
 """One look a scheme, in every picture of every report.
 
 The colours follow Okabe and Ito (2008): schemes that share a line style are told apart by people who see fewer colours,
-on white and on dark paper, and every scheme has a marker of its own. Solid lines are relative schemes, dashed ones absolute
-(dash-dotted: not by rotation). Schemes that are not listed get other looks in the order of their names, dotted.
+on white and on dark paper, and every scheme has a marker of its own. Solid lines are relative schemes, dashed ones
+absolute (dash-dotted: not by rotation). Schemes that are not listed get other looks in the order of their names, dotted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,8 @@ from dataclasses import dataclass
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, nope
 GRID = "#d5dae0"
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BROWN = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#b8609a",
-    "#4aa3df",
-    "#d08c00",
-    "#8a5a2b",
-)
+BLUE, SKY, GREEN = "#0072b2", "#4aa3df", "#009e73"
+VERMILLION, ORANGE, BROWN, PURPLE = "#d55e00", "#d08c00", "#8a5a2b", "#b8609a"
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from fabricate import World, fabricate
+from hypothesis import settings
 from rich.console import Console
 
 from posbench.reporting import report
 from posbench.reporting.findings import Findings, find
 
+settings.register_profile("unhurried", deadline=None)  # the machine that runs these may have other work
+settings.load_profile("unhurried")
 EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
 
 
