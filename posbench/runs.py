@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from posbench.config import Config, ConfigError, check_name
+from posbench.locking import is_held
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the run folder; a reader refuses a newer one
 FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
+INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
+
+
+class TornManifest(ConfigError):
+    """`run.json` is missing, or is not what was written."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -99,22 +107,26 @@ class Run:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """`run.json`. Raises: ConfigError where it is missing, torn, or of a newer format."""
+        """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
         file = self.path / "run.json"
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
+        except (FileNotFoundError, NotADirectoryError):
+            raise TornManifest(
                 f"{self.path} is no run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}): delete the folder and train the run again") from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-            raise ConfigError(f"{file} holds no manifest: delete the folder and train the run again")
-        if manifest["format"] > FORMAT:
+        except OSError as error:
             raise ConfigError(
-                f"{file} is of format {manifest['format']}; this posbench reads up to {FORMAT}: upgrade posbench"
-            )
+                f"{file} cannot be read ({error.strerror}): see to its permissions and its disk"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise TornManifest(
+                f"{file} cannot be read ({error}): give the run's train command again, which goes on from its last "
+                "checkpoint, or delete the folder"
+            ) from error
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+            raise TornManifest(f"{file} holds no manifest: give the run's train command again, or delete the folder")
+        check_format(file, manifest["format"], FORMAT)
         return manifest
 
     def update_manifest(self, **changes: Any) -> None:
@@ -128,11 +140,10 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """`metrics.jsonl`, one row a line."""
+        """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
         import pandas as pd
 
-        file = self.path / "metrics.jsonl"
-        return pd.read_json(file, lines=True) if file.is_file() and file.stat().st_size else pd.DataFrame()
+        return pd.DataFrame(read_metrics(self.path / "metrics.jsonl"))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -165,6 +176,18 @@ def load_run(path: str | Path) -> Run:
     return run
 
 
+def state_of(run: Run) -> str:
+    """What has become of a run: its manifest's status, but `interrupted` for one that says it runs and nobody trains.
+
+    `unreadable` where the manifest is missing, torn, or of another format.
+    """
+    try:
+        status = str(run.manifest.get("status", UNREADABLE))
+    except ConfigError:
+        return UNREADABLE
+    return INTERRUPTED if status == RUNNING and not is_held(run.path) else status
+
+
 def find_runs(folder: str | Path) -> list[Run]:
     """Every run at or under `folder`, in the order of their names."""
     root = Path(folder)
@@ -184,3 +207,38 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
     """Add one line to `metrics.jsonl` in a single write, so that a kill leaves whole lines or none."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl`, without a last line that was never finished; none where there is no file.
+
+    Raises: ConfigError for a line that holds no row.
+    """
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    rows = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        row = None
+        with suppress(ValueError):
+            row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number} holds no row: what wrote it, or its disk, went wrong")
+        rows.append(row)
+    return rows
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left in a run folder: files and folders named `.*.tmp`. Only under its lock."""
+    for left in [*folder.glob(".*.tmp"), *folder.glob("eval/*/.*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def check_format(file: Path, found: int, known: int) -> None:
+    """Raises: ConfigError where `file` is of a format that this posbench does not read, newer or older."""
+    if found != known:
+        remedy = "upgrade posbench" if found > known else "read it with the posbench that wrote it, or train it again"
+        raise ConfigError(f"{file} is of format {found}; this posbench reads format {known}: {remedy}")

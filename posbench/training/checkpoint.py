@@ -1,9 +1,10 @@
 """Checkpoints: safetensors and JSON, checksummed, written beside and renamed. No pickle.
 
-    checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  state.json
+    checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json
 
 `state.json` holds the loop's state and the SHA-256 of the other files, and of itself. There is no pointer to the newest
-one: it is the highest step whose files are whole, so nothing can point to a checkpoint that is not there.
+one: it is the highest step whose files are whole, so nothing can point to a checkpoint that is not there. With the
+metrics so far and the manifest in it, a checkpoint is all that a run needs to go on.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.runs import sync_folder
+from posbench.runs import check_format, sync_folder
 
 FORMAT = 1
+MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
 _FOLDER = re.compile(r"step=(\d{8,})")
 Notice = Callable[[str], None]
 
@@ -32,81 +34,108 @@ class TornCheckpoint(Exception):
 
 
 def save(
-    folder: Path, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], keep: int
+    folder: Path,
+    step: int,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    metrics: bytes,
+    state: dict[str, Any],
+    keep: int,
 ) -> Path:
-    """Write `folder/step=...`, then remove all but the newest `keep` (never the newest two).
+    """Write `folder/step=...`, then remove all but the newest `keep` intact ones (never the newest two).
 
     Raises: ConfigError when the disk is full, naming how much was needed; the checkpoints before stay as they were.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     final = folder / f"step={step:08d}"
     beside = folder / f".step={step:08d}.tmp"
-    needed = sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
-        checksums = {}
-        for name, tensors in (("model.safetensors", model), ("optimizer.safetensors", optimizer)):
+        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
             save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
-            checksums[name] = _sync_and_sum(beside / name)
+        (beside / METRICS).write_bytes(metrics)
+        checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
         content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
         (beside / "state.json").write_text(_sealed(content), encoding="utf-8")
         _sync_and_sum(beside / "state.json")
         sync_folder(beside)
-        if final.exists():  # from before a resume at an earlier step: the same step, made again
+        if final.exists():  # torn, and passed over on resume: the same step, made again
             shutil.rmtree(final)
         beside.rename(final)
         sync_folder(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         shutil.rmtree(beside, ignore_errors=True)
-        free = shutil.disk_usage(folder if folder.is_dir() else folder.parent).free
+        needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
+        free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
+        cause = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(
-            f"could not write the checkpoint of step {step} to {folder}: {error.strerror or error} "
-            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is "
-            "intact). Make room and give the same command again"
+            f"could not write the checkpoint of step {step} to {folder}: {cause or error} "
+            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is intact). Make "
+            "room and give the same command again"
         ) from error
-    for old in _folders(folder)[max(2, keep) :]:
-        shutil.rmtree(old, ignore_errors=True)
+    _prune(folder, final, max(2, keep))
     return final
 
 
+def _prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove what is older than the newest `keep` intact checkpoints, and torn ones of a step yet to come again."""
+    intact = 0
+    for candidate in _folders(folder):
+        if intact == keep or _step(candidate) > _step(newest):
+            shutil.rmtree(candidate, ignore_errors=True)
+        else:
+            intact += candidate == newest or _is_intact(candidate)
+
+
+def _is_intact(checkpoint: Path) -> bool:
+    try:
+        read_state(checkpoint, verify=True)
+    except (TornCheckpoint, ConfigError):
+        return False
+    return True
+
+
 def newest(folder: Path, notice: Notice) -> Path | None:
-    """The newest intact checkpoint, torn ones named and passed over. Raises: ConfigError for a newer format."""
+    """The newest intact checkpoint, torn ones named and passed over. Raises: ConfigError for one of another format."""
     for candidate in _folders(folder):
         try:
-            read_state(candidate, verify_tensors=True)
+            read_state(candidate, verify=True)
             return candidate
         except TornCheckpoint as torn:
             notice(f"checkpoint {candidate.name} is not as it was written ({torn}): passed over")
     return None
 
 
-def read_state(checkpoint: Path, verify_tensors: bool = False) -> dict[str, Any]:
-    """The loop's state as saved. Raises: TornCheckpoint; ConfigError for a newer format."""
+def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
+    """The loop's state as saved; with `verify`, every file beside it is read and summed too.
+
+    Raises: TornCheckpoint; ConfigError for one of another format.
+    """
     file = checkpoint / "state.json"
     try:
-        text = file.read_text(encoding="utf-8")
-        content = json.loads(text)
+        content = json.loads(file.read_text(encoding="utf-8"))
         seal = content.pop("seal")
-        formed = content["format"]
+        found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
     if hashlib.sha256(_canonical(content)).hexdigest() != seal:
         raise TornCheckpoint("state.json does not match its checksum")
-    if formed > FORMAT:
-        raise ConfigError(f"{checkpoint} is of format {formed}; this posbench reads up to {FORMAT}: upgrade posbench")
-    if verify_tensors:
-        for name, expected in content["sha256"].items():
-            try:
-                found = _sum(checkpoint / name)
-            except OSError:
-                raise TornCheckpoint(f"{name} is missing") from None
-            if found != expected:
-                raise TornCheckpoint(f"{name} does not match its checksum")
-    return content
+    check_format(checkpoint, found, FORMAT)
+    if checkpoint.name != f"step={step:08d}":
+        raise TornCheckpoint(f"it holds step {step}")
+    for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
+        try:
+            summed = _sum(checkpoint / name)
+        except OSError:
+            raise TornCheckpoint(f"{name} is missing") from None
+        if summed != sums.get(name):
+            raise TornCheckpoint(f"{name} does not match its checksum")
+    return dict(content)
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
@@ -114,6 +143,11 @@ def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     return load_file(checkpoint / name)
+
+
+def any_written(folder: Path) -> bool:
+    """Whether there is a checkpoint, intact or not."""
+    return bool(_folders(folder))
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -124,19 +158,21 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         raise ConfigError(
             f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again"
         )
-    put_weights(model, load_tensors(checkpoint, "model.safetensors"))
+    put_weights(model, load_tensors(checkpoint, MODEL))
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the parameters of `model`, all of them, by name."""
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    shared = {name for name, _ in model.named_parameters()}
-    lacking = [name for name in missing if name in shared]
-    if lacking or unexpected:
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    differing = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
+    if differing:
+        one = differing[0]
         raise ConfigError(
-            f"the checkpoint's weights are not this model's (lacking {lacking[:3]}, unknown "
-            f"{unexpected[:3]}): it belongs to another configuration"
+            f"the checkpoint's weights are not this model's ({one} is {found.get(one, 'missing')}, and the model's is "
+            f"{shapes.get(one, 'missing')}): it belongs to another configuration"
         )
+    model.load_state_dict(weights, strict=False)  # buffers are computed, and a shared parameter is stored once
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -148,8 +184,11 @@ def _folders(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), child) for child in folder.iterdir() if (match := _FOLDER.fullmatch(child.name))]
-    return [child for _, child in sorted(found, reverse=True)]
+    return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=_step, reverse=True)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step="))
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

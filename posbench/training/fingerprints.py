@@ -23,6 +23,7 @@ _ASIDE_IN_TRAIN = (
     "validate_every",
     "validation_tokens",
     "log_every",
+    "max_skipped_steps",
 )
 # Code that decides what a run computes; the rest of the package reads, prints or checks.
 _CODE = ("attention.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
@@ -46,14 +47,15 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
     kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    return _flat(kept)
+    return flat(kept)
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`group.field` -> value of a mapping of mappings."""
+    fields: dict[str, Any] = {}
     for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return fields
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """One run from its configuration to its last validation: made, resumed where it was cut off, or found finished.
 
-    prepare text -> build model -> (checkpoint?) -> [ batch n -> loss -> gradients -> step ] ... -> validation ->
-    manifest
+    text -> model -> checkpoint, if any -> [ batch n -> loss -> gradients -> step ] ... -> validation -> manifest
 
 Batch n depends on (seed, n) and the text alone, weights on (seed, name): so a run that was killed and resumed ends
 with the same bytes as one that was not, and every scheme under one seed sees the same batches from the same start.
@@ -12,15 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,14 +28,15 @@ from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.evaluate import score_split, store
-from posbench.interruption import Stopped, StopSignals
+from posbench.interruption import StopSignals
+from posbench.locking import hold
 from posbench.model import Decoder, build_model, shape_of
-from posbench.runs import Run
+from posbench.runs import Run, TornManifest
 from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import checkpoint, fingerprints
 from posbench.training.device import Device, choose_device
-from posbench.training.memory import keep_freed_memory
+from posbench.training.memory import exhaustion_explained, keep_freed_memory
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
 
@@ -63,7 +60,6 @@ class _Progress:
     loss_count: int = 0
     skipped_steps: int = 0
     train_seconds: float = 0.0
-    metrics_bytes: int = 0  # length of metrics.jsonl at the checkpoint; what stands behind it is cut off on resume
     pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps the host has not looked at
 
     def saved(self) -> dict[str, Any]:
@@ -82,27 +78,31 @@ def train(config: Config, console: Console | None = None) -> Run:
     def notice(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    device = choose_device(config.train)
-    folder = runs.run_folder(config)
-    run = Run(folder)
-    build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
-    corpus = prepare(config, notice=notice)
-    batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
-    if corpus.validation.num_tokens <= config.train.context_length:
-        raise ConfigError(
-            f"the validation split has {corpus.validation.num_tokens} tokens "
-            f"({corpus.validation.num_documents} documents), less than one context of "
-            f"{config.train.context_length}: raise data.validation_fraction, give longer text, or shorten "
-            "train.context_length"
-        )
-    keep_freed_memory()
-    torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
-    model = build_model(config, corpus.vocab_size)
-    facts = _facts(config, corpus, model, device)
-    with _locked(folder):
-        if _is_finished_already(run, config, facts, notice):
-            return run
-        return _Training(config, run, corpus, batches, model, device, facts, console, notice).go()
+    run = Run(runs.run_folder(config))
+    with StopSignals(run.name) as signals:
+        device = choose_device(config.train)
+        build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
+        corpus = prepare(config, notice=notice)
+        batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
+        if corpus.validation.num_tokens <= config.train.context_length:
+            raise ConfigError(
+                f"the validation split has {corpus.validation.num_tokens} tokens "
+                f"({corpus.validation.num_documents} documents), less than one context of "
+                f"{config.train.context_length}: raise data.validation_fraction, give longer text, or shorten "
+                "train.context_length"
+            )
+        keep_freed_memory()
+        torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
+        with exhaustion_explained(config.train, device):
+            model = build_model(config, corpus.vocab_size)
+            facts = _facts(config, corpus, model, device)
+            if _is_finished_already(run, config, facts, notice):
+                return run
+            with hold(run.path):
+                facts |= _kept_of(_manifest_before(run, notice), facts)
+                _Training(config, run, corpus, batches, model, device, facts, console, notice, signals).go()
+                signals.raise_if_received("after it was finished")  # before the next run of a sweep
+                return run
 
 
 def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> dict[str, Any]:
@@ -133,6 +133,7 @@ def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> di
         "num_steps": config.train.num_steps,
         "tokens": config.train.num_steps * config.train.tokens_per_step,
         "started": _now(),
+        "wandb": None,
     }
 
 
@@ -147,71 +148,72 @@ def _now() -> str:
 
 
 def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice: Notice) -> bool:
-    """Whether the folder holds this run, finished. Raises: ConfigError naming what differs from another run."""
-    if not (run.path / "run.json").is_file():
+    """Whether the folder holds this run, finished.
+
+    Raises: ConfigError naming what differs from another run's configuration or data; Died where it cannot go on.
+    """
+    manifest = _manifest_before(run, lambda text: None)
+    if manifest is None:
         return False
-    manifest = run.manifest
-    before = {
-        **manifest.get("identity", {}),
-        **{f"fingerprint of {key}": manifest["fingerprints"].get(key) for key in ("data", "tokenizer")},
-    }
-    now = {
-        **facts["identity"],
-        **{f"fingerprint of {key}": facts["fingerprints"][key] for key in ("data", "tokenizer")},
-    }
-    changed = fingerprints.differences(json.loads(json.dumps(before)), json.loads(json.dumps(now)))
+    changed = _changes(manifest, facts)
+    ended = manifest["status"] in (runs.FINISHED, runs.DIED)
+    if changed and not ended and not checkpoint.any_written(run.path / "checkpoints"):
+        return False  # memory ran out in its first step, say: nothing of it was kept, the new one may have the folder
     if changed:
         raise ConfigError(
-            f"{run.path} holds a run of another configuration: "
-            + "; ".join(changed)
-            + ". Give the new one a name of its own "
+            f"{run.path} holds a run of another configuration: {'; '.join(changed)}. Give the new one its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if manifest["status"] == runs.FINISHED:
         notice(f"{run.name} is finished (loss {manifest['loss']:.4f}): nothing to do")
         return True
-    if manifest["fingerprints"].get("code") != facts["fingerprints"]["code"]:
+    skipped = manifest.get("skipped_steps", 0)
+    if manifest["status"] == runs.DIED and skipped > config.train.max_skipped_steps:
+        raise Died(
+            f"it died before: {manifest.get('reason')}. Train it under another name (experiment_name=...), or delete "
+            f"{run.path}; train.max_skipped_steps={skipped} or more goes on from its last checkpoint"
+        )
+    was, now = (
+        fingerprints.flat({**{key: kept[key] for key in ("versions", "device")}, "code": kept["fingerprints"]["code"]})
+        for kept in (manifest, facts)
+    )
+    for change in fingerprints.differences(was, now):
         notice(
-            f"{run.name}: posbench's own code has changed since this run began; the report will not join it "
-            "with runs of the new code"
+            f"{run.name}: changed since it began, {change}: the rest may differ in its last digits from an "
+            "uninterrupted run; the report does not join runs of different code"
         )
     return False
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process alone; the lock goes with the process, however it ends.
-
-    Raises: ConfigError naming the holder's process and host.
-    """
-    from filelock import FileLock, Timeout
-
-    made = not folder.exists()
+def _manifest_before(run: Run, notice: Notice) -> dict[str, Any] | None:
+    """`run.json`, or what the newest intact checkpoint keeps of it; None where there is neither."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        holder = folder / ".holder.json"
-        lock = FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            held = json.loads(holder.read_text(encoding="utf-8")) if holder.is_file() else {}
-            raise ConfigError(
-                f"{folder} is being trained by process {held.get('process', '?')} on {held.get('host', '?')} "
-                f"since {held.get('since', '?')}: wait for it, or stop it"
-            ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another runs_dir=..."
-        ) from error
-    try:
-        runs.write_json(holder, {"process": os.getpid(), "host": socket.gethostname(), "since": _now()})
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
-        (folder / ".lock").unlink(missing_ok=True)
-        if made and not any(folder.iterdir()):
-            folder.rmdir()
+        return run.manifest
+    except TornManifest:
+        kept = checkpoint.newest(run.path / "checkpoints", lambda text: None)
+        if kept is None:
+            return None
+        notice(f"{run.path / 'run.json'} is missing or torn: made again from checkpoint {kept.name}")
+        return dict(checkpoint.read_state(kept)["manifest"])
+
+
+def _changes(manifest: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    """`key: before -> now` for all that two parts of one run must share."""
+    before, now = (
+        {
+            **kept.get("identity", {}),
+            **{f"fingerprint of {key}": kept.get("fingerprints", {}).get(key) for key in ("data", "tokenizer")},
+        }
+        for kept in (manifest, json.loads(json.dumps(facts)))
+    )
+    return fingerprints.differences(before, now)
+
+
+def _kept_of(manifest: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any]:
+    """What a resumed run takes over from its manifest: when it began, and its wandb run."""
+    if manifest is None or _changes(manifest, facts):
+        return {}
+    return {key: manifest[key] for key in ("started", "wandb") if key in manifest}
 
 
 class _Training:
@@ -228,68 +230,93 @@ class _Training:
         facts: dict[str, Any],
         console: Console,
         notice: Notice,
+        signals: StopSignals,
     ) -> None:
         self.config, self.run, self.corpus, self.batches = config, run, corpus, batches
-        self.device, self.facts, self.console, self.notice = device, facts, console, notice
+        self.device, self.facts, self.console, self.notice, self.signals = device, facts, console, notice, signals
         self.model = model.to(device.torch)
         self.model.compute_dtype = device.dtype
         self.optimizer = AdamW(self.model, config.train)
         self.progress = _Progress()
+        self.grad_norm: float | None = None  # of the last step looked at, before clipping
         tenth = max(1, math.ceil(config.train.num_steps / 10))
         self.validate_every = config.train.validate_every or tenth
         self.checkpoint_every = config.train.checkpoint_every or tenth
         self.checkpoints = run.path / "checkpoints"
 
-    def go(self) -> Run:
-        """Train to the last step, validate, and mark the run finished."""
-        resumed = self._begin()
+    def go(self) -> None:
+        """Train to the last step, validate, and mark the run finished; or mark how it ended."""
+        try:
+            with exhaustion_explained(self.config.train, self.device):
+                self._go()
+        except OSError as error:
+            where = f" {error.filename}" if error.filename else ""
+            explained = ConfigError(
+                f"{self.run.name} stopped at step {self.progress.step}: {error.strerror or error}{where}. Make room or "
+                "see to the disk, and give the same command again"
+            )
+            self._mark_ended(explained)
+            raise explained from error
+        except BaseException as error:
+            self._mark_ended(error)
+            raise
+
+    def _go(self) -> None:
+        self._begin()
         tracker = open_tracker(self.config, self.run, self.facts, self.notice)
         failed = True
         try:
-            self.facts["wandb"] = tracker.record
+            self.facts["wandb"] = tracker.record or self.facts["wandb"]
             runs.write_json(self.run.path / "run.json", self.facts)
             if self.device.compiled:
                 self.model.compile_blocks()
             self.device.reset_peak_memory()
-            with (
-                StopSignals() as signals,
-                TrainingProgress(
-                    self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
-                ) as bar,
-            ):
-                self._steps(signals, bar, tracker, fresh_from=resumed)
+            with TrainingProgress(
+                self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
+            ) as bar:
+                self.signals.waits = True
+                self._steps(bar, tracker)
                 self._finish(tracker, bar)
             failed = False
-        except Died as error:
-            self.run.update_manifest(
-                status=runs.DIED, reason=str(error), ended=_now(), skipped_steps=self.progress.skipped_steps
-            )
-            raise
         finally:
             tracker.finish(failed=failed)
-        return self.run
 
-    def _begin(self) -> int:
-        """Write a new run's first files, or take up the newest intact checkpoint. Returns the step to go on from."""
+    def _mark_ended(self, error: BaseException) -> None:
+        """Say in the manifest why the run is not going on: died where the numbers went wrong, else stopped."""
+        with suppress(OSError, ConfigError):  # on a full disk `state_of` still sees that nobody holds the lock
+            if not self.run.is_finished:
+                self.run.update_manifest(
+                    status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
+                    reason=str(error) or type(error).__name__,
+                    ended=_now(),
+                    skipped_steps=self.progress.skipped_steps,
+                )
+
+    def _begin(self) -> None:
+        """Write the first files, and take up the newest intact checkpoint where there is one."""
         path = self.run.path
+        runs.remove_unfinished(path)
+        runs.write_json(path / "run.json", self.facts)
+        runs.write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
+        runs.write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
         kept = checkpoint.newest(self.checkpoints, self.notice)
         if kept is None:
             (path / "metrics.jsonl").unlink(missing_ok=True)
-            runs.write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
-            self.corpus.tokenizer.save(str(path / "tokenizer.json"))
-            return 0
+            return
         state = checkpoint.read_state(kept)
-        checkpoint.put_weights(self.model, checkpoint.load_tensors(kept, "model.safetensors"))
-        self.optimizer.load_state(checkpoint.load_tensors(kept, "optimizer.safetensors"))
+        changed = _changes(state["manifest"], self.facts)
+        if changed:
+            raise ConfigError(
+                f"{kept} belongs to a run of another configuration: {'; '.join(changed)}. Delete {self.checkpoints} to "
+                "begin anew"
+            )
+        checkpoint.put_weights(self.model, checkpoint.load_tensors(kept, checkpoint.MODEL))
+        self.optimizer.load_state(checkpoint.load_tensors(kept, checkpoint.OPTIMIZER))
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})
-        metrics = path / "metrics.jsonl"
-        if metrics.is_file():
-            os.truncate(metrics, self.progress.metrics_bytes)
-        self.facts["started"] = self.run.manifest.get("started", self.facts["started"])
+        runs.write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
         self.notice(f"{self.run.name}: going on from step {state['step']}")
-        return int(state["step"])
 
-    def _steps(self, signals: StopSignals, bar: TrainingProgress, tracker: Tracker, fresh_from: int) -> None:
+    def _steps(self, bar: TrainingProgress, tracker: Tracker) -> None:
         train, p = self.config.train, self.progress
         if p.step == 0:
             self._validate(tracker, bar)
@@ -312,20 +339,17 @@ class _Training:
                 self._validate(tracker, bar)
                 pause = time.perf_counter() - paused
                 began, window_began = began + pause, window_began + pause
-            stop = signals.received
-            if p.step % self.checkpoint_every == 0 or last or stop is not None:
+            stopping = self.signals.received is not None
+            if p.step % self.checkpoint_every == 0 or last or stopping:
                 self._look(p)
                 p.train_seconds = seconds_before + time.perf_counter() - began
                 paused = time.perf_counter()
                 self._save()
                 pause = time.perf_counter() - paused
                 began, window_began = began + pause, window_began + pause
-            if stop is not None and not last:
-                self.run.update_manifest(status=runs.STOPPED, reason=f"signal {stop}", ended=_now())
-                raise Stopped(
-                    stop,
-                    f"{self.run.name} stopped at step {p.step} of {train.num_steps}, with a checkpoint: give "
-                    "the same command again to go on",
+            if stopping:
+                self.signals.raise_if_received(
+                    f"at step {p.step} of {train.num_steps}, with a checkpoint: give the same command again to go on"
                 )
 
     def _one_step(self, n: int) -> Tensor:
@@ -354,7 +378,9 @@ class _Training:
             if math.isfinite(loss) and math.isfinite(norm):
                 p.loss_sum += loss
                 p.loss_count += 1
+                self.grad_norm = norm
                 continue
+            self.grad_norm = None
             step = first + offset
             p.skipped_steps += 1
             lr = learning_rate(step, self.config.train)
@@ -375,6 +401,7 @@ class _Training:
             "tokens": p.step * self.config.train.tokens_per_step,
             "loss": p.loss_sum / p.loss_count if p.loss_count else None,
             "lr": learning_rate(p.step - 1, self.config.train),
+            "grad_norm": self.grad_norm,
             "skipped_steps": p.skipped_steps,
             "tokens_per_second": round(speed, 1),
         }
@@ -396,6 +423,8 @@ class _Training:
     def _log_validation(self, rows: pd.DataFrame, tracker: Tracker, bar: TrainingProgress) -> None:
         watched = rows[rows["start"] <= self._watched_tokens()]
         nll, step = float(watched["nll"].sum()), self.progress.step
+        if not math.isfinite(nll):
+            raise Died(f"the validation loss at step {step} is {nll}. Lower train.lr")
         row = {
             "kind": "validation",
             "step": step,
@@ -411,14 +440,13 @@ class _Training:
         bar.show(row)
 
     def _save(self) -> None:
-        metrics = self.run.path / "metrics.jsonl"
-        self.progress.metrics_bytes = metrics.stat().st_size if metrics.is_file() else 0
         checkpoint.save(
             self.checkpoints,
             self.progress.step,
             checkpoint.weights_of(self.model),
             self.optimizer.state(),
-            self.progress.saved(),
+            (self.run.path / "metrics.jsonl").read_bytes(),
+            {**self.progress.saved(), "manifest": self.facts},
             self.config.train.keep_checkpoints,
         )
 
@@ -426,9 +454,12 @@ class _Training:
         """Score the whole validation split, store it window by window, and close the manifest."""
         p, config = self.progress, self.config
         peak = self.device.peak_memory_bytes()
+        context = config.train.context_length
         rows, summary = score_split(
-            self.model, self.corpus, "validation", "validation", config.train.context_length, config.evaluation
+            self.model, self.corpus, "validation", "validation", context, config.evaluation, None, self._stop_validating
         )
+        if not math.isfinite(summary["nll_mean"]):
+            raise Died(f"the validation loss after the last step is {summary['nll_mean']}. Lower train.lr")
         summary["peak_memory_bytes"] = peak
         store(self.run, rows, summary)
         self._log_validation(rows, tracker, bar)
@@ -441,9 +472,10 @@ class _Training:
         }
         result = {
             "loss": summary["nll_mean"],
-            "perplexity": math.exp(summary["nll_mean"]),
+            "perplexity": math.exp(min(summary["nll_mean"], 700)),
             "bits_per_byte": summary["bits_per_byte"],
         }
+        tracker.summary({**result, **costs})
         self.run.update_manifest(
             status=runs.FINISHED,
             reason=None,
@@ -453,8 +485,12 @@ class _Training:
             fingerprints={**self.facts["fingerprints"], "batches": p.batches[:16]},
             **result,
         )
-        tracker.summary({**result, **costs})
         self.notice(
             f"{self.run.name}: loss {result['loss']:.4f} nats/token, perplexity {result['perplexity']:.2f}, "
             f"{result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']} tokens/s"
+        )
+
+    def _stop_validating(self, tokens: int) -> None:
+        self.signals.raise_if_received(
+            "after its last step, with a checkpoint: give the same command again to finish it"
         )

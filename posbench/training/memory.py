@@ -1,9 +1,15 @@
-"""Keep freed memory in the process, so that a training step does not ask the kernel for the same pages again."""
+"""Memory while training: kept in the process when freed, and explained when there is too little."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from posbench.config import ConfigError, TrainConfig
+from posbench.training.device import Device
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
 
@@ -21,3 +27,31 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+@contextmanager
+def exhaustion_explained(config: TrainConfig, device: Device) -> Iterator[None]:
+    """Turn a failed allocation on a CPU or a GPU into a message about what to lower. Nothing is lowered by itself.
+
+    Raises: ConfigError naming the request, the peak, the batch and the length.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_exhaustion(error):
+            raise
+        request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        asked = f" when {request[1]} more were asked for" if request else ""
+        raise ConfigError(
+            f"out of memory on {device.torch}{asked}: the peak before was {device.peak_memory_bytes() / 1e9:.2f} GB, "
+            f"with train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
+            f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "
+            "parts) or lower train.batch_size; while validating, lower evaluation.batch_tokens"
+        ) from error
+
+
+def _is_exhaustion(error: Exception) -> bool:
+    told = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        words in told for words in ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+    )

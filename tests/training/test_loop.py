@@ -19,6 +19,7 @@ from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
 from posbench.interruption import Stopped
+from posbench.locking import hold
 from posbench.runs import Run
 from posbench.training import Died, loop, train
 from posbench.training.checkpoint import load_tensors, newest
@@ -138,7 +139,7 @@ def test_a_second_process_on_a_run_is_refused_with_the_holder(config: Make) -> N
         except ConfigError as error:
             refused.append(str(error))
 
-    with loop._locked(folder):
+    with hold(folder):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
