@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
-from posbench.runs import Run, find_runs
+from posbench.runs import UNREADABLE, Run, find_runs, state_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
-UNREADABLE = "unreadable"
 
 
 def results(folder: str | Path) -> pd.DataFrame:
@@ -76,7 +75,7 @@ def row(run: Run) -> dict[str, Any]:
         "experiment": str(m.get("experiment", path.parent.parent.name)),
         "scheme": str(m.get("scheme", path.parent.name)),
         "seed": _seed(m.get("seed"), path),
-        "status": str(m.get("status", UNREADABLE)),
+        "status": state_of(run),
         "reason": _word(m.get("reason")),
         "is_relative": m.get("is_relative") if isinstance(m.get("is_relative"), bool) else None,
         "loss": loss,

@@ -2,7 +2,7 @@
 
 The colours follow Okabe and Ito (2008): schemes that share a line style are told apart by people who see fewer colours,
 on white and on dark paper, and every scheme has a marker of its own. Solid lines are relative schemes, dashed ones
-absolute (dash-dotted: not by rotation). Schemes that are not listed get other looks in the order of their names, dotted.
+absolute (dash-dotted: not by rotation). Schemes that are not listed are dotted, in the order of their names.
 """
 
 from __future__ import annotations

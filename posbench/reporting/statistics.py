@@ -203,6 +203,28 @@ def _order(pairs: list[Pair]) -> list[str]:
     return list(dict.fromkeys(p.left for p in pairs)) + ([pairs[-1].right] if pairs else [])
 
 
+def letters(pairs: list[Pair]) -> dict[str, str]:
+    """Letters to each scheme, such as `a`, `ab`: two schemes share one if and only if their pair is not decided.
+
+    The compact letter display of Piepho (2004) by insertion and absorption: it holds every pairwise decision, also
+    where they are not transitive and the chain has to say `~`. Letters begin at the best scheme.
+    """
+    order = _order(pairs)
+    groups = [frozenset(order)]
+    for pair in pairs:
+        if pair.is_decided:
+            split = {g - {one} for g in groups if {pair.left, pair.right} <= g for one in (pair.left, pair.right)}
+            whole = [g for g in groups if not {pair.left, pair.right} <= g]
+            groups = whole + [g for g in split if not any(g <= other for other in whole)]
+    place = {name: n for n, name in enumerate(order)}
+    groups.sort(key=lambda group: sorted(place[name] for name in group))
+    return {name: "".join(_letter(n) for n, group in enumerate(groups) if name in group) for name in order}
+
+
+def _letter(number: int) -> str:
+    return chr(ord("a") + number) if number < 26 else f"({number + 1})"
+
+
 def power(effect: float, sd: float, seeds: int, level: float) -> float:
     """Probability that a two-sided paired t-test at `level` finds a true difference, in its true direction.
 

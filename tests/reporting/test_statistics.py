@@ -17,6 +17,7 @@ from posbench.reporting.statistics import (
     compare_all,
     document_error,
     holm,
+    letters,
     power,
     sd_range,
     seeds_to_decide,
@@ -129,6 +130,21 @@ def test_the_order_of_seeds_and_schemes_does_not_matter(losses: np.ndarray, rand
     before = {frozenset((p.left, p.right)): p.p for p in compare_all(losses, named)}
     after = {frozenset((p.left, p.right)): p.p for p in shuffled}
     assert before == pytest.approx(after, nan_ok=True, abs=1e-9)
+
+
+@given(losses_of_schemes)
+def test_two_schemes_share_a_letter_if_and_only_if_they_are_not_told_apart(losses: np.ndarray) -> None:
+    pairs = compare_all(losses, names(losses.shape[1]))
+    given_letters = letters(pairs)
+    for pair in pairs:
+        assert bool(set(given_letters[pair.left]) & set(given_letters[pair.right])) != pair.is_decided
+    assert "a" in given_letters[pairs[0].left]
+
+
+def test_letters_by_a_worked_example() -> None:
+    losses = noisy([0.0, 0.005, 0.01], 6, sd=0.0005)
+    losses[:, 1] += np.array([0.04, -0.04, 0.03, -0.03, 0.02, -0.02])
+    assert letters(compare_all(losses, ["a", "b", "c"])) == {"a": "a", "b": "ab", "c": "b"}
 
 
 def test_a_clear_order_is_written_with_greater_signs() -> None:

@@ -91,7 +91,9 @@ def setup_table(findings: Findings, c: Comparison) -> Table:
 
 
 def millions(count: float) -> str:
-    """`6.82 million`, `1.04 billion`, a dash where it is not known."""
+    """`133,568`, `6.82 million`, `1.04 billion`, a dash where it is not known."""
     if count is None or math.isnan(count):
         return DASH
+    if count < 1e6:
+        return f"{count:,.0f}"
     return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"

@@ -7,7 +7,7 @@ import math
 from posbench.reporting.evaluations import VALIDATION
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, sd_range
+from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, letters, sd_range
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
 
@@ -25,7 +25,8 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
     if seeds > 1:
         words.append(
             f"± is half the 95% interval over {seeds} seeds (Student's t), each interval by itself. Gaps are paired: "
-            "within a seed all schemes have the same initial weights and batches."
+            "within a seed all schemes have the same initial weights and batches. Schemes that share a letter under "
+            "“group” are not told apart by these seeds (the tests are those of the ranking below)."
         )
     else:
         words.append(
@@ -49,6 +50,8 @@ def loss_table(findings: Findings) -> Table:
     theirs = {row.scheme: row.theirs for row in published.rows} if published else {}
     headers = ["scheme", "position", "loss\nnats/token"]
     headers += [f"gap to {base}\nnats/token"] if base else []
+    groups = letters(findings.pairs) if findings.chain.is_tested else {}
+    headers += ["group"] if groups else []
     headers += ["seeds"]
     headers += [f"published\n{published.measurement.metric}"] if published else []
     headers += ["gap\nby texts"] if base else []
@@ -60,6 +63,7 @@ def loss_table(findings: Findings) -> Table:
         row = [scheme, position_text(findings, scheme)]
         row += [plus_minus(m.loss.mean, m.loss.half_width) if m else number(runs["loss"].mean())]
         row += [gap_text(m.gap.mean, m.gap.half_width, scheme == base) if m else DASH] if base else []
+        row += [groups[scheme]] if groups else []
         row += [str(len(runs))]
         if published:
             digits = 3 if published.measurement.metric == "loss" else 2
@@ -123,8 +127,11 @@ def ranking(findings: Findings) -> Section | None:
             f"{low:.1f} to {high:.1f} times that (95%), so take them as orders of magnitude."
         )
     if chain.inside:
-        said = "; ".join(f"{p.left} is better than {p.right} by {p.difference:.4f}" for p in chain.inside)
-        words.append(f"Decided although no “>” stands between them: {said}.")
+        said = [f"{pair.left} is better than {pair.right} by {pair.difference:.4f}" for pair in chain.inside]
+        more = "; ".join(said[:6]) + (
+            f"; and {len(said) - 6} more pairs (the letters of the loss table)" if said[6:] else ""
+        )
+        words.append(f"Decided although no “>” stands between them: {more}.")
     return Section("Ranking", words, tables, chain=chain)
 
 
