@@ -294,6 +294,36 @@ def verify(
         raise SystemExit(1)
 
 
+@app.command(context_settings=HYDRA)
+def bench(
+    ctx: typer.Context,
+    words: Overrides = None,
+    scheme: Annotated[
+        str, typer.Option("--schemes", help="Separated by commas; ratios are to the first.")
+    ] = "nope,qk_rope",
+    evaluate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eval", help="Time evaluation at this length instead (4096, 8k); repeat for more.", show_default=False
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds in which every scheme has its turn; figures are medians over them.")
+    ] = 7,
+    steps: Annotated[int, typer.Option(help="Training steps a turn.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
+) -> None:
+    """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
+
+    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.context_length=512 train.dtype=float32`
+    """
+    from posbench.bench import bench as measure
+    from posbench.evaluation import parse_length
+
+    lengths = [parse_length(length) for length in evaluate or []]
+    measure([*(words or []), *ctx.args], scheme.split(","), lengths, rounds, steps, output, _console())
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from posbench import __version__
