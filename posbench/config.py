@@ -25,8 +25,12 @@ DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("cosine", "wsd", "constant")
 SOURCES = ("stdlib", "files", "hub")
 TOKENIZERS = ("bpe", "bytes", "file")
+PROTOCOLS = ("fixed", "nonoverlapping", "sliding", "position", "retrieval")  # those of `posbench eval`
 TRACKERS = ("none", "wandb")
+_MOST_TOKENS = 1 << 50  # of one run: a quadrillion
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class ConfigError(ValueError):
@@ -66,6 +70,19 @@ def _between(what: str, value: float, low: float, high: float) -> None:
         isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high,
         f"{what}={value} is out of range: it must lie between {low:g} and {high:g}",
     )
+
+
+def _check_path(what: str, value: Any) -> None:
+    """Hold a path, or a list of them, to what the file system can look up on this machine."""
+    for word in value if isinstance(value, list) else [value]:
+        if isinstance(word, str):
+            _require("\0" not in word, f"{what}={word!r} holds a NUL character: give a path")
+            address = _ADDRESS.match(word)
+            _require(
+                address is None,
+                f"{what} is an address ({address and address[0]}...), and files are read from this machine alone: "
+                "download it first, or see data=fineweb_edu for text of the Hugging Face hub",
+            )
 
 
 @dataclass
@@ -162,7 +179,7 @@ class DataConfig:
     path: Any = None  # files: one path or glob, or a list of them, split by a hash of each document
     train_path: Any = None  # files: explicit files of a split instead of `path` (train needs validation too)
     validation_path: Any = None
-    test_path: Any = None
+    test_path: Any = None  # null beside train_path: no test text, and nothing to evaluate lengths on
     text_column: str = "text"
     articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
     repository: str | None = None  # hub: owner/name
@@ -188,6 +205,8 @@ class DataConfig:
         )
         if self.token_budget is not None:
             _between("data.token_budget", self.token_budget, 1, 1 << 50)
+        for name in ("path", "train_path", "validation_path", "test_path", "cache_dir"):
+            _check_path(f"data.{name}", getattr(self, name))
         explicit = [self.train_path, self.validation_path, self.test_path]
         if self.source == "files":
             _require(
@@ -207,8 +226,8 @@ class DataConfig:
             )
         if self.source == "hub":
             _require(
-                bool(re.fullmatch(r"[\w.-]+/[\w.-]+", str(self.repository))),
-                f"data.repository={self.repository!r} is no repository of the hub: give owner/name",
+                bool(_REPOSITORY.fullmatch(str(self.repository))),
+                "data.repository is no repository of the hub: give owner/name, such as HuggingFaceFW/fineweb-edu",
             )
 
 
@@ -225,6 +244,7 @@ class TokenizerConfig:
         _one_of("tokenizer.kind", self.kind, TOKENIZERS)
         _between("tokenizer.vocab_size", self.vocab_size, 258, 1 << 20)
         _between("tokenizer.training_bytes", self.training_bytes, 1000, 1 << 40)
+        _check_path("tokenizer.path", self.path)
         _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
 
 
@@ -275,12 +295,18 @@ class TrainConfig:
         if self.steps is not None:
             _between("train.steps", self.steps, 1, 1 << 40)
         elif self.tokens is not None:
+            _between("train.tokens", self.tokens, 1, _MOST_TOKENS)
             _require(
                 self.tokens >= self.tokens_per_step,
                 f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
                 f"{self.tokens_per_step} tokens: raise it or shrink the batch",
             )
-        _between("train.lr", self.lr, 0, 10)
+        _require(
+            self.num_steps * self.tokens_per_step <= _MOST_TOKENS,
+            f"train.steps={self.steps} of {self.tokens_per_step} tokens are more than {_MOST_TOKENS:.0e} tokens: "
+            "lower train.steps, train.batch_size or train.context_length",
+        )
+        _between("train.lr", self.lr, 1e-12, 10)
         _between("train.lr_end_ratio", self.lr_end_ratio, 0, 1)
         _between("train.warmup_ratio", self.warmup_ratio, 0, 1)
         _one_of("train.schedule", self.schedule, SCHEDULES)
@@ -334,6 +360,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         for length in self.lengths:
             _between("evaluation.lengths", length, 2, 1 << 24)
+        for protocol in self.protocols:
+            _one_of("evaluation.protocols", protocol, PROTOCOLS)
         _between("evaluation.targets", self.targets, 1, 1 << 20)
         _between("evaluation.windows", self.windows, 1, 1 << 24)
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
@@ -390,6 +418,8 @@ class Config:
             _require(isinstance(self.scheme, dict), f"scheme={self.scheme!r} is no scheme: give a name of conf/scheme")
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         check_name("experiment_name", self.experiment_name)
+        _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
+        _check_path("runs_dir", self.runs_dir)
         _between("seed", self.seed, 0, (1 << 63) - 1)
         _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
 

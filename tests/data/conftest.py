@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import posbench
 from posbench.config import Config
+
+settings.register_profile("posbench", deadline=None)  # a busy machine is no failure
+settings.load_profile("posbench")
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,8 @@ from posbench.data.sources import hub
 
 _PREPARE = """
 import json, sys, posbench
-from posbench.data import prepare
+from posbench.data import build, prepare
+build._BATCH_CHARACTERS = 2000
 try:
     corpus = prepare(posbench.compose(sys.argv[1:]), quiet=True)
 except posbench.ConfigError as error:
@@ -66,8 +67,9 @@ def test_a_data_set_is_streamed_its_missing_splits_cut_and_the_rest_not_fetched(
         found = prepared(server, tmp_path, *options, "data.token_budget=null")["texts"]
         assert sorted(chain.from_iterable(found.values())) == sorted(texts) and all(found.values())
         server.requests.clear()
-        few = prepared(server, tmp_path, *options, "data.token_budget=3000")["texts"]
-        assert few["train"] == found["train"][: len(few["train"])] and len(few["train"]) < 10
+        few = prepared(server, tmp_path / "another home", *options, "data.token_budget=3000")["texts"]
+        assert few["train"] == found["train"][: len(few["train"])] and len(few["train"]) < 40
+        assert not any("train-00002" in request for request in server.requests), "enough was read before the last file"
         server.requests.clear()
         again = prepared(server, tmp_path, *options, "data.token_budget=3000")
         assert again == {"texts": few, "datasets": False} and server.requests == [], "the second time asks nobody"
@@ -106,7 +108,7 @@ def test_the_public_sets_are_pinned_to_a_commit(name: str) -> None:
     assert len(config.revision) == 40 and int(config.revision, 16)
 
 
-@pytest.mark.parametrize("hub_is", ["refusing", "silent", "no address", "offline"])
+@pytest.mark.parametrize("hub_is", ["refusing", "silent", "hanging", "no address", "offline"])
 def test_a_hub_out_of_reach_is_said_within_seconds(
     hub_is: str, monkeypatch: pytest.MonkeyPatch, left: Callable[[], list[str]]
 ) -> None:
@@ -118,6 +120,8 @@ def test_a_hub_out_of_reach_is_said_within_seconds(
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         if hub_is == "refusing":
             silent.close()
+        elif hub_is == "hanging":  # as looking up a name may
+            monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: time.sleep(8))
         elif hub_is == "no address":
             address = "htp:/nowhere"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
