@@ -81,7 +81,7 @@ def test_unfinished_and_died_runs_are_left_out_with_their_reason(own: Path) -> N
     run_of(own, "nope", 0).update_manifest(status=DIED, reason="loss nan at step 7")
     run_of(own, "alibi", 1).update_manifest(status=RUNNING)
     found = joined(own)
-    assert why(found)[("nope", 0)] == "died: loss nan at step 7" and why(found)[("alibi", 1)] == "running"
+    assert why(found)[("nope", 0)] == "died: loss nan at step 7" and why(found)[("alibi", 1)] == "interrupted"
     assert found.seeds == [2, 3]
 
 
