@@ -63,8 +63,16 @@ def cache_folder(cache_dir: str | None) -> Path:
     """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     named = cache_dir or os.environ.get("POSBENCH_CACHE")
     if named:
-        return Path(named).expanduser().absolute()
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError as error:  # ~ of nobody
+            raise ConfigError(f"the token cache {named!r} cannot be looked up: {error}; set data.cache_dir") from error
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+
+
+def is_cache(cache_dir: str | None) -> bool:
+    """Whether there is a cache in this folder."""
+    return cache_dir is not None and (cache_folder(cache_dir) / "corpora").is_dir()
 
 
 def _silent(message: str) -> None:

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
+from posbench.data.preparation import is_cache
 from posbench.evaluation.evaluate import evaluate_run, parse_length
 from posbench.evaluation.protocols import protocol_named
 from posbench.evaluation.windows import default_lengths
-from posbench.runs import Run
+from posbench.runs import Run, state_of
 from posbench.tracking import log_evaluation
 
 
@@ -40,7 +41,7 @@ def evaluate_runs(
     finished = [run for run in runs if run.is_finished]
     for run in runs:
         if run not in finished:
-            console.print(f"{run.name} is {run.manifest['status']}: left out", highlight=False, markup=False)
+            console.print(f"{run.name} is {state_of(run)}: left out", highlight=False, markup=False)
     if not finished:
         raise ConfigError("none of these runs is finished: give their train command again to finish them")
 
@@ -64,6 +65,8 @@ def evaluate_runs(
             config = run.config
             key = run.manifest["fingerprints"]["data"] + run.manifest["fingerprints"]["tokenizer"]
             if key not in corpora:
+                if not is_cache(config.data.cache_dir):
+                    config.data.cache_dir = None  # nothing is begun where a run folder, perhaps another's, says
                 corpora[key] = prepare(config, notice=notice)
             corpus = corpora[key]
             of_run = names or config.evaluation.protocols

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
@@ -79,9 +81,12 @@ def score_split(
 
 
 def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
-    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there."""
+    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there.
+
+    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
+    """
     folder = run.path / "eval" / summary["protocol"]
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_inside(run, folder)
     final = folder / f"{summary['length']}.parquet"
     beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
@@ -92,16 +97,42 @@ def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
     write_json(final.with_suffix(".json"), summary)
 
 
-def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> summary of the results that a run holds for `protocol`."""
-    import json
+def _make_inside(run: Run, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        inside = folder.resolve().is_relative_to(run.path.resolve()) and os.access(folder, os.W_OK)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
+        ) from error
+    if not inside:
+        raise ConfigError(
+            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
+        )
 
+
+def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
+    """Length -> summary of the results that a run holds for `protocol`, the damaged left out."""
     folder = run.path / "eval" / protocol
     found = {}
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        if file.stem.isdigit() and file.with_suffix(".parquet").is_file():
-            found[int(file.stem)] = json.loads(file.read_text(encoding="utf-8"))
+        summary = _summary(file)
+        if summary is not None and file.with_suffix(".parquet").is_file():
+            found[int(file.stem)] = summary
     return dict(sorted(found.items()))
+
+
+def _summary(file: Path) -> dict[str, Any] | None:
+    """A stored result, or None where the file is none."""
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
+        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
+        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and str(summary["length"]) == file.stem:
+            return dict(summary)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return None
 
 
 def evaluate_run(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.config import PROTOCOLS as ASKED_FOR
 from posbench.config import ConfigError, EvaluationConfig, nearest
 from posbench.data import Corpus, Split
 from posbench.evaluation.positions import tabulate_positions
@@ -119,7 +120,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "retrieval": Retrieval(),
     "validation": Windowed(nonoverlapping, tabulate_windows),
 }
-ASKED_FOR = tuple(name for name in PROTOCOLS if name != "validation")  # those of `posbench eval`
+assert set(PROTOCOLS) == {*ASKED_FOR, "validation"}
 
 
 def protocol_named(name: str) -> Protocol:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from posbench.config import ConfigError
@@ -72,6 +73,11 @@ class Hub(Source):
         config, endpoint = self.config, constants.ENDPOINT
         assert config.repository is not None
         repository = config.repository
+        if Path(repository).exists():
+            raise ConfigError(
+                f"the folder {Path(repository).absolute()} would be read, not the hub's {repository}: rename it, "
+                "run elsewhere, or read your own files with data=files data.path=..."
+            )
         if constants.HF_HUB_OFFLINE:
             raise ConfigError(
                 f"data={config.name} is on the Hugging Face hub, not in the token cache, and HF_HUB_OFFLINE is set: "
