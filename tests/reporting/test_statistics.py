@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from posbench.reporting.statistics import (
@@ -25,11 +24,18 @@ from posbench.reporting.statistics import (
     t_interval,
 )
 
-losses_of_schemes = st.integers(2, 6).flatmap(
-    lambda schemes: st.integers(1, 6).flatmap(
-        lambda seeds: arrays(np.float64, (seeds, schemes), elements=st.floats(1.0, 5.0, width=32))
-    )
-)
+
+@st.composite
+def some_losses(draw: st.DrawFn) -> np.ndarray:
+    """[seeds, schemes] of a few levels with noise of a scheme's own size: some pairs are decided, some are not."""
+    schemes, seeds = draw(st.integers(2, 6)), draw(st.integers(1, 6))
+    levels = np.array(draw(st.lists(st.integers(0, 4), min_size=schemes, max_size=schemes)))
+    noise = np.array(draw(st.lists(st.sampled_from([1e-4, 1e-2, 0.3]), min_size=schemes, max_size=schemes)))
+    random = np.random.default_rng(draw(st.integers(0, 1000)))
+    return 3 + 0.1 * levels + noise * random.normal(size=(seeds, schemes))
+
+
+losses_of_schemes = some_losses()
 
 
 def names(count: int) -> list[str]:
@@ -139,6 +145,15 @@ def test_two_schemes_share_a_letter_if_and_only_if_they_are_not_told_apart(losse
     for pair in pairs:
         assert bool(set(given_letters[pair.left]) & set(given_letters[pair.right])) != pair.is_decided
     assert "a" in given_letters[pairs[0].left]
+
+
+def test_neighbours_that_differ_are_no_cut_where_others_across_it_do_not() -> None:
+    """b and c are told apart, a (noisy, the lowest mean) and c are not: `a ~ b > c` would say that a is better than c."""
+    losses = noisy([0.0, 0.01, 0.02], 6, sd=0.0005)
+    losses[:, 0] += np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
+    made = chain(compare_all(losses, ["a", "b", "c"]))
+    assert made.order == ["a", "b", "c"] and made.text == "a ~ b ~ c"
+    assert [(p.left, p.right) for p in made.inside] == [("b", "c")]
 
 
 def test_letters_by_a_worked_example() -> None:
