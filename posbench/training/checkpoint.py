@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,22 @@ def save(
             f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is intact). Make "
             "room and give the same command again"
         ) from error
-    _prune(folder, final, max(2, keep))
+    prune(folder, final, keep)
     return final
 
 
-def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Remove what is older than the newest `keep` intact checkpoints, and torn ones of a step yet to come again."""
+def prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove what is older than the newest `keep` intact checkpoints, and torn ones of a step yet to come again.
+
+    The newest two intact ones always stay. A kill in between leaves a checkpoint whole or under a name of a rest.
+    """
     intact = 0
     for candidate in _folders(folder):
-        if intact == keep or _step(candidate) > _step(newest):
-            shutil.rmtree(candidate, ignore_errors=True)
+        if intact == max(2, keep) or _step(candidate) > _step(newest):
+            rest = candidate.with_name(f".{candidate.name}.tmp")
+            with suppress(OSError):
+                candidate.rename(rest)
+            shutil.rmtree(rest, ignore_errors=True)
         else:
             intact += candidate == newest or _is_intact(candidate)
 

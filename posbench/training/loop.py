@@ -314,6 +314,7 @@ class _Training:
         self.optimizer.load_state(checkpoint.load_tensors(kept, checkpoint.OPTIMIZER))
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})
         runs.write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
+        checkpoint.prune(self.checkpoints, kept, self.config.train.keep_checkpoints)
         self.notice(f"{self.run.name}: going on from step {state['step']}")
 
     def _steps(self, bar: TrainingProgress, tracker: Tracker) -> None:
