@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-table test style lint types lock clean
+.PHONY: help install reproduce-table test torture style lint types lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the p
 
 test: $(VENV)/.installed-test ## The tests, with what they need
 	$(BIN)/python -m pytest
+
+torture: $(VENV)/.installed-test ## Kill runs 200 times and damage 1,000 checkpoints; about eight minutes
+	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
 
 style: $(VENV)/.installed-dev ## Format the code
 	$(BIN)/ruff format posbench tests benchmarks

@@ -32,9 +32,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
-    """The overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
+def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
+    """The overrides of a run of 12 steps on the CPU, under `runs`."""
     return [
         "model=tiny",
         "data=files",
@@ -54,8 +53,14 @@ def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
         "train.device=cpu",
         "train.compile=false",
         "tracking=none",
-        f"runs_dir={tmp_path}/runs",
+        f"runs_dir={runs}",
     ]
+
+
+@pytest.fixture
+def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
+    """The overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
+    return small_run(documents, cache, tmp_path / "runs")
 
 
 @pytest.fixture

@@ -1,0 +1,117 @@
+"""Work done in a forked child, which may be killed at a chosen moment.
+
+Forking saves the seconds that importing torch takes. The parent imports and forks, and computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOG = "children.log"
+
+
+def in_child(work: Callable[[], object], folder: Path, kill_after: float | None = None) -> int:
+    """Run `work` in a child and wait for it, or kill it after `kill_after` seconds. What it prints goes to a log.
+
+    Returns: its exit status, 0 for success, or minus the number of the signal that ended it.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        try:
+            work()
+            os._exit(0)
+        except SystemExit as left:
+            os._exit(left.code if isinstance(left.code, int) else 1)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+            os._exit(1)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)  # of a child that has ended: no effect, its status is still to be fetched
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def import_all() -> None:
+    """Import what a run imports, before the first fork."""
+    import torch
+
+    for module in (
+        "pandas",
+        "pyarrow.parquet",
+        "safetensors.torch",
+        "torch._dynamo",
+        "posbench.evaluation.protocols",
+        "posbench.training",
+    ):
+        importlib.import_module(module)
+    torch.set_num_threads(1)
+
+
+class Moments:
+    """The moments of a run at which something is half done: before and after each write, rename, sync, step ...
+
+    `at` kills this process at its n-th moment (0-based); without it the moments are counted, and named in `seen`.
+    """
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.seen: list[str] = []
+
+    def happen(self, name: str) -> None:
+        """One more moment."""
+        if len(self.seen) == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.seen.append(name)
+
+    def watch(self) -> None:
+        """Hook into everything whose middle may matter, in this process, for good."""
+        import pandas as pd
+        import safetensors.torch
+
+        from posbench import runs
+        from posbench.model import Decoder
+        from posbench.training.optimizer import AdamW
+
+        sys.addaudithook(self._opened)
+        for place, name in (
+            (os, "fsync"),
+            (os, "rename"),
+            (os, "replace"),
+            (os, "mkdir"),
+            (os, "unlink"),
+            (os, "rmdir"),
+            (os, "pwrite"),
+            (safetensors.torch, "save_file"),
+            (pd.DataFrame, "to_parquet"),
+            (runs, "append_metrics"),
+            (Decoder, "nll"),
+            (AdamW, "step"),
+        ):
+            setattr(place, name, self._around(name, getattr(place, name)))
+
+    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self.happen(f"before {name}")
+            result = original(*arguments, **named)
+            self.happen(f"after {name}")
+            return result
+
+        return watched
+
+    def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            self.happen("open to write")

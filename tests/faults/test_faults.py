@@ -1,0 +1,15 @@
+"""A sample of `make torture`, in a process of its own because it forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_killed_runs_end_byte_equal_and_no_bad_checkpoint_is_loaded() -> None:
+    words = [sys.executable, "-m", "tests.faults.torture", "--kills", "10", "--faults", "100", "--seed", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 SIGKILLs" in done.stdout and "0 did not" in done.stdout
+    assert "100 faults" in done.stdout and "0 loaded a bad checkpoint" in done.stdout
