@@ -16,20 +16,6 @@ from posbench.schemes import SCHEMES, Shape, build_scheme
 
 GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
 
-TRIAL = """
-import sys
-from rich.console import Console
-import posbench
-from posbench.verify import verify
-
-folder = f"hydra.searchpath=[file://{sys.argv[1]}]"
-print(list(posbench.SCHEMES)[-1], posbench.SCHEMES["distance_bias"].__module__)
-config = posbench.compose(["scheme=near", "model=tiny", folder])
-print(config.scheme)
-print(posbench.build_model(config, 64).scheme.table.shape)
-print("holds" if verify(["near", folder], Console(width=200)) else "fails")
-"""
-
 
 def block(language):
     """The first block of code of that language in docs/adding-a-scheme.md."""
@@ -51,21 +37,27 @@ def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_
     (own / "near.yaml").write_text(block("yaml").replace("name: distance_bias", "name: near"))
 
     paths = os.pathsep.join([str(package.parent), str(Path(posbench.__file__).parents[1])])
-    trial = subprocess.run(
-        [sys.executable, "-c", TRIAL, str(own.parent)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert trial.returncode == 0, trial.stderr
-    said = trial.stdout.splitlines()
-    assert said[0] == "distance_bias my_package.distance_bias"
-    assert said[1] == "SchemeConfig(name='near', kind='distance_bias', options={'distances': 32})"
-    assert said[2] == "torch.Size([32, 4])"
-    assert "has no definition of this kind" in trial.stdout  # verify does not pretend to know it
-    assert said[-1] == "holds"
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "posbench", *words],
+            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    composed = run("train", "scheme=near", "--config-dir", str(own.parent), "--cfg", "job")
+    assert composed.startswith("scheme:\n  name: near\n  kind: distance_bias\n  distances: 32\n")
+    without_file = ["nope", "scheme.name=near", "scheme.kind=distance_bias", "+scheme.distances=24"]
+    verified = run("verify", *without_file)
+    assert "\nnear   relative relative" in verified
+    assert "near: posbench/reference.py has no definition of this kind" in verified  # and verify does not pretend to
+    assert "1 scheme: every certificate holds" in verified
+    assert "distance_bias" in run("schemes").splitlines()[-1]
 
 
 def plugin(monkeypatch, name, value):
