@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is imported
 
 import pytest
 
