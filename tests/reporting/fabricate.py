@@ -17,7 +17,7 @@ from posbench.composition import choices, compose
 from posbench.runs import FINISHED, Run, append_metrics, write_json
 
 T = 256  # training length, tokens
-BYTES_PER_TOKEN = 3
+BYTES_PER_TOKEN = 3  # about
 RELATIVE = {"nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi"}
 PUBLISHED_ORDER = [
     "qk_rope",
@@ -62,14 +62,14 @@ def fabricate(root: Path, world: World) -> Path:
 
 
 def _windows(world: World, split: str) -> pd.DataFrame:
-    """Windows of 64 targets over documents of different lengths; `ease` is how hard every model finds them."""
-    count = world.random.integers(2, 9, world.documents)
-    document = np.repeat(np.arange(world.documents), count)
+    """Windows of up to 64 targets over documents; `ease` is how hard every model finds them, none of it on average."""
+    document = np.repeat(np.arange(world.documents), world.random.integers(2, 9, world.documents))
+    targets = world.random.choice([64, 41, 9], len(document), p=[0.7, 0.2, 0.1]).astype(np.int32)
     ease = world.random.normal(0, 0.3, world.documents)[document] + world.random.normal(0, 0.1, len(document))
-    targets = np.full(len(document), 64, dtype=np.int32)
-    return pd.DataFrame(
-        {"document": document, "start": np.arange(len(document)) * 64 + 1, "targets": targets, "ease": ease}
-    )
+    ease -= np.average(ease, weights=targets)
+    start = np.cumsum(targets) - targets + 1
+    text = BYTES_PER_TOKEN * targets + world.random.integers(0, 20, len(document))
+    return pd.DataFrame({"document": document, "start": start, "targets": targets, "bytes": text, "ease": ease})
 
 
 def write_run(
@@ -141,13 +141,10 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> dict[str, An
 
 
 def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) -> pd.DataFrame:
-    """Windows with losses whose token-weighted mean is `level` but for the documents' own ease and a little noise."""
-    ease = windows["ease"] - np.average(windows["ease"], weights=windows["targets"])
+    """Windows with losses whose token-weighted mean is `level`, with a little noise in each."""
     noise = random.normal(0, 0.01, len(windows))
-    nll = (level + ease + noise - noise.mean()) * windows["targets"]
-    return windows[["document", "start", "targets"]].assign(
-        nll=nll, bytes=windows["targets"].astype(np.int64) * BYTES_PER_TOKEN
-    )
+    noise -= np.average(noise, weights=windows["targets"])
+    return windows.drop(columns="ease").assign(nll=(level + windows["ease"] + noise) * windows["targets"])
 
 
 def _position(world: World, scheme: str, level: float) -> pd.DataFrame:

@@ -148,7 +148,7 @@ def test_two_schemes_share_a_letter_if_and_only_if_they_are_not_told_apart(losse
 
 
 def test_neighbours_that_differ_are_no_cut_where_others_across_it_do_not() -> None:
-    """b and c are told apart, a (noisy, the lowest mean) and c are not: `a ~ b > c` would say that a is better than c."""
+    """b and c are told apart, a (noisy) and c are not: `a ~ b > c` would say that a is better than c."""
     losses = noisy([0.0, 0.01, 0.02], 6, sd=0.0005)
     losses[:, 0] += np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
     made = chain(compare_all(losses, ["a", "b", "c"]))
