@@ -70,8 +70,9 @@ def digest(folder: Path) -> dict[str, Any]:
 
 def _sum(file: Path) -> str:
     content = file.read_bytes()
-    if file.suffix == ".yaml":  # the run's name is in it
-        content = b"\n".join(line for line in content.splitlines() if not line.startswith(b"experiment_name:"))
+    if file.suffix == ".yaml":  # where the run is stands in it
+        names = (b"experiment_name:", b"runs_dir:")
+        content = b"\n".join(line for line in content.splitlines() if not line.startswith(names))
     return hashlib.sha256(content).hexdigest()
 
 

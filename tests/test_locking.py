@@ -1,0 +1,92 @@
+"""One holder a folder, named to whoever comes second, forgotten when it is dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from posbench.config import ConfigError
+from posbench.locking import hold, is_held
+
+
+def test_a_second_one_is_refused_with_process_and_host_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "demo"
+    with hold(folder):
+        assert is_held(folder)
+        with (
+            pytest.raises(ConfigError, match=f"by process {os.getpid()} on {socket.gethostname()} since 20"),
+            hold(folder),
+        ):
+            pass
+        assert is_held(folder)
+    assert not is_held(folder) and not (tmp_path / "runs").exists()
+
+
+def test_what_was_written_in_it_stays(tmp_path: Path) -> None:
+    with hold(tmp_path / "run"):
+        (tmp_path / "run" / "metrics.jsonl").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom posbench.locking import hold\n"
+        "with hold(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    assert is_held(tmp_path)
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"), hold(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert (tmp_path / ".lock").exists() and not is_held(tmp_path)
+    with hold(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
+
+
+def test_never_two_at_once_though_the_file_comes_and_goes(tmp_path: Path) -> None:
+    inside, most, entered = 0, [0], [0]
+    guard = threading.Lock()
+    until = time.monotonic() + 2
+
+    def contend() -> None:
+        nonlocal inside
+        while time.monotonic() < until:
+            try:
+                with hold(tmp_path / "run"):
+                    with guard:
+                        inside += 1
+                        most[0] = max(most[0], inside)
+                        entered[0] += 1
+                    time.sleep(0)
+                    with guard:
+                        inside -= 1
+            except ConfigError:
+                pass
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] and entered[0] > 20
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"cannot write to .*choose another runs_dir"),
+        hold(tmp_path / "file" / "run"),
+    ):
+        pass

@@ -1,0 +1,119 @@
+"""Checkpoints: found whole or passed over, never fewer than two, of this format, without pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from posbench.config import ConfigError
+from posbench.training import checkpoint
+from posbench.training.checkpoint import FORMAT, METRICS, MODEL, OPTIMIZER, newest, put_weights, read_state
+
+
+def write(folder: Path, step: int, keep: int = 2) -> Path:
+    tensors = {"weight": torch.full((3, 2), float(step))}
+    return checkpoint.save(folder, step, tensors, tensors, b'{"step": 1}\n', {"loss_sum": 0.1}, keep)
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step=")) for path in folder.iterdir())
+
+
+def test_it_comes_back_as_it_was_given_and_holds_no_pickle(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4)
+    assert newest(tmp_path, print) == folder and read_state(folder)["loss_sum"] == 0.1
+    assert checkpoint.load_tensors(folder, MODEL)["weight"].tolist() == [[4.0, 4.0]] * 3
+    assert sorted(path.name for path in folder.iterdir()) == sorted([METRICS, MODEL, OPTIMIZER, "state.json"])
+    for path in folder.iterdir():
+        assert not path.read_bytes().startswith((b"\x80", b"PK"))  # what a pickle or torch.save begins with
+
+
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, METRICS, "state.json"])
+def test_an_altered_one_is_named_and_passed_over(tmp_path: Path, name: str) -> None:
+    write(tmp_path, 4)
+    file = write(tmp_path, 8) / name
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    notices: list[str] = []
+    found = newest(tmp_path, notices.append)
+    assert found is not None and found.name == "step=00000004"
+    assert len(notices) == 1 and "step=00000008" in notices[0] and name in notices[0] and "passed over" in notices[0]
+
+
+def test_one_under_another_name_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 4).rename(tmp_path / "step=00000099")
+    assert newest(tmp_path, print) is None
+
+
+def test_the_newest_are_kept_and_torn_ones_do_not_count(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        write(tmp_path, step)
+    assert steps(tmp_path) == [4, 6]
+    (tmp_path / "step=00000006" / MODEL).write_bytes(b"torn")
+    write(tmp_path, 8)
+    assert steps(tmp_path) == [4, 6, 8]  # 4 and 8 are the newest intact ones
+    write(tmp_path, 10)
+    assert steps(tmp_path) == [8, 10]
+    write(tmp_path, 12, keep=1)
+    assert steps(tmp_path) == [10, 12]
+
+
+def test_a_torn_one_of_a_later_step_goes_once_an_earlier_one_is_written_again(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        write(tmp_path, step, keep=3)
+    (tmp_path / "step=00000012" / "state.json").unlink()
+    write(tmp_path, 10, keep=3)
+    assert steps(tmp_path) == [4, 8, 10]
+
+
+@pytest.mark.parametrize(("found", "remedy"), [(FORMAT + 1, "upgrade posbench"), (0, "the posbench that wrote it")])
+def test_another_format_is_said_and_not_skipped(tmp_path: Path, found: int, remedy: str) -> None:
+    file = write(tmp_path, 4) / "state.json"
+    content = json.loads(file.read_text())
+    del content["seal"]
+    content["format"] = found
+    plain = json.dumps(content, sort_keys=True).encode()
+    file.write_text(json.dumps({**content, "seal": hashlib.sha256(plain).hexdigest()}))
+    with pytest.raises(ConfigError, match=f"of format {found}; this posbench reads format {FORMAT}: .*{remedy}"):
+        newest(tmp_path, print)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks up descriptors in /proc")
+def test_the_order_is_write_sync_rename_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def renamed(before: Path, after: Path) -> None:
+        done.append(f"rename to {Path(after).name}")
+        rename(before, after)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    write(tmp_path, 4)
+    beside, final = ".step=00000004.tmp", "rename to step=00000004"
+    assert done == [MODEL, OPTIMIZER, METRICS, "state.json", beside, final, tmp_path.name]
+
+
+def test_weights_of_another_model_are_refused_by_name() -> None:
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match=r"bias is missing, and the model's is \(2,\)"):
+        put_weights(model, {"weight": torch.ones(2, 3)})
+    with pytest.raises(ConfigError, match=r"weight is \(2, 4\), and the model's is \(2, 3\)"):
+        put_weights(model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
+
+
+def test_no_pickle_is_imported_by_our_code() -> None:
+    package = Path(checkpoint.__file__).parents[1]
+    for file in package.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert "import pickle" not in text and "torch.save" not in text and "torch.load" not in text, file
