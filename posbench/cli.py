@@ -2,8 +2,7 @@
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
 answers at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can mend; 130 and 143
-stopped by Ctrl-C or
-SIGTERM.
+stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ Names = Annotated[
 
 def main() -> None:
     """The console script."""
+    # Threads that wait for each other should sleep, not spin: on a machine shared with others spinning made a training
+    # step three to ten times slower. OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with _explained():
         app()
 
@@ -69,13 +71,23 @@ def _explained() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _fail(error, 2, f"{where}{error.strerror or error}: see to that file or folder, or name another")
+    except Exception as error:
+        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where)")
 
 
-def _fail(error: Exception, status: int) -> None:
+def _fail(error: Exception, status: int, message: str = "") -> None:
     if os.environ.get("POSBENCH_TRACEBACK"):
         raise error
-    _say(f"posbench: {error}")
+    _say(f"posbench: {_inert(message or str(error))}")
     raise SystemExit(status) from None
+
+
+def _inert(text: str) -> str:
+    """Without control characters, which a terminal would obey: they are shown as `\\x1b`."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _say(text: str) -> None:
@@ -115,31 +127,22 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     """
     from posbench.composition import run_application
 
-    failures: list[str] = []
-    run_application("posbench train", [*(words or []), *ctx.args], lambda composed: _train_job(composed, failures))
+    failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job)
+    for failure in failures:
+        _say(f"posbench: {_inert(failure)}")
     if failures:
-        for failure in failures:
-            _say(f"posbench: {failure}")
         raise SystemExit(1)
 
 
-def _train_job(composed: DictConfig, failures: list[str]) -> None:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
+def _train_job(composed: DictConfig) -> None:
     from posbench.composition import typed
-    from posbench.training import Died, train
 
     config = typed(composed)
-    try:
-        train(config)
-    except Died as error:
-        failures.append(f"{config.experiment_name}/{config.scheme.name}/seed={config.seed} died: {error}")
-    except ConfigError as error:
-        if HydraConfig.get().mode != RunMode.MULTIRUN:
-            raise
-        failures.append(f"{config.experiment_name}/{config.scheme.name}/seed={config.seed}: {error}")
-        _say(f"posbench: {failures[-1]}")
+    from posbench.fit import check_fits
+    from posbench.training import train
+
+    check_fits(config)
+    train(config)
 
 
 @app.command(context_settings=HYDRA)
@@ -172,6 +175,8 @@ def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
     for name in names or [""]:
         places = [runs_dir] if not name else [Path(name), runs_dir / name]
         place = next((p for p in places if p.is_dir()), None)
+        if place is None and not name:
+            raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
         if place is None:
             raise ConfigError(
                 f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as "

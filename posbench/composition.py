@@ -12,17 +12,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
+import hydra._internal.hydra
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from posbench.config import Config, ConfigError, nearest
+from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_words
 
 
 def conf_dir() -> Path:
@@ -45,15 +50,26 @@ def register_schema() -> None:
 def typed(composed: DictConfig) -> Config:
     """The composed mapping as a checked `Config`.
 
-    Raises: ConfigError for an unknown field, a wrong type, a missing value or a value out of its range.
+    Raises: ConfigError for an unknown field, a wrong type, a missing value or a value out of its range, and for what is
+    no plain data (`posbench.inert`).
     """
+    check_inert(OmegaConf.to_container(composed, resolve=False, throw_on_missing=False))
     try:
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-        checked = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(plain)))
+        plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
-    assert isinstance(checked, Config)
-    return checked
+    return checked(plain)
+
+
+def checked(mapping: dict[str, Any]) -> Config:
+    """A mapping of plain data, such as a run folder's config.yaml, as a checked `Config`. Raises: as `typed`."""
+    check_inert(mapping, resolved=True)
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(error)) from error
+    assert isinstance(config, Config)
+    return config
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -62,11 +78,21 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything the command line would refuse.
     """
+    _refuse_words(overrides)
     with _composer():
         try:
-            return typed(hydra_compose("config", overrides=list(overrides)))
-        except (HydraException, OmegaConfBaseException) as error:
+            composed = hydra_compose("config", overrides=list(overrides))
+        except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
             raise ConfigError(explain(error)) from error
+        return typed(composed)
+
+
+def _refuse_words(words: Sequence[str]) -> None:
+    refuse_words(words)
+    for word in words:
+        group, _, value = word.partition("=")
+        if group in _GROUPS and (value == "null" or value.startswith("[")):
+            raise ConfigError(f"{word!r}: {group} takes the name of one choice: {', '.join(choices(group))}")
 
 
 @contextmanager
@@ -79,25 +105,48 @@ def _composer() -> Iterator[None]:
 
 def explain(error: Exception) -> str:
     """One line of cause, value and remedy for what Hydra or OmegaConf refused, with the nearest valid name."""
-    text = str(error)
+    text = str(error) or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        known = error.options or choices(group)
+        known = [name for name in error.options or choices(group) if name != "schema"]
         return f"{group}={name} is not there{nearest(name, known)} (conf/{group} holds {', '.join(known)})"
     if wrong := re.search(r"Could not override '([^']+)'", text):
-        key = wrong[1]
-        return f"there is no setting {key!r}{nearest(key, _settings())} (posbench train --cfg job shows them all)"
+        return no_setting(wrong[1])
     if wrong := re.search(r"Error merging override (.+)", text):
-        cause = str(error.__cause__ or "").splitlines()
-        return f"{wrong[1]} is refused: {cause[0] if cause else 'the value does not fit'}"
+        return f"{wrong[1]} is refused: {_told(str(error.__cause__ or 'the value does not fit'))}"
+    if wrong := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{wrong[1]} holds several values: sweep over them with -m, or write a list as [1,2]"
     if isinstance(error, OverrideParseException):
         word = str(error.override)
-        hints = [f"{group}={word}" for group in _GROUPS if word in choices(group)]
-        hint = f"; did you mean {hints[0]}?" if hints else ""
+        hints = [f"; did you mean {group}={word}?" for group in _GROUPS if word in choices(group)]
+        if "=" in word:
+            hints = ["; put a value with spaces, commas, brackets or letters beyond a-z in quotes: key='\"my value\"'"]
+        hint = hints[0] if hints else ""
         return f"{word!r} is no override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
-    key = getattr(error, "full_key", None)
-    where = f" ({key})" if key else ""
-    return text.splitlines()[0] + where
+    key = getattr(error, "full_key", None) or ""
+    if isinstance(error, MissingMandatoryValue):
+        return (
+            f"{key} is missing: give {key}=..., such as one of {', '.join(choices(key)) or 'posbench train --cfg job'}"
+        )
+    if isinstance(error, ConfigKeyError):
+        return no_setting(key)
+    return _told(text) + (f" ({key})" if key else "")
+
+
+_KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
+
+
+def _told(text: str) -> str:
+    """OmegaConf's words about a type in ours."""
+    line = text.splitlines()[0]
+    if wrong := re.search(r"Value '(.*?)' .*could not be converted to (\w+)", line):
+        return f"{wrong[1]!r} is not {_KINDS.get(wrong[2], wrong[2])}"
+    return "it cannot be null" if "not Optional" in line else line
+
+
+def no_setting(key: str) -> str:
+    """That there is no such key, with the nearest."""
+    return f"there is no setting {key!r}{nearest(key, _settings())} (posbench train --cfg job shows them all)"
 
 
 _GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
@@ -125,19 +174,74 @@ def complete(incomplete: str) -> list[str]:
     return [word for word in found if not word.startswith("schema")]
 
 
-def run_application(program: str, words: Sequence[str], job: Callable[[DictConfig], object]) -> None:
+def run_application(program: str, words: Sequence[str], job: Callable[[DictConfig], object]) -> list[str]:
     """Run `job` as a Hydra application: overrides, `-m` sweeps, `--cfg job`, launchers.
 
-    Hydra takes flags before overrides only, so those are moved to the end.
-    Raises: ConfigError for anything Hydra refuses.
+    Hydra takes flags before overrides only, so those are moved to the end. In a sweep a job that fails does not keep
+    the others from running.
+    Returns: a line for each job of a sweep that failed.
+    Raises: ConfigError for anything Hydra refuses, and where every job of a sweep raised it; what the job of a single
+    run raises.
     """
     register_schema()
     overrides = [word for word in words if ("=" in word or word.startswith("~")) and not word.startswith("-")]
+    _refuse_words(overrides)
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # errors come to us and are explained once, instead of Hydra's own print and exit
-    )
+    given = get_args_parser().parse_args(sys.argv[1:])  # exits with status 2 and its usage for an unknown flag
+    refuse_flags(given)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, instead of Hydra's own print and exit
+    failures: list[tuple[str, Exception]] = []
+    done = 0
+    here = os.getpid()
+
+    def carried_out(composed: DictConfig) -> None:
+        nonlocal done
+        name = "/".join(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+        try:
+            job(composed)
+        except Exception as error:
+            if os.getpid() != here:  # of a launcher that starts processes: Hydra brings it home
+                raise
+            failures.append((name, error))
+        done += 1
+
+    with _inert_hydra() as loaders:
+        try:
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(carried_out)()
+        except ConfigError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, MissingConfigException):
+                raise
+            raise ConfigError(explain(error)) from error
+        finally:
+            if done == len(failures):
+                for loader in loaders:
+                    loader.remove_sweep_folder()
+    shown = given.cfg or given.info or given.hydra_help or given.shell_completion
+    if failures and not given.multirun:
+        raise failures[0][1]
+    if not done and not shown:
+        swept = " ".join(word for word in overrides if "," in word or "(" in word)
+        raise ConfigError(f"no run comes of {swept}: nothing matches, see the names in conf/")
+    if len(failures) == done and len({str(error) for _, error in failures}) == 1:
+        raise failures[0][1]  # of the words, not of one job
+    kinds = [("" if isinstance(error, ConfigError) else f"{type(error).__name__}: ") for _, error in failures]
+    return [f"{name}: {kind}{error}" for kind, (name, error) in zip(kinds, failures, strict=True)]
+
+
+@contextmanager
+def _inert_hydra() -> Iterator[list[InertLoader]]:
+    """Hydra with our loader in place of its own. Yields: the loaders it has made."""
+    loaders: list[InertLoader] = []
+
+    def make(config_search_path: ConfigSearchPath) -> InertLoader:
+        loaders.append(InertLoader(config_search_path))
+        return loaders[-1]
+
+    original = hydra._internal.hydra.ConfigLoaderImpl
+    hydra._internal.hydra.ConfigLoaderImpl = make  # type: ignore[misc,assignment]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error)) from error
+        yield loaders
+    finally:
+        hydra._internal.hydra.ConfigLoaderImpl = original  # type: ignore[misc]

@@ -86,9 +86,7 @@ class Run:
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
-        from omegaconf import OmegaConf
-
-        from posbench.composition import typed
+        from posbench.composition import checked
 
         file = self.path / "config.yaml"
         try:
@@ -103,7 +101,12 @@ class Run:
             ) from error
         if not isinstance(mapping, dict):
             raise ConfigError(f"{file} holds no configuration: delete the folder and train the run again")
-        return typed(OmegaConf.create(mapping))
+        try:
+            return checked(mapping)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{file} is no configuration of this posbench: {error}. It may be of another version: read it with that"
+            ) from error
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -134,6 +137,19 @@ class Run:
         write_json(self.path / "run.json", {**self.manifest, **changes})
 
     @property
+    def trained_on(self) -> tuple[str, str, int]:
+        """Fingerprints of text and tokenizer, and the vocabulary's size. Raises: ConfigError where it does not say."""
+        fingerprints, vocab_size = self.manifest.get("fingerprints"), self.manifest.get("vocab_size")
+        named = [fingerprints.get(key) for key in ("data", "tokenizer")] if isinstance(fingerprints, dict) else [None]
+        if not all(isinstance(name, str) for name in named) or not (
+            isinstance(vocab_size, int) and 2 <= vocab_size <= 1 << 22
+        ):
+            raise ConfigError(
+                f"{self.path / 'run.json'} does not say what the run was trained on: delete it and train the run again"
+            )
+        return str(named[0]), str(named[1]), vocab_size
+
+    @property
     def is_finished(self) -> bool:
         """Whether training reached its last step."""
         return (self.path / "run.json").is_file() and self.manifest.get("status") == FINISHED
@@ -157,16 +173,23 @@ class Run:
         from posbench.model import build_model
         from posbench.training.checkpoint import load_weights
 
-        model = build_model(self.config, self.manifest["vocab_size"])
+        model = build_model(self.config, self.trained_on[2])
         load_weights(self.path / "checkpoints", model)
         return model.eval()
 
 
 def run_folder(config: Config) -> Path:
-    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names that could leave the runs folder."""
+    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names or links that could leave the runs folder."""
     for what, name in (("experiment_name", config.experiment_name), ("scheme.name", config.scheme.name)):
         check_name(what, name)
-    return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
+    folder = Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
+    for place in (folder, *folder.parents[:2]):
+        if place.is_symlink():
+            raise ConfigError(
+                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, let "
+                "runs_dir=... name that folder"
+            )
+    return folder
 
 
 def load_run(path: str | Path) -> Run:

@@ -63,7 +63,7 @@ def evaluate_runs(
         for run in finished:
             bar.update(task, description=run.name)
             config = run.config
-            key = run.manifest["fingerprints"]["data"] + run.manifest["fingerprints"]["tokenizer"]
+            key = "".join(run.trained_on[:2])
             if key not in corpora:
                 if not is_cache(config.data.cache_dir):
                     config.data.cache_dir = None  # nothing is begun where a run folder, perhaps another's, says

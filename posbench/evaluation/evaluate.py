@@ -160,9 +160,10 @@ def evaluate_run(
         raise ConfigError(
             f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
         )
+    data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
-        ("text", corpus.fingerprint, manifest["fingerprints"]["data"]),
-        ("tokenizer", corpus.tokenizer_fingerprint, manifest["fingerprints"]["tokenizer"]),
+        ("text", corpus.fingerprint, data),
+        ("tokenizer", corpus.tokenizer_fingerprint, tokenizer),
     ):
         if ours != theirs:
             raise ConfigError(

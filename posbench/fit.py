@@ -1,0 +1,61 @@
+"""Whether a run could fit this machine at all, asked before any text is read or anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from posbench.config import Config, ConfigError
+
+_BYTES_A_PARAMETER = 16  # weight, gradient and two moments, float32
+_SMALLEST_VOCABULARY = 257  # of any tokenizer here: the bytes and the beginning of a document
+
+
+def check_fits(config: Config) -> None:
+    """Hold parameters and one micro-batch, counted from below, to the memory there is.
+
+    Raises: ConfigError with the number of parameters and tokens, what they take and what there is. A run that passes
+    may still run out; then the loop says so.
+    """
+    model, train = config.model, config.train
+    vocab_size = model.vocab_size or _SMALLEST_VOCABULARY
+    parameters = sum(model.num_parameters(vocab_size).values())
+    tokens = train.batch_size // train.accumulation * train.context_length
+    for_weights = parameters * _BYTES_A_PARAMETER
+    # Logits and their gradient in float32; what each block keeps of its input in half precision.
+    for_tokens = tokens * (8 * vocab_size + 2 * model.num_layers * model.d_model)
+    there = memory_bytes(config)
+    if for_weights > there:
+        raise ConfigError(
+            f"the model has at least {parameters:,} parameters, which take {_gb(for_weights)} to train (weights, "
+            f"gradients and moments), and there are {_gb(there)} of memory: lower model.num_layers, model.d_model or "
+            "model.vocab_size"
+        )
+    if for_weights + for_tokens > there:
+        raise ConfigError(
+            f"{tokens:,} tokens at once (train.batch_size={train.batch_size} in "
+            f"train.accumulation={train.accumulation} parts, train.context_length={train.context_length}) take at "
+            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and there are {_gb(there)} of memory: "
+            "raise train.accumulation, or lower train.batch_size or train.context_length"
+        )
+
+
+def memory_bytes(config: Config) -> int:
+    """Of the GPU the run would take, else of the machine or the container."""
+    import torch
+
+    from posbench.training.device import choose_device
+
+    device = choose_device(config.train)
+    if device.is_cuda:
+        return int(torch.cuda.get_device_properties(device.torch).total_memory)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        file = Path(limit)
+        if file.is_file() and (told := file.read_text().strip()).isdigit():
+            there = min(there, int(told))
+    return there
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"
