@@ -27,8 +27,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOCK) -> Tensor:
-    """Query blocks against the keys they may see; scores, bias and softmax in float32 (float64 where q is).
+def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, offset: int = 0, block: int = BLOCK) -> Tensor:
+    """Query blocks against the keys they may see; bias and softmax in float32 (float64 where q is).
 
     At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
     """
@@ -47,7 +47,7 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOC
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(end, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., :end]).to(dtype) * D**-0.5
-        added = bias(head, i, j) if bias else None
+        added = bias(head, i + offset, j + offset) if bias else None
         if added is not None:
             scores = scores + added.to(dtype)
         scores = scores.masked_fill(j > i, float("-inf"))
@@ -55,12 +55,12 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, block: int = BLOC
     return torch.cat(out, dim=2)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        added = bias(h, i, j)
+        added = bias(h, i + offset, j + offset)
         return s if added is None else s + added.to(s.dtype)
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -71,14 +71,15 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
     return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, offset: int = 0) -> Tensor:
     """Causal attention by the best of the ways above that can carry `bias`.
 
-    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None. Returns: [B, H, T, D] in q's
+    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None; offset, the position of
+    the first token. Returns: [B, H, T, D] in q's
     dtype.
     """
     if bias is None and (q.is_cuda or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
     if q.is_cuda and bias is not None and torch.compiler.is_compiling():
-        return flex(q, k, v, bias)  # uncompiled it would hold every score at once, so then blocks
-    return blocks(q, k, v, bias)
+        return flex(q, k, v, bias, offset)  # uncompiled it would hold every score at once, so then blocks
+    return blocks(q, k, v, bias, offset)

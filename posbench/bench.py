@@ -1,9 +1,9 @@
-"""Speed: tokens per second of a training step, or of evaluation at lengths, scheme by scheme, beside the machine's rate.
+"""Speed: tokens per second of a training step, or of evaluation at lengths, scheme by scheme.
 
 Schemes run in turn, round after round, so that a machine whose speed drifts slows all of them; figures are medians over
-rounds. A model FLOP is one that the definition needs: 6 per matrix parameter and token in training, and 6 H D T per layer
-and token for causal attention (each query meets half the keys); recomputation does not count. MFU is their rate over that
-of a large matrix product in the same number format, measured between the same rounds.
+rounds. A model FLOP is one that the definition needs: 6 per matrix parameter and token in training, and 6 H D T per
+layer and token for causal attention (each query meets half the keys); recomputation does not count. MFU is their rate
+over that of a large matrix product in the same number format, measured between the same rounds.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Step:
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
     """Tokens per second of the training step of each scheme, at the model and batch that the overrides `words` name.
 
-    Returns: device, matrix-product rate (FLOP/s), and per scheme the median, least and most tokens per second over the rounds,
-    MFU, seconds of each phase, seconds of the first step (compilation included) and peak memory in bytes.
+    Returns: device, matrix-product rate (FLOP/s), and per scheme the median, least and most tokens per second,
+    MFU, seconds of each phase and of the first step (compilation included), and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -209,7 +209,7 @@ def bench(
     output: Path | None,
     console: Console,
 ) -> dict[str, Any]:
-    """Measure, print a table, and write JSON where `output` names a file. Raises: ConfigError for what compose refuses."""
+    """Measure, print a table, and write JSON to `output` where given. Raises: ConfigError for what compose refuses."""
     if rounds < 1 or steps < 1:
         raise ConfigError(f"--rounds {rounds} and --steps {steps} must be at least 1")
     result = (
