@@ -46,6 +46,13 @@ def test_an_altered_one_is_named_and_passed_over(tmp_path: Path, name: str) -> N
     assert len(notices) == 1 and "step=00000008" in notices[0] and name in notices[0] and "passed over" in notices[0]
 
 
+def test_a_changed_figure_of_the_state_is_seen_though_it_is_still_json(tmp_path: Path) -> None:
+    file = write(tmp_path, 4) / "state.json"
+    file.write_text(file.read_text().replace('"loss_sum": 0.1', '"loss_sum": 0.2'))
+    notices: list[str] = []
+    assert newest(tmp_path, notices.append) is None and "state.json does not match its checksum" in notices[0]
+
+
 def test_one_under_another_name_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 4).rename(tmp_path / "step=00000099")
     assert newest(tmp_path, print) is None
