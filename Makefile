@@ -22,7 +22,7 @@ install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the p
 test: $(VENV)/.installed-test ## The tests, with what they need
 	$(BIN)/python -m pytest
 
-torture: $(VENV)/.installed-test ## Kill runs 200 times and damage 1,000 checkpoints; about eight minutes
+torture: $(VENV)/.installed-test ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
 
 style: $(VENV)/.installed-dev ## Format the code
