@@ -47,14 +47,24 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
     """Every scheme by every protocol at every length that was evaluated. What had to be left out goes to `notes`."""
     made: list[Measurement] = []
     targets: dict[int, tuple[Any, ...]] = {}  # what the fixed protocol scored, by length
+    partly: dict[str, list[str]] = {}  # seeds and schemes -> where they alone could be compared
     for protocol in LOSS_PROTOCOLS:
         for length in lengths_of(found, protocol):
             if protocol == VALIDATION and length != training_length:
                 continue
             same = same_task(found, protocol, length, notes)
-            made += _measure_place(same, joined, notes)
+            here = _measure_place(same, joined)
+            made += here
+            missing = sorted(set(joined.schemes) - {m.scheme for m in here})
+            if missing or set(here[0].seeds) != set(joined.seeds):
+                only = f"seeds {', '.join(map(str, here[0].seeds))}" + (
+                    f" without {', '.join(missing)}" if missing else ""
+                )
+                partly.setdefault(only, []).append(f"{protocol} at {length}")
             if protocol == "fixed":
                 targets[length] = next(iter(same.values())).task
+    for only, places in partly.items():
+        notes.append(f"Compared over {only}, since the others lack this evaluation: {', '.join(places)}.")
     if len(set(targets.values())) > 1:
         usual = Counter(targets.values()).most_common(1)[0][0]
         others = ", ".join(str(length) for length, task in targets.items() if task != usual)
@@ -84,20 +94,13 @@ def same_task(found: Found, protocol: str, length: int, notes: list[str]) -> Pla
     return same
 
 
-def _measure_place(there: Place, joined: Joined, notes: list[str]) -> list[Measurement]:
+def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
     """Every scheme by one protocol at one length. Seeds are those that all schemes evaluated here share."""
     has: dict[str, set[int]] = {}
     for scheme, seed in there:
         has.setdefault(scheme, set()).add(seed)
     schemes, seeds = common_seeds(has, joined.baseline or "")
     first = there[schemes[0], seeds[0]]
-    missing = sorted(set(joined.schemes) - set(schemes))
-    if missing or set(seeds) != set(joined.seeds):
-        without = f", without {', '.join(missing)}" if missing else ""
-        notes.append(
-            f"{first.protocol} at {first.length}: compared over seeds {', '.join(map(str, seeds))}{without}; the "
-            "other runs lack this evaluation."
-        )
     losses = {s: np.array([there[s, seed].loss for seed in seeds]) for s in schemes}
     documents = sorted(first.windows["document"].unique())
     targets = _by_document(first, "targets", documents)

@@ -63,23 +63,23 @@ def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, tra
     With T the training length, `gain` is the loss at T less that at a longer length L. If more than T tokens of
     context made no token better or worse, the tokens behind T would each have the loss at the end of a T-token
     window, l_end, and the gain would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T that is at
-    least T/8 wide stands for l_end, from windows of L tokens where there are such, else from the longest; its loss lies
-    a little above l_end, so `early` is a lower bound. Columns: scheme, length, gain, early (nats/token).
+    least T/8 wide stands for l_end, in windows of T tokens where they were evaluated by position (the very windows of
+    loss_T), else in the next longer ones; its loss lies a little above l_end, so `early` is a lower bound.
+    Columns: scheme, length, gain, early (nats/token), for lengths that are multiples of T.
     """
     import pandas as pd
 
     losses = {(m.scheme, m.length): m.loss.mean for m in measurements if m.protocol == "nonoverlapping"}
     width = by_position["bucket_end"] - by_position["bucket_start"]
-    inside = by_position[(by_position["bucket_end"] <= training_length) & (8 * width >= training_length)]
-    last = inside.sort_values("bucket_end").drop_duplicates(["scheme", "length"], keep="last")
-    ends = {(row["scheme"], int(row["length"])): float(row["loss"]) for row in records(last)}
+    below = (by_position["bucket_end"] <= training_length) & (by_position["length"] >= training_length)
+    last = by_position[below & (8 * width >= training_length)].sort_values(["length", "bucket_end"])
+    last = last.drop_duplicates(["scheme", "length"], keep="last").drop_duplicates("scheme", keep="first")
+    ends = {row["scheme"]: float(row["loss"]) for row in records(last)}
     rows = []
     for scheme, length in sorted(losses):
-        there = [n for s, n in ends if s == scheme]
-        if length > training_length and there and (scheme, training_length) in losses:
-            at_training = losses[scheme, training_length]
-            end = ends[scheme, length if length in there else max(there)]
-            early = (1 - training_length / length) * (at_training - end)
+        at_training = losses.get((scheme, training_length))
+        if length > training_length and length % training_length == 0 and at_training is not None and scheme in ends:
+            early = (1 - training_length / length) * (at_training - ends[scheme])
             gain = at_training - losses[scheme, length]
             rows.append({"scheme": scheme, "length": length, "gain": gain, "early": early})
     return pd.DataFrame(rows, columns=["scheme", "length", "gain", "early"])
