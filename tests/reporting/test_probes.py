@@ -64,3 +64,12 @@ def test_a_bucket_of_one_position_stands_for_nothing() -> None:
 def test_lengths_just_past_the_training_length_are_not_asked() -> None:
     found = early_tokens(measurements({T: 3.0, T + 1: 3.0}), positions(np.full(T, 2.0), [0, 32, T]), T)
     assert found.empty
+
+
+def test_windows_of_the_training_length_go_before_longer_ones() -> None:
+    """Longer windows hold few tokens at these positions, and other ones than the loss at T."""
+    curve = np.concatenate((np.full(32, 3.0), np.full(32, 2.0)))
+    far = positions(np.full(4 * T, 9.0), [0, 32, T, 2 * T, 4 * T])
+    both = pd.concat((far, positions(curve, [0, 32, T])))
+    (row,) = early_tokens(measurements({T: 2.5, 2 * T: 2.25}), both, T).to_dict("records")
+    assert row["early"] == pytest.approx(0.25)
