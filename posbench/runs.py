@@ -127,10 +127,12 @@ class Run:
                 f"{file} cannot be read ({error}): give the run's train command again, which goes on from its last "
                 "checkpoint, or delete the folder"
             ) from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-            raise TornManifest(f"{file} holds no manifest: give the run's train command again, or delete the folder")
-        check_format(file, manifest["format"], FORMAT)
-        return manifest
+        if isinstance(manifest, dict) and isinstance(manifest.get("format"), int):
+            check_format(file, manifest["format"], FORMAT)
+            parts = (manifest.get(key, {}) for key in ("fingerprints", "identity", "versions", "device"))
+            if isinstance(manifest.get("status"), str) and all(isinstance(part, dict) for part in parts):
+                return manifest
+        raise TornManifest(f"{file} holds no manifest: give the run's train command again, or delete the folder")
 
     def update_manifest(self, **changes: Any) -> None:
         """Change keys of `run.json` in one step."""

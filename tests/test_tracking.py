@@ -54,7 +54,8 @@ def a_run(root: Path, *words: str) -> tuple[Config, Run]:
         run.path.mkdir(parents=True)
         (run.path / "config.yaml").write_text(yaml.safe_dump(config.to_mapping()))
         write_json(
-            run.path / "run.json", {"format": 1, "started": "2026-11-20T10:00:00Z", "fingerprints": {"data": "abc"}}
+            run.path / "run.json",
+            {"format": 1, "status": "running", "started": "2026-11-20T10:00:00Z", "fingerprints": {"data": "abc"}},
         )
     return config, run
 
@@ -199,7 +200,7 @@ def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytes
         k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
     }
     assert (summary["loss"], summary["bits_per_byte"], summary["validation/loss"]) == (2.5, 1.25, 9 / 4)
-    assert "peak_memory_bytes" not in summary and records[-1]["exit"] == {"exit_code": 0}
+    assert "peak_memory_bytes" not in summary and records[-1]["exit"]["exit_code"] == 0
     assert run.manifest["wandb"] == {
         "id": header["run_id"],
         "project": "posbench",

@@ -169,6 +169,15 @@ def test_rows_that_a_crash_lost_come_back_from_the_checkpoint(
     assert digest(train(config()).path) == whole
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "status": "died", "identity": 7}'])
+def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, content: str) -> None:
+    folder = run_folder(config())
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(content)
+    assert state_of(Run(folder)) == "unreadable"
+    assert train(config()).manifest["status"] == "finished"
+
+
 @pytest.mark.parametrize("how", ["missing", "empty", "torn"])
 def test_a_lost_manifest_is_made_again_from_the_checkpoint(
     config: Make, whole: dict[str, Any], at_step: AtStep, how: str
