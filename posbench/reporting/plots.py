@@ -165,6 +165,8 @@ def by_position(findings: Findings) -> Figure:
     series = {}
     for scheme in findings.schemes:
         part = rows[rows["scheme"] == scheme].sort_values("bucket_start")
+        width = part["bucket_end"] - part["bucket_start"]
+        part = part[(width >= width.shift(fill_value=0) / 2)]  # the last bucket may be a stub of few tokens
         if len(part):  # positions from 1, so that the first has a place on the scale
             series[scheme] = (np.sqrt((part["bucket_start"] + 1) * part["bucket_end"]), part["loss"])
     draw_lines(axes, series, looks(findings.schemes))

@@ -118,10 +118,10 @@ def csv_text(text: str) -> str:
 
 
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """`1.2345`, `+0.0123`, a dash for NaN."""
+    """`1.2345`, `+0.0123`, a dash for NaN; what rounds to zero has no sign."""
     if math.isnan(value):
         return DASH
-    return f"{value:{'+' if sign else ''}.{digits}f}"
+    return f"{value:{'+' if sign and round(value, digits) else ''}z.{digits}f}"
 
 
 def whole(value: float) -> str:

@@ -1,0 +1,75 @@
+"""How numbers and names are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench.reporting.tables import (
+    DASH,
+    Table,
+    length_text,
+    markdown,
+    markdown_text,
+    number,
+    perplexity_text,
+    plus_minus,
+    printable,
+    whole,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "text"),
+    [
+        (1.23456, False, "1.2346"),
+        (0.01, True, "+0.0100"),
+        (-0.01, True, "-0.0100"),
+        (-1e-9, True, "0.0000"),
+        (math.nan, True, DASH),
+    ],
+)
+def test_numbers(value: float, sign: bool, text: str) -> None:
+    assert number(value, 4, sign) == text
+
+
+def test_an_interval_stands_only_where_there_is_one() -> None:
+    assert plus_minus(0.5, 0.01, sign=True) == "+0.5000 ± 0.0100" and plus_minus(0.5, math.nan) == "0.5000"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(18.4, "18.40"), (178.97, "179.0"), (1631, "1,631"), (2.5e7, "2.5e+07"), (math.inf, "inf"), (math.nan, DASH)],
+)
+def test_perplexities(value: float, text: str) -> None:
+    assert perplexity_text(value) == text
+
+
+def test_lengths_and_counts() -> None:
+    assert [length_text(n) for n in (256, 1000, 1024, 8192, 8193)] == ["256", "1000", "1k", "8k", "8193"]
+    assert whole(399_360) == "399,360" and whole(math.nan) == DASH
+
+
+@given(st.text())
+def test_what_is_printed_is_one_line_without_control_characters(text: str) -> None:
+    assert printable(text).isprintable()
+
+
+@given(st.text(alphabet="<>&|[]`*~_#abc "))
+def test_markdown_shows_a_name_as_it_is(text: str) -> None:
+    shown = markdown_text(text)
+    assert not set("<>|[]`*") & set(shown)
+    assert len(markdown(Table("t", ["a"], [[text]]), with_title=False).splitlines()) == 3
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(40, 120))
+def test_a_table_goes_on_below_with_its_first_column(widths: list[int], width: int) -> None:
+    table = Table("t", ["x" * n for n in widths], [["y"] * len(widths)])
+    parts = table.fitted(width)
+    assert [n for part in parts for n in part[1:]] == list(range(1, len(widths)))
+    for part in parts:
+        assert part[0] == 0
+        assert len(part) == 2 or sum(widths[n] for n in part) + 2 * (len(part) - 1) <= width or len(part) == 1
