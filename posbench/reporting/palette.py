@@ -39,9 +39,8 @@ _LOOKS = {
     "o_rope": Look(BROWN, DASHED, "h"),
     "sinusoidal": Look(ORANGE, DASHDOT, "d"),
 }
-_SPARE = [
-    Look(colour, DOTTED, marker) for marker in "o^sDv" for colour in (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK)
-]
+_COLOURS, _MARKERS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, INK), "os^Dv"
+_SPARE = [Look(_COLOURS[n % 7], DOTTED, _MARKERS[n % 5]) for n in range(35)]
 
 
 def looks(schemes: Iterable[str]) -> dict[str, Look]:
