@@ -141,6 +141,10 @@ def _told(text: str) -> str:
     line = text.splitlines()[0]
     if wrong := re.search(r"Value '(.*?)' .*could not be converted to (\w+)", line):
         return f"{wrong[1]!r} is not {_KINDS.get(wrong[2], wrong[2])}"
+    if wrong := re.search(r"Value '(.*?)' is not a valid bool", line):
+        return f"{wrong[1]!r} is not true or false"
+    if "does not support deletion" in line:
+        return "a setting cannot be taken away, only set: key=value"
     return "it cannot be null" if "not Optional" in line else line
 
 

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 MISSING: Any = (
@@ -27,7 +28,7 @@ SOURCES = ("stdlib", "files", "hub")
 TOKENIZERS = ("bpe", "bytes", "file")
 PROTOCOLS = ("fixed", "nonoverlapping", "sliding", "position", "retrieval")  # those of `posbench eval`
 TRACKERS = ("none", "wandb")
-_MOST_TOKENS = 1 << 50  # of one run: a quadrillion
+_MOST_TOKENS = 1 << 45  # of one run: 35 trillion
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -67,7 +68,7 @@ def _one_of(what: str, value: str, known: Iterable[str]) -> None:
 
 def _between(what: str, value: float, low: float, high: float) -> None:
     _require(
-        isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high,
+        isinstance(value, (int, float)) and low <= value <= high,  # NaN lies nowhere
         f"{what}={value} is out of range: it must lie between {low:g} and {high:g}",
     )
 
@@ -75,6 +76,7 @@ def _between(what: str, value: float, low: float, high: float) -> None:
 def _check_path(what: str, value: Any) -> None:
     """Hold a path, or a list of them, to what the file system can look up on this machine."""
     for word in value if isinstance(value, list) else [value]:
+        _require(word is None or isinstance(word, (str, Path)), f"{what}={value!r} is no path, nor a list of them")
         if isinstance(word, str):
             _require("\0" not in word, f"{what}={word!r} holds a NUL character: give a path")
             address = _ADDRESS.match(word)
@@ -417,6 +419,12 @@ class Config:
         if not isinstance(self.scheme, SchemeConfig):
             _require(isinstance(self.scheme, dict), f"scheme={self.scheme!r} is no scheme: give a name of conf/scheme")
             self.scheme = SchemeConfig.from_mapping(self.scheme)
+        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0)
+        _require(
+            self.model.vocab_size is None or self.model.vocab_size >= entries,
+            f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
+            "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
+        )
         check_name("experiment_name", self.experiment_name)
         _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
         _check_path("runs_dir", self.runs_dir)

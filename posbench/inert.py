@@ -120,6 +120,8 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
     A credential is refused where `credentials.scrub` knows one, without showing it.
     """
     for key, value in _leaves(mapping):
+        if isinstance(value, int) and abs(value) >= 1 << 64:
+            raise ConfigError(f"{key} is out of range: no setting takes a number of more than 64 bits")
         _refuse_code(key, f"{key}={value!r}")
         if not isinstance(value, str):
             continue

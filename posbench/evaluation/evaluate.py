@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,8 +172,7 @@ def evaluate_run(
                 "evaluate it with the data it was trained on"
             )
     config = run.config
-    config.train.device, config.train.dtype = device, dtype
-    chosen = choose_device(config.train)
+    chosen = choose_device(replace(config.train, device=device, dtype=dtype))
     model: Decoder | None = None
     results = []
     for protocol, of_protocol in lengths.items():

@@ -33,7 +33,7 @@ def nonoverlapping(split: Split, length: int, settings: EvaluationConfig, anchor
     scored = min(settings.max_tokens, split.num_tokens - 1)
     count = scored // length
     if count == 0:
-        raise ConfigError(_too_long(split, length, "tokens in all", split.num_tokens - 1))
+        raise ConfigError(_too_long(split, length, "in all", split.num_tokens - 1))
     return [Window(n * length, length, length) for n in range(count)]
 
 
@@ -42,7 +42,7 @@ def sliding(split: Split, length: int, settings: EvaluationConfig, anchor: int) 
     stride = min(settings.targets, length)
     last = min(split.num_tokens - 1 - length, length * (settings.max_tokens // stride))
     if last < 0:
-        raise ConfigError(_too_long(split, length, "tokens in all", split.num_tokens - 1))
+        raise ConfigError(_too_long(split, length, "in all", split.num_tokens - 1))
     count = min(last // stride + 1, max(1, settings.max_tokens // length))
     return [Window(n * stride, length, stride) for n in range(count)]
 

@@ -1,0 +1,209 @@
+"""Run folders that are empty, torn, foreign, read-only or half there, and questions that no run can answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Give, left
+
+ONE = "demo/vo_rope/seed=0"
+
+
+def change(name: str, **changes: object) -> Callable[[Path], object]:
+    """A run folder whose JSON file `name` has other entries; None takes one away."""
+
+    def make(run: Path) -> None:
+        content = {**json.loads((run / name).read_text()), **changes}
+        (run / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return make
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda run: (run / name).write_text(content)
+
+
+def without(name: str) -> Callable[[Path], object]:
+    def make(run: Path) -> None:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+
+    return make
+
+
+def emptied(run: Path) -> None:
+    shutil.rmtree(run)
+    run.mkdir()
+
+
+def altered_weights(run: Path) -> None:
+    for file in run.glob("checkpoints/*/model.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+
+
+def no_folder(run: Path) -> None:
+    shutil.rmtree(run / "eval")
+    (run / "eval").touch()
+
+
+def edited(old: str, new: str) -> Callable[[Path], object]:
+    """A run folder with something else in its config.yaml."""
+
+    def make(run: Path) -> None:
+        before = (run / "config.yaml").read_text()
+        assert old in before
+        (run / "config.yaml").write_text(before.replace(old, new, 1))
+
+    return make
+
+
+BAD = {
+    "empty": (emptied, r"holds no runs: train one first"),
+    "no manifest": (without("run.json"), r"holds no runs"),
+    "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml"),
+    "no weights": (without("checkpoints"), r"holds no intact checkpoint"),
+    "altered weights": (altered_weights, r"no intact checkpoint .*model\.safetensors.*checksum.*train the run again"),
+    "torn manifest": (text("run.json", '{"format": 1, "sta'), r"run\.json cannot be read"),
+    "a manifest that is a list": (text("run.json", "[]"), r"run\.json holds no manifest"),
+    "newer manifest": (change("run.json", format=99), r"run\.json is of format 99.*upgrade posbench"),
+    "unfinished": (change("run.json", status="stopped"), r"none of these runs is finished: give their train command"),
+    "no fingerprints": (change("run.json", fingerprints=None), r"run\.json does not say what the run was trained on"),
+    "fingerprints of a wrong kind": (change("run.json", fingerprints=[1]), r"does not say what|holds no manifest"),
+    "a vocabulary without end": (change("run.json", vocab_size=10**12), r"does not say what the run was trained on"),
+    "another vocabulary": (change("run.json", vocab_size=300), r"checkpoint|size|shape"),
+    "other text": (
+        change("run.json", fingerprints={"data": "0" * 64, "tokenizer": "1" * 64}),
+        r"was trained with another text \(fingerprint 000000000000, now \w{12}\)",
+    ),
+    "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml cannot be read"),
+    "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml holds no configuration"),
+    "configuration of another version": (
+        edited("train:\n", "train:\n  sharpness: 3\n"),
+        r"config\.yaml is no configuration of this posbench: there is no setting 'train\.sharpness'.*another version",
+    ),
+    "a value of a wrong kind": (edited("num_layers: 2", "num_layers: two"), r"config\.yaml is no config.*'two'"),
+    "text that is gone": (edited("*.txt", "*.gone"), r"data\.path='.*\.gone' does not exist"),
+    "an eval folder that is none": (no_folder, r"eval/fixed cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path, name: str) -> None:
+    make, says = BAD[name]
+    make(runs / ONE)
+    before = left(runs)
+    said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
+    assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
+    assert re.search(says, said.error.replace("\n", " ")), said.error
+    assert left(runs) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_run_is_said(posbench: Give, runs: Path) -> None:
+    (runs / ONE / "eval").chmod(0o555)
+    assert "make it writable" in posbench("eval", ONE, "--length", "64").refusal
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--length", "0"], r"--length '0' is no length: give tokens from 2 to 16m, such as 4096 or 8k"),
+        (["--length", "8q"], r"--length '8q' is no length"),
+        (["--length", "-1"], r"--length '-1' is no length"),
+        (["--length", ""], r"--length '' is no length"),
+        (["--length", "64,1e3"], r"--length '1e3' is no length"),
+        (["--length", "99999999k"], r"--length '99999999k' is no length"),
+        (["--length", "8k"], r"length 8192 is longer than the text: the test split has \d+ tokens in its longest doc"),
+        (["--length", "16m", "--protocol", "nonoverlapping"], r"longer than the text: .* has \d+ tokens in all"),
+        (["--length", "32"], r"evaluation\.targets=64 does not fit into length 32"),
+        (["--protocol", "fixt"], r"protocol 'fixt' is not known; did you mean 'fixed'\?"),
+        (["--protocol", "validation"], r"protocol 'validation' is not known"),
+        (["--dtype", "float8"], r"'float8' is not known"),
+        (["--device", "tpu"], r"'tpu' is not known|tpu"),
+    ],
+)
+def test_a_question_no_run_can_answer(posbench: Give, runs: Path, words: list[str], says: str) -> None:
+    before = left(runs)
+    refusal = posbench("eval", ONE, *words).refusal
+    assert re.search(says, refusal), refusal
+    assert left(runs) == before
+
+
+def test_a_damaged_result_is_scored_again(posbench: Give, runs: Path) -> None:
+    asked = ["eval", ONE, "--length", "64", "--device", "cpu", "--dtype", "float32"]
+    assert posbench(*asked).status == 0
+    summary = runs / ONE / "eval/fixed/64.json"
+    whole = json.loads(summary.read_text())
+    for damage in ('{"protocol": "fix', "[]", "{}", "", json.dumps({**whole, "settings": None}), "[" * 100_000):
+        summary.write_text(damage)
+        assert posbench(*asked).status == 0
+        assert json.loads(summary.read_text())["nll_mean"] == whole["nll_mean"]
+
+
+def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:
+    """The run's own configuration names a file, and the file has changed since."""
+    from posbench.data.tokenization import load_tokenizer
+
+    own = load_tokenizer(runs / ONE / "tokenizer.json")
+    own.add_tokens(["water"])
+    own.save(str(Path("other.json")))
+    config = (runs / ONE / "config.yaml").read_text()
+    config = config.replace("kind: bytes", "kind: file").replace(
+        "path: null\n  training", "path: other.json\n  training"
+    )
+    (runs / ONE / "config.yaml").write_text(config)
+    said = posbench("eval", ONE, "--length", "64")
+    assert said.status == 2 and re.search(r"was trained with another tokenizer \(fingerprint", said.error), said.error
+    Path("other.json").write_text("{}")
+    assert "is no tokenizer.json" in posbench("eval", ONE, "--length", "64").error
+
+
+def test_seeds_that_one_scheme_lacks_are_left_out_and_said(posbench: Give, runs: Path) -> None:
+    shutil.rmtree(runs / "demo/nope/seed=1")
+    said = posbench("report", "demo")
+    assert said.status == 0
+    page = (runs / "demo/report/report.md").read_text()
+    assert re.search(r"seed 1\b.*(vo_rope|nope)|(vo_rope|nope).*seed 1\b|seeds? .*in common|common seed", page), page
+
+
+@pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["compare", "demo"]])
+def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
+    posbench: Give, runs: Path, words: list[str]
+) -> None:
+    for run in runs.glob("demo/*/seed=*"):
+        (run / "run.json").write_text("{")
+    said = posbench(*words)
+    assert said.status == 2 and "Traceback" not in said.error and said.error.startswith("posbench: "), said
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["train", "runs_dir={}"], r"Not a directory|not a directory|File exists"),
+        (["train", "-m", "seed=0,1", "scheme=nope", "runs_dir={}"], r"Not a directory|File exists"),
+        (["train", "data.cache_dir={}"], r"token cache .* cannot be written \(.*set data\.cache_dir"),
+        (["train", "runs_dir=/proc/nosuch"], r"/proc/nosuch"),
+        (["train", "-m", "seed=0,1", "scheme=nope", "runs_dir=/proc/nosuch"], r"/proc/nosuch: No such file or dir"),
+        (["report", "demo", "--output", "{}"], r"report cannot be written to .*give another --output"),
+        (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*give another --output"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(
+    posbench: Give, runs: Path, short: list[str], given: list[str], says: str
+) -> None:
+    file = Path.cwd() / "file"
+    file.touch()
+    before = left(Path.cwd())
+    command, *given = [word.format(file) for word in given]
+    said = posbench(command, *(short if command == "train" else []), *given)
+    assert said.status == 2 and "Traceback" not in said.error
+    assert re.search(says, said.error.replace("\n", " ")), said.error
+    assert left(Path.cwd()) == before

@@ -1,0 +1,86 @@
+"""A sweep runs every job, tells of those that failed at its end, and leaves nothing where none could run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Give, left
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    import json
+
+    return {file.parent.parent.name: json.loads(file.read_text())["status"] for file in folder.rglob("run.json")}
+
+
+def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, short: list[str]) -> None:
+    said = posbench("train", "-m", *short, "scheme=nope,vo_rope", "seed=0", "train.accumulation=3,1")
+    assert said.status == 1 and "Traceback" not in said.error
+    told = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
+    assert len(told) == 2 and told == said.error.strip().splitlines()[-2:]
+    for line, scheme in zip(told, ("nope", "vo_rope"), strict=True):
+        assert line.startswith(f"posbench: demo/{scheme}/0: train.batch_size=4 does not divide")
+    assert statuses(Path("runs")) == {"nope": "finished", "vo_rope": "finished"}
+
+
+def test_a_crash_in_one_job_is_told_at_the_end(
+    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench import training
+    from posbench.config import Config
+
+    trained: list[str] = []
+
+    def train(config: Config) -> None:
+        if config.scheme.name == "nope":
+            raise ZeroDivisionError("oh")
+        trained.append(config.scheme.name)
+
+    monkeypatch.setattr(training, "train", train)
+    said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
+    assert (said.status, said.error) == (1, "posbench: demo/nope/0: ZeroDivisionError: oh\n")
+    assert trained == ["vo_rope", "alibi"]
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["scheme=nope,vo_rpe"], r"scheme=vo_rpe is not there; did you mean 'vo_rope'\?"),
+        (["scheme=glob(xyz*)"], r"no run comes of scheme=glob\(xyz\*\): nothing matches"),
+        (["scheme=nope,vo_rope", "seed=0,1", "train.steps=0"], r"train\.steps=0 is out of range"),
+        (["scheme=nope", "seed=0,x"], r"seed=x is refused: 'x' is not a whole number"),
+        (["scheme=nope", "train.lr=1,2", "runs_dir=elsewhere", "model.d_model=66"], r"does not divide"),
+        (["experiment=demo,demo"], r"each experiment names a sweep of its own"),
+        (["scheme=nope", "train.steps=range(1,x)"], r"is no override|range"),
+    ],
+)
+def test_a_sweep_of_which_nothing_can_run_is_one_refusal(
+    posbench: Give, short: list[str], given: list[str], says: str
+) -> None:
+    refusal = posbench("train", "-m", *short, *given).refusal
+    assert re.search(says, refusal), refusal
+    assert left(Path.cwd()) == {}
+
+
+def test_a_runs_folder_that_was_there_stays(posbench: Give, short: list[str]) -> None:
+    Path("runs").mkdir()
+    Path("runs/multirun.yaml").write_text("mine")
+    assert posbench("train", "-m", *short, "scheme=nope", "seed=0,1", "train.steps=0").status == 2
+    assert left(Path.cwd()) == {"runs": b"", "runs/multirun.yaml": b"mine"}
+
+
+def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from posbench import training
+
+    begun: list[object] = []
+
+    def train(config: object) -> None:
+        begun.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", train)
+    said = posbench("train", *short, "-m", "scheme=nope,vo_rope", "seed=0")
+    assert said.status == 130 and len(begun) == 1 and "Traceback" not in said.error
