@@ -25,6 +25,7 @@ from posbench.credentials import scrub
 
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
 _LAUNCHING = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
+_PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # that are installed
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 # Hydra's own settings that decide what runs and what is written where, as conf/config.yaml has them.
 _SETTLED: dict[str, Any] = {
@@ -103,7 +104,8 @@ class InertLoader(ConfigLoaderImpl):
                     "(an experiment may set hydra.sweeper.params and hydra.launcher)"
                 )
         for plugin in (hydra["launcher"], hydra["sweeper"]):
-            del plugin["_target_"]  # Hydra itself holds it to its own plug-ins and to installed ones
+            if not str(target := plugin.pop("_target_")).startswith(_PLUGINS):
+                _refuse_code("_target_", f"_target_={target}")
             for key, value in _leaves(plugin):
                 _refuse_code(key, f"{key}={value!r}")
         refuse_words([f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()])

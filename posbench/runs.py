@@ -172,11 +172,19 @@ class Run:
 
     def load_model(self) -> Decoder:
         """The trained model, in float32 on the CPU. Raises: ConfigError where there is no intact checkpoint."""
+        from safetensors import SafetensorError
+
         from posbench.model import build_model
         from posbench.training.checkpoint import load_weights
 
         model = build_model(self.config, self.trained_on[2])
-        load_weights(self.path / "checkpoints", model)
+        try:
+            load_weights(self.path / "checkpoints", model)
+        except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
+            raise ConfigError(
+                f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): train "
+                "it again"
+            ) from error
         return model.eval()
 
 

@@ -100,13 +100,14 @@ def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
 
 def _make_inside(run: Run, folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        inside = folder.resolve().is_relative_to(run.path.resolve()) and os.access(folder, os.W_OK)
+        inside = folder.resolve().is_relative_to(run.path.resolve())
+        if inside:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
         ) from error
-    if not inside:
+    if not (inside and os.access(folder, os.W_OK)):
         raise ConfigError(
             f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
         )
