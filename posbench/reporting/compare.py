@@ -85,9 +85,8 @@ def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     lines.append(["perplexity", *(perplexity_text(r["perplexity"]) for r in rows)])
     measured = dict.fromkeys(key for r in rows for key in r if key.startswith("perplexity@"))
     for key in perplexity_columns(measured):
-        lines.append(
-            [key.replace("@", " at ").replace("/", ", "), *(perplexity_text(r.get(key, float("nan"))) for r in rows)]
-        )
+        values = (perplexity_text(r[key]) if key in r else DASH for r in rows)
+        lines.append([key.replace("@", " at ").replace("/", ", "), *values])
     return lines
 
 

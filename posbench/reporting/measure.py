@@ -57,7 +57,7 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
             made += here
             missing = sorted(set(joined.schemes) - {m.scheme for m in here})
             if missing or set(here[0].seeds) != set(joined.seeds):
-                only = f"seeds {', '.join(map(str, here[0].seeds))}" + (
+                only = f"seed{'s' * (len(here[0].seeds) > 1)} {', '.join(map(str, here[0].seeds))}" + (
                     f" without {', '.join(missing)}" if missing else ""
                 )
                 partly.setdefault(only, []).append(f"{protocol} at {length}")
@@ -130,4 +130,4 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
 
 def _by_document(evaluation: Evaluation, column: str, documents: list[int]) -> Floats:
     """The sum of a column over the windows of each document."""
-    return np.asarray(evaluation.windows.groupby("document")[column].sum().loc[documents], dtype=np.float64)
+    return np.asarray(evaluation.sums(["document"])[column].loc[documents], dtype=np.float64)

@@ -48,7 +48,7 @@ def _probe(
     for length in lengths_of(found, protocol):
         values: dict[tuple[Any, ...], list[float]] = {}
         for (scheme, _), e in sorted(same_task(found, protocol, length, notes).items()):
-            for key, value in score(e.windows.groupby(by).sum(numeric_only=True)).items():
+            for key, value in score(e.sums(by)).items():
                 values.setdefault((scheme, *(key if isinstance(key, tuple) else (key,))), []).append(float(value))
         for (scheme, *keys), each in values.items():
             mean = t_interval(np.array(each))

@@ -164,7 +164,7 @@ def _compare(
         tau, p = float(result.statistic), float(result.pvalue)
     one = next(iter(ours.values()), None)
     if one is not None and one.protocol != VALIDATION:
-        names = sorted(ours)
+        names = sorted(s for s in ours if np.isfinite(ours[s].losses).all())
         pairs = compare_all(np.array([ours[s].losses for s in names]).T, names)
     reversed_pairs = {(p.right, p.left): p for p in pairs}
     disagreements = [

@@ -281,11 +281,13 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
     [documents], its scored tokens. All means are resampled by the same documents. The standard error of the bootstrap
     is widened by sqrt(n / (n - 1)) and Student's t for n documents, since resampling few documents understates their
     spread.
-    Returns: [means] in nats/token; NaN with one document.
+    Returns: [means] in nats/token; NaN with one document, or where a loss is no number.
     """
-    count = len(targets)
-    if count < 2:
-        return np.full(len(nll), math.nan)
+    count, error = len(targets), np.full(len(nll), math.nan)
+    finite = np.isfinite(nll).all(axis=1)
+    if count < 2 or not finite.any():
+        return error
+    nll = nll[finite]
 
     def ratios(index: NDArray[np.int64], axis: int = -1) -> Floats:
         draws = index.reshape(-1, count)
@@ -294,8 +296,9 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
         return np.asarray(nll @ times.T / (targets @ times.T)).reshape(len(nll), *index.shape[:-1])
 
     batch = max(1, min(resamples, 8_000_000 // count))
-    error = bootstrap_error(ratios, count, resamples, batch)
-    return error * math.sqrt(count / (count - 1)) * student(count - 1, confidence)
+    widened = math.sqrt(count / (count - 1)) * student(count - 1, confidence)
+    error[finite] = widened * bootstrap_error(ratios, count, resamples, batch)
+    return error
 
 
 def bootstrap_error(statistic: Callable[..., Floats], count: int, resamples: int, batch: int) -> Floats:

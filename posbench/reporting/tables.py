@@ -135,9 +135,7 @@ def plus_minus(value: float, half_width: float, sign: bool = False, digits: int 
 
 
 def perplexity_text(value: float) -> str:
-    """About four digits: `18.40`, `178.9`, `1,631`, `2.5e+07`."""
-    if math.isnan(value):
-        return DASH
+    """About four digits: `18.40`, `178.9`, `1,631`, `2.5e+07`; a model that gives no number shows as `nan`."""
     if value < 100:
         return f"{value:.2f}"
     if value < 1000:

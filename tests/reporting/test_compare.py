@@ -58,3 +58,8 @@ def test_one_run_is_nothing_to_compare(experiment: Path) -> None:
 def test_a_folder_that_is_no_run_is_named(experiment: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run"):
         said(experiment / "qk_rope" / "seed=0", tmp_path)
+
+
+def test_a_length_that_only_one_run_has_is_a_dash(own: Path, experiment: Path) -> None:
+    text = said(experiment / "qk_rope" / "seed=0", own / "qk_rope" / "seed=0")
+    assert re.search(r"perplexity at 512, fixed +\d+\.\d\d +–", text)

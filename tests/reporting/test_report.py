@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fabricate import World, change_manifest, fabricate, run_of
 from rich.console import Console
 
 from posbench.config import ConfigError
 from posbench.reporting import report
+from posbench.reporting.findings import find
 from posbench.runs import DIED, Run
 
 EVIL = "<script>alert(1)</script>"
@@ -178,11 +182,24 @@ def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
         report(tmp_path)
 
 
-def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
+def test_a_model_that_gives_no_numbers_is_not_flattered(experiment: Path, tmp_path: Path) -> None:
+    """One NaN among the windows must not be skipped by a sum: the perplexity is not a number."""
+    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
+    for protocol, column in (("fixed", "nll"), ("retrieval", "control_nll"), ("position", "nll")):
+        file = folder / "nope" / "seed=0" / "eval" / protocol / "1024.parquet"
+        frame = pd.read_parquet(file)
+        frame.loc[3, column] = math.nan
+        frame.to_parquet(file, index=False)
+    found = find(folder, against="rove")
+    assert math.isnan(found.at("fixed", 1024)["nope"].perplexity) and found.at("fixed", 512)["nope"].perplexity > 1
+    assert math.isnan(found.retrieval.set_index(["scheme", "length"]).loc[("nope", 1024), "drop"])
+    assert found.position.set_index("scheme").loc["nope", "loss"].isna().sum() == 1
+    assert re.search(r"^nope .* nan ", said(folder, tmp_path / "report"), re.MULTILINE)
 
+
+def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
     file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
-    frame = pq.read_table(file).to_pandas()
+    frame = pd.read_parquet(file)
     frame["start"] += 1
     frame.to_parquet(file, index=False)
     text = " ".join(said(own, tmp_path).split())

@@ -42,7 +42,7 @@ def test_an_interval_stands_only_where_there_is_one() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(18.4, "18.40"), (178.97, "179.0"), (1631, "1,631"), (2.5e7, "2.5e+07"), (math.inf, "inf"), (math.nan, DASH)],
+    [(18.4, "18.40"), (178.97, "179.0"), (1631, "1,631"), (2.5e7, "2.5e+07"), (math.inf, "inf"), (math.nan, "nan")],
 )
 def test_perplexities(value: float, text: str) -> None:
     assert perplexity_text(value) == text

@@ -64,7 +64,7 @@ def loss_table(findings: Findings) -> Table:
         row += [plus_minus(m.loss.mean, m.loss.half_width) if m else number(runs["loss"].mean())]
         row += [gap_text(m.gap.mean, m.gap.half_width, scheme == base) if m else DASH] if base else []
         row += [groups[scheme]] if groups else []
-        row += [str(len(runs))]
+        row += [str(len(m.seeds) if m else len(runs))]
         if published:
             digits = 3 if published.measurement.metric == "loss" else 2
             row += [number(theirs.get(scheme, math.nan), digits)]
