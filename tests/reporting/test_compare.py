@@ -61,5 +61,5 @@ def test_a_folder_that_is_no_run_is_named(experiment: Path, tmp_path: Path) -> N
 
 
 def test_a_length_that_only_one_run_has_is_a_dash(own: Path, experiment: Path) -> None:
-    text = said(experiment / "qk_rope" / "seed=0", own / "qk_rope" / "seed=0")
+    text = said(experiment / "qk_rope" / "seed=0", own / "alibi" / "seed=0")
     assert re.search(r"perplexity at 512, fixed +\d+\.\d\d +–", text)
