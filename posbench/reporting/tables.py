@@ -85,7 +85,7 @@ def print_notes(notes: Iterable[str], console: Console) -> None:
 
 def markdown(table: Table, with_title: bool = True) -> str:
     """A table of GitHub's Markdown with its title as a heading."""
-    heads = [markdown_text(h.replace("\n", ", ")) for h in table.headers]
+    heads = [markdown_text(h.replace("\n", " ")) for h in table.headers]
     rule = [":--" if n in table.left else "--:" for n in range(len(heads))]
     lines = [f"### {markdown_text(table.title)}", ""] if with_title else []
     lines += [_line(heads), _line(rule), *(_line([markdown_text(cell) for cell in row]) for row in table.rows)]
