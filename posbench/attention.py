@@ -17,7 +17,7 @@ from torch import Tensor
 
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
-# Measured on 2 CPU cores, see docs/performance.md.
+# Measured on 2 CPU cores, see docs/DECISIONS.md.
 BLOCK = 128  # queries a block
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is the faster one
 

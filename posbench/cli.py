@@ -46,9 +46,9 @@ Names = Annotated[
 
 def main() -> None:
     """The console script."""
-    # Threads that wait for each other should sleep, not spin: on a machine shared with others spinning made a training
-    # step three to ten times slower. OpenMP reads this once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
+    # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     with _explained():
         app()
 
@@ -320,7 +320,7 @@ def bench(
 ) -> None:
     """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
 
-    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.context_length=512 train.dtype=float32`
+    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """
     from posbench.bench import bench as measure
     from posbench.evaluation import parse_length

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line does, before torch is imported
 
 import pytest
 

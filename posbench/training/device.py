@@ -18,7 +18,7 @@ from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
 
-COMPILE_PAYS_FROM_TOKENS = 250_000  # on a CPU: compiling costs about ten seconds, see docs/performance.md
+COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/DECISIONS.md
 
 
 @dataclass(frozen=True)
