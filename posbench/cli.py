@@ -240,7 +240,10 @@ def report(
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.reporting import report as write_report
 
-    write_report(_experiment_folder(experiment, runs_dir), against, baseline, output, _console())
+    folder = _experiment_folder(experiment, runs_dir)
+    if output is None and (folder / "report").is_symlink():
+        raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
+    write_report(folder, against, baseline, output, _console())
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:

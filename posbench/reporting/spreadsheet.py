@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.tables import csv_text
+from posbench.reporting.tables import csv_text, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,10 @@ def pairs(findings: Findings) -> pd.DataFrame:
 
 
 def encode(frame: pd.DataFrame) -> bytes:
-    """As UTF-8 CSV; words that a spreadsheet would take for a formula are neutralised, numbers are written in full."""
-    safe = frame.apply(lambda column: column.map(lambda value: csv_text(value) if isinstance(value, str) else value))
+    """As UTF-8 CSV; words that a spreadsheet or a terminal would obey are neutralised, numbers are written in full."""
+
+    def inert(value: object) -> object:
+        return csv_text(printable(value)) if isinstance(value, str) else value
+
+    safe = frame.apply(lambda column: column.map(inert)).rename(columns=inert)
     return bytes(safe.to_csv(index=False).encode())

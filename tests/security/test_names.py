@@ -1,0 +1,154 @@
+"""Names stay inside the runs folder, and say nothing to a terminal, a page or a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posbench import compose
+from posbench.config import ConfigError
+from posbench.runs import run_folder
+from tests.cli.commands import Give, left
+
+NAMES = [
+    "..",
+    ".",
+    ".hidden",
+    "../x",
+    "x/../../y",
+    "x/y",
+    "/etc",
+    "\\\\host\\share",
+    "a\0b",
+    "a\nb",
+    "a\rb",
+    "x" * 101,
+    "x" * 300,
+    "",
+    " ",
+    "a b",
+    "é",
+    "-rf",
+    "~",
+    "$HOME",
+    "`id`",
+    "a;b",
+    "[red]",
+    "<b>",
+    "\x1b[31m",
+    "=cmd()",
+    "@x",
+    "%2e%2e",
+    "a:b",
+    "a*",
+]
+
+
+@pytest.mark.parametrize("field", ["experiment_name", "scheme.name", "experiment.name"])
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_that_is_no_plain_name_is_refused(posbench: Give, field: str, name: str) -> None:
+    mapping = compose().to_mapping()
+    *groups, last = field.split(".")
+    place = mapping[groups[0]] if groups else mapping
+    place[last] = name
+    from posbench.composition import checked
+
+    with pytest.raises(ConfigError, match=f"{field}=.* cannot name a folder"):
+        checked(mapping)
+    assert left(Path.cwd()) == {}
+
+
+def test_a_plain_name_stays_inside(posbench: Give) -> None:
+    for name in ("a", "vo_rope", "base=1e6", "v1.2+x-y", "x" * 100):
+        folder = run_folder(compose([f"experiment_name='{name}'", f"scheme.name='{name}'"]))
+        assert folder.resolve().is_relative_to(Path("runs").resolve()) and len(folder.parts) == 4
+
+
+@pytest.mark.parametrize("place", ["demo", "demo/nope", "demo/nope/seed=0"])
+def test_a_link_out_of_the_runs_folder_is_not_followed(posbench: Give, short: list[str], place: str) -> None:
+    Path("elsewhere").mkdir()
+    link = Path("runs") / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path("elsewhere").absolute())
+    refusal = posbench("train", *short, "scheme=nope").refusal
+    assert f"runs/{place} is a symbolic link" in refusal and "runs_dir=" in refusal
+    assert list(Path("elsewhere").iterdir()) == []
+
+
+def test_the_runs_folder_itself_may_be_a_link(posbench: Give, short: list[str]) -> None:
+    Path("elsewhere").mkdir()
+    Path("runs").symlink_to("elsewhere")
+    assert posbench("train", *short, "scheme=nope").status == 0
+    assert Path("elsewhere/demo/nope/seed=0/run.json").is_file()
+
+
+def test_links_among_runs_are_not_read(posbench: Give, runs: Path) -> None:
+    (runs / "demo" / "alias").symlink_to(runs / "demo" / "nope")
+    said = posbench("eval", "demo", "--length", "64")
+    assert said.status == 0 and "alias" not in said.out + said.error
+
+
+def test_a_report_does_not_follow_a_link_out_of_its_experiment(posbench: Give, runs: Path) -> None:
+    Path("elsewhere").mkdir()
+    (runs / "demo" / "report").symlink_to(Path("elsewhere").absolute())
+    assert "is a symbolic link" in posbench("report", "demo").refusal
+    assert list(Path("elsewhere").iterdir()) == []
+    assert posbench("report", "demo", "--output", "elsewhere").status == 0, "a place that is asked for"
+
+
+HOSTILE = "[red]=cmd()|'<script>alert(1)</script>\x1b[31m\x07\u202e](javascript:alert(2))"
+
+
+@pytest.fixture
+def hostile(runs: Path) -> Path:
+    """Runs whose free texts, manifests and settings say things to terminals and pages."""
+    for run in runs.glob("demo/*/seed=*"):
+        manifest = json.loads((run / "run.json").read_text())
+        manifest["device"]["name"] = manifest["versions"]["torch"] = HOSTILE
+        if run.parent.name == "nope":
+            manifest["scheme"] = HOSTILE
+        (run / "run.json").write_text(json.dumps(manifest))
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["experiment"]["description"] = config["experiment"]["source"] = HOSTILE
+        config["tracking"]["project"] = f"{HOSTILE}{run.parent.name}"
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return runs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "demo"],
+        ["eval", "demo", "--length", "64"],
+        ["compare", "demo/nope/seed=0", "demo/vo_rope/seed=0"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_hostile_texts_are_shown_and_not_obeyed(posbench: Give, hostile: Path, words: list[str]) -> None:
+    before = set(left(hostile))
+    said = posbench(*words)
+    assert said.status in (0, 2) and "Traceback" not in said.error, said.error
+    for text in (said.out, said.error):
+        assert not set(text) & {"\x1b", "\x07", "\u202e"}
+    for name in set(left(hostile)) - before:
+        if not name.endswith((".md", ".html", ".csv", ".svg")):
+            continue
+        text = (hostile / name).read_text()
+        assert not set(text) & {"\x1b", "\x07", "\u202e"}, name
+        if not name.endswith(".csv"):
+            assert "<script>alert" not in text and "](javascript:" not in text, name
+        else:
+            cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+            assert not [cell for cell in cells if cell.startswith(("=", "@", "\t", "\r"))], name
+
+
+@pytest.mark.parametrize("words", [["eval", "{}"], ["report", "{}"], ["compare", "{}", "{}"], ["verify", "{}"]])
+def test_what_is_typed_is_echoed_without_control_characters(posbench: Give, words: list[str]) -> None:
+    said = posbench(*(word.format("x\x1b[31m[red]\x07") for word in words))
+    assert said.status == 2 and not set(said.error + said.out) & {"\x1b", "\x07"}
+    assert "[red]" in said.error, "as it was typed, not as markup"
