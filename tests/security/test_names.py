@@ -141,7 +141,8 @@ def test_hostile_texts_are_shown_and_not_obeyed(posbench: Give, hostile: Path, w
         text = (hostile / name).read_text()
         assert not set(text) & {"\x1b", "\x07", "\u202e"}, name
         if not name.endswith(".csv"):
-            assert "<script>alert" not in text and "](javascript:" not in text, name
+            assert "<script>alert" not in text, name
+            assert name.endswith(".html") or "](javascript:" not in text, name
         else:
             cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
             assert not [cell for cell in cells if cell.startswith(("=", "@", "\t", "\r"))], name
