@@ -4,7 +4,9 @@ EXPERIMENT ?= demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --group build --no-annotate --no-header \
+	pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help install reproduce-table test torture style lint types lock clean
@@ -19,26 +21,27 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the package
 
-test: $(VENV)/.installed-test ## The tests, with what they need
+test: $(VENV)/.installed ## The tests, with what they need
 	$(BIN)/python -m pytest
 
-torture: $(VENV)/.installed-test ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
+torture: $(VENV)/.installed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
 
-style: $(VENV)/.installed-dev ## Format the code
+style: $(VENV)/.installed ## Format the code
 	$(BIN)/ruff format posbench tests benchmarks
 	$(BIN)/ruff check --fix posbench tests benchmarks
 
-lint: $(VENV)/.installed-dev ## Check format, lint and types
+lint: $(VENV)/.installed ## Check format, lint and types
 	$(BIN)/ruff format --check posbench tests benchmarks
 	$(BIN)/ruff check posbench tests benchmarks
 	$(BIN)/mypy
 
-lock: $(VENV)/.installed-dev ## Resolve constraints.txt anew (torch stays as pinned in it)
+lock: $(VENV)/.installed ## Resolve constraints.txt and requirements.txt anew (torch stays as pinned)
 	$(PIP) uv
 	grep '^torch==' constraints.txt > $(VENV)/torch.txt
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --no-annotate --no-header \
-		--constraint $(VENV)/torch.txt --upgrade pyproject.toml --output-file constraints.txt
+	$(COMPILE) --constraint $(VENV)/torch.txt --upgrade --output-file constraints.txt
+	$(COMPILE) --constraint constraints.txt --generate-hashes --output-file requirements.txt \
+		$$(awk -F == '/^(torch|triton|cuda-|nvidia-)/ {print "--no-emit-package " $$1}' constraints.txt)
 
 clean: ## Remove .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -46,14 +49,9 @@ clean: ## Remove .venv and caches; runs stay
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable .
+# Every file is held to its hash, but torch's: its builds for CUDA, ROCm and CPU differ, so its version alone is pinned.
+$(VENV)/.installed: pyproject.toml requirements.txt constraints.txt | $(VENV)/bin/python
+	$(PIP) --require-hashes --requirement requirements.txt
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
-
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable '.[test]'
-	@touch $@ $(VENV)/.installed
-
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable '.[dev]'
-	@touch $@ $(VENV)/.installed $(VENV)/.installed-test

@@ -57,6 +57,7 @@ REFUSED = {
     "tokenizer=file": r"tokenizer=file needs tokenizer\.path=",
     "data.path=null": r"data=files needs data\.path=",
     "data.path=nosuch.txt": r"data\.path='nosuch\.txt' does not exist: give a file",
+    "data.path='https://example.org/x.txt'": r"data\.path is an address \(https://\.\.\.\), .*download it first",
     "data.path='a\0b'": r"is no override|holds a NUL character",
     "runs_dir=''": r"runs_dir is empty: name a folder",
     "~scheme": r"scheme is missing: give scheme=\.\.\., such as one of alibi, ",

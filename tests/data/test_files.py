@@ -198,8 +198,8 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_gigabyte_in_one_line_takes_bounded_memory(tmp_path: Path) -> None:
-    sparse(tmp_path / "long.jsonl", LONG, 1 << 30)
+def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
+    sparse(tmp_path / "long.jsonl", LONG, 4 << 30)
     code = (
         "import sys, resource, posbench; from posbench.data import prepare\n"
         "try: prepare(posbench.compose(['data=files', f'data.path={sys.argv[1]}']))\n"
@@ -207,7 +207,7 @@ def test_a_gigabyte_in_one_line_takes_bounded_memory(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "long.jsonl")], capture_output=True, check=True)
     unit = 1 if sys.platform == "darwin" else 1024
-    assert int(done.stdout) * unit < 800 << 20, "the longest document allowed, and the program itself"
+    assert int(done.stdout) * unit < 2 << 30, "the longest document allowed, and the program itself"
 
 
 def test_one_document_cannot_be_split(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -261,6 +262,17 @@ RUNS: dict[str, Callable[[Path], object]] = {
 }
 
 
+# What scoring a run has no use for, or does not follow; it refuses all the others.
+IDLE = {
+    "a checkpoint of files elsewhere",  # its three files are known by name
+    "a cache elsewhere",
+    "a pickle as the run's tokenizer",
+    "a pickle as the metrics",
+    "results of pickles",
+    "a pickle as results",
+}
+
+
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("command", ["eval", "report", "compare", "train"])
 def test_no_run_folder_runs_code_or_writes_elsewhere(
@@ -279,17 +291,13 @@ def test_no_run_folder_runs_code_or_writes_elsewhere(
         "train": ["train", *short, "scheme=vo_rope"],
     }
     said = give(*asked[command])
-    assert "Traceback" not in said.error and (said.status != 1), said
+    assert "Traceback" not in said.error and said.status != 1, said
+    assert command != "eval" or said.status == (0 if name in IDLE else 2), said
     assert untouched()
     after = {
         path for path in Path.cwd().rglob("*") if not path.is_relative_to(runs) and "__pycache__" not in path.parts
     }
     assert after == before
-
-
-def index_out_of_the_cache(cache: Path) -> None:
-    for file in cache.glob("index/*.json"):
-        file.write_text(json.dumps({"corpus": "../../../elsewhere"}))
 
 
 TEXTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
@@ -334,17 +342,29 @@ def test_no_text_runs_code(give: Give, short: list[str], name: str) -> None:
     kept = [word for word in short if word != "data=files" or "data=fineweb_edu" not in words]
     said = give("train", *kept, *cache, *words)
     assert said.status in (0, 2) and "Traceback" not in said.error, said
+    assert ("would be read, not the hub's" in said.error) == (name == "a data set of a script")
     assert untouched()
 
 
 def test_a_cache_index_cannot_lead_out_of_the_cache(give: Give, short: list[str]) -> None:
+    """A whole corpus of other text lies elsewhere, and the index says that it is what was asked for."""
     own = Path("own").absolute()
-    assert give("train", *short, f"data.cache_dir={own}").status == 0
-    Path("elsewhere").mkdir()
-    (own / "elsewhere").mkdir()
-    index_out_of_the_cache(own)
-    assert give("train", *short, f"data.cache_dir={own}", "seed=1").status == 0
-    assert list(Path("elsewhere").iterdir()) == [] == list((own / "elsewhere").iterdir())
+
+    def text_of(*words: str) -> str:
+        assert give("train", *short, "scheme=nope", f"data.cache_dir={own}", *words).status == 0
+        return str(
+            json.loads(max(Path("runs").rglob("run.json"), key=os.path.getmtime).read_text())["fingerprints"]["data"]
+        )
+
+    asked = text_of()
+    (index,) = own.glob("index/*.json")
+    assert text_of("data.test_fraction=0.3", "experiment_name=other") != asked
+    (other,) = (
+        folder for folder in (own / "corpora").iterdir() if folder.name != json.loads(index.read_text())["corpus"]
+    )
+    other.rename("elsewhere")
+    index.write_text(json.dumps({"corpus": "../../elsewhere"}))
+    assert text_of("seed=1") == asked
 
 
 def test_no_part_of_the_code_can_run_data() -> None:
