@@ -89,7 +89,7 @@ class _Step:
         spent = {"forward": 0.0, "backward": 0.0}
         healthy = torch.ones((), dtype=torch.bool, device=self.device.torch)
         for part in self.rows.chunk(train.accumulation):
-            loss = self.model.nll(part[:, :-1], part[:, 1:]).mean() / train.accumulation
+            loss = self.model.loss(part[:, :-1], part[:, 1:]) / train.accumulation
             marks.append(self._mark())
             spent["forward"] += marks[-1] - marks[-2]
             loss.backward()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from posbench.attention import attend
 from posbench.config import Config, ConfigError, ModelConfig
+from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Scheme, Shape, build_scheme
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
@@ -112,10 +113,12 @@ class Decoder(nn.Module):
         if config.tied_embeddings:
             self.unembedding.weight = cast(nn.Parameter, self.embedding.weight)
         self._run_block: Callable[..., Tensor] = Block.forward
+        self._losses_and_gradient = losses_and_gradient
 
     def compile_blocks(self) -> None:
         """Compile one block and run every layer through it: a sixth of the time the whole model takes."""
         self._run_block = torch.compile(Block.forward)
+        self._losses_and_gradient = torch.compile(losses_and_gradient)
 
     def hidden(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype."""
@@ -129,6 +132,11 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
         return self.unembedding(self.hidden(tokens, offset))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean of `nll`, nats a token, 0-d: what training minimises, with logits chunk by chunk."""
+        x = self.hidden(tokens).flatten(0, 1)
+        return mean_cross_entropy(x, self.unembedding.weight, targets.flatten(), self._losses_and_gradient)
 
     def nll(self, tokens: Tensor, targets: Tensor, offset: int = 0, last: int | None = None) -> Tensor:
         """Losses of targets [B, T] after tokens [B, T], nats: [B, T] float32, or of the `last` positions alone."""

@@ -364,7 +364,7 @@ class _Training:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.device.torch)
         for part in tokens.chunk(train.accumulation):
-            loss = self.model.nll(part[:, :-1], part[:, 1:]).mean() / train.accumulation
+            loss = self.model.loss(part[:, :-1], part[:, 1:]) / train.accumulation
             loss.backward()
             total += loss.detach()
         norm = self.optimizer.step(n, healthy=total.isfinite())

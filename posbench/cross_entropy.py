@@ -1,0 +1,65 @@
+"""The mean cross-entropy of a linear layer's logits, which never stand whole in memory.
+
+Logits are made in chunks of rows, and each chunk's gradient at once in the forward pass, while it is still in the
+cache (as Liger kernels do on GPUs, arXiv 2410.10989): [N, V] float32 logits, their softmax and its gradient are the
+largest tensors of a small model's step. N rows, C channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# Logits a chunk: 4 MB in bfloat16 stay in a CPU core's cache; a GPU wants fewer and larger products.
+CHUNK = {"cpu": 512 * 4096, "cuda": 4096 * 16384}
+
+
+def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's loss, nats [N] in at least float32, and its gradient by the logits, [N, V] in their dtype."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_p = logits.log_softmax(-1, dtype=wide)
+    losses = -log_p.gather(-1, targets[:, None])[:, 0]
+    gradient = log_p.exp_()
+    gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
+    return losses, gradient.to(logits.dtype)
+
+
+class _MeanLoss(torch.autograd.Function):
+    """Its gradient is formed in the forward pass; backward only scales it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, gradient_of: Gradient) -> Tensor:
+        rounded = weight.to(x.dtype)
+        total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
+        for part, wanted, slot in zip(x.split(rows), targets.split(rows), of_x.split(rows), strict=True):
+            losses, gradient = gradient_of(F.linear(part, rounded), wanted)
+            total += losses.sum()
+            torch.mm(gradient, rounded, out=slot)
+            of_weight += gradient.T @ part
+        ctx.save_for_backward(of_x, of_weight)
+        return total / len(x)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        of_x, of_weight = ctx.saved_tensors
+        scale = above[0] / len(of_x)
+        return of_x * scale.to(of_x.dtype), of_weight * scale.to(of_weight.dtype), None, None, None
+
+
+def mean_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, gradient_of: Gradient = losses_and_gradient, rows: int | None = None
+) -> Tensor:
+    """Mean over rows of the cross-entropy of `x @ weight.T` against targets, nats, 0-d in at least float32.
+
+    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, a compiled
+    `losses_and_gradient` where there is one; rows a chunk, by default what suits the device.
+    """
+    rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
+    return _MeanLoss.apply(x, weight, targets, rows, gradient_of)
