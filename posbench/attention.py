@@ -1,8 +1,9 @@
 """How causal attention runs. Three ways to the same numbers, picked from what the scheme needs and the device offers.
 
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
-    blocks   query blocks against their key prefixes: any bias, memory linear in T; on CPUs also the fastest at short
-    contexts flex     FlexAttention with the bias as its score function: any bias on CUDA
+    blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
+             fastest at short contexts
+    flex     FlexAttention with the bias as its score function: any bias on CUDA
 
 All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D].
 """
@@ -17,9 +18,9 @@ from torch import Tensor
 
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
-# Measured on 2 CPU cores, see docs/DECISIONS.md.
+# Measured on 2 CPU cores, see docs/performance.md.
 BLOCK = 128  # queries a block
-FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is the faster one
+FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -75,11 +76,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, offset: in
     """Causal attention by the best of the ways above that can carry `bias`.
 
     Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None; offset, the position of
-    the first token. Returns: [B, H, T, D] in q's
-    dtype.
+    the first token. Returns: [B, H, T, D] in q's dtype.
     """
-    if bias is None and (q.is_cuda or q.shape[2] > FUSED_ABOVE):
+    compiling = torch.compiler.is_compiling()
+    if bias is None and (q.is_cuda or not compiling or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
-    if q.is_cuda and bias is not None and torch.compiler.is_compiling():
+    if q.is_cuda and bias is not None and compiling:
         return flex(q, k, v, bias, offset)  # uncompiled it would hold every score at once, so then blocks
     return blocks(q, k, v, bias, offset)
