@@ -235,8 +235,8 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
         f"matrix products {rate:,.0f} GFLOP/s; times in ms, first step in s",
         highlight=False,
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("scheme")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # eleven columns within 80
+    table.add_column("scheme", no_wrap=True)
     for column in ("tokens/s", "least", "most", "ratio", "MFU", "forw.", "backw.", "optim.", "first", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, of in result["schemes"].items():
