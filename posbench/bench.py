@@ -1,9 +1,8 @@
 """Speed: tokens per second of a training step, or of evaluation at lengths, scheme by scheme.
 
 Schemes run in turn, round after round, so that a machine whose speed drifts slows all of them; figures are medians over
-rounds. A model FLOP is one that the definition needs: 6 per matrix parameter and token in training, and 6 H D T per
-layer and token for causal attention (each query meets half the keys); recomputation does not count. MFU is their rate
-over that of a large matrix product in the same number format, measured between the same rounds.
+rounds. MFU is the rate of model FLOPs (`posbench.costs`) over that of a large matrix product in the same number format,
+measured between the same rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.composition import compose
-from posbench.config import Config, ConfigError, ModelConfig
+from posbench.config import Config, ConfigError
+from posbench.costs import DATASHEET, training_flops_per_token
 from posbench.model import Decoder, build_model
 from posbench.runs import write_json
 from posbench.training.device import Device, choose_device
@@ -28,18 +28,6 @@ from posbench.training.optimizer import AdamW
 
 VOCAB_SIZE = 4096
 WARMUP_STEPS = 3
-# Dense bf16 rates of the makers' datasheets, FLOP/s: what MFU is usually quoted against.
-DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-
-
-def training_flops_per_token(config: ModelConfig, vocab_size: int, context_length: int) -> float:
-    """Model FLOPs of forward and backward, per token."""
-    assert config.head_dim is not None
-    matrices = (
-        config.num_parameters(0)["body"] - config.d_model * (2 * config.num_layers + 1) + vocab_size * config.d_model
-    )
-    attention = config.num_layers * config.num_heads * config.head_dim * context_length
-    return 6.0 * (matrices + attention)
 
 
 def matmul_rate(device: Device, size: int = 2048, repeats: int = 3) -> float:

@@ -146,6 +146,31 @@ def _train_job(composed: DictConfig) -> None:
 
 
 @app.command(context_settings=HYDRA)
+def plan(
+    ctx: typer.Context,
+    words: Overrides = None,
+    device: Annotated[str, typer.Option(help="H100, H200, A100, L40S, RTX 4090.")] = "H100",
+    mfu: Annotated[float, typer.Option(help="The share of the device's rate that training reaches.")] = 0.4,
+    gpus: Annotated[int, typer.Option(help="How many of them; a run on each.")] = 1,
+    flops: Annotated[
+        float | None, typer.Option(help="A rate in FLOP/s in place of the datasheet's.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a sweep would cost before anything is spent: runs, tokens, FLOPs, memory, hours, disk.
+
+    `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
+    """
+    from posbench import plan as planning
+
+    planned = planning.plan([*(words or []), *ctx.args], device, mfu, gpus, flops)
+    if as_json:
+        typer.echo(planning.as_json(planned))
+    else:
+        planning.show(planned, _console())
+
+
+@app.command(context_settings=HYDRA)
 def prepare(ctx: typer.Context, words: Overrides = None) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
     from posbench.composition import compose
@@ -206,7 +231,7 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding. Default: those of the run's experiment.",
+            help="fixed, nonoverlapping, sliding, position, retrieval. Default: those of the run's experiment.",
             show_default=False,
         ),
     ] = None,
@@ -233,7 +258,8 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Where the files go. Default: the experiment's folder.", show_default=False)
+        Path | None,
+        typer.Option(help="Where the files go. Default: report in the experiment's folder.", show_default=False),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:

@@ -87,6 +87,36 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         return typed(composed)
 
 
+def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each key that `posbench train -m WORDS` would sweep: the experiment's own, and those in the words.
+
+    Returns: key -> its values as words of the command line, `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
+    Raises: ConfigError for what Hydra would refuse.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    _refuse_words(words)
+    try:
+        given = OverridesParser.create().parse_overrides(list(words))
+        swept = {o.key_or_group: list(o.sweep_string_iterator()) for o in given if o.is_sweep_override()}
+        settled = [str(o.input_line) for o in given if not o.is_sweep_override()]
+        with _composer():
+            composed = hydra_compose("config", overrides=settled, return_hydra_config=True)
+        params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
+        own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
+        raise ConfigError(explain(error)) from error
+    named = {o.key_or_group for o in given}
+    of_experiment = {
+        o.key_or_group: list(o.sweep_string_iterator())
+        if o.is_sweep_override()
+        else [str(o.get_value_element_as_str())]
+        for o in own
+        if o.key_or_group not in named
+    }
+    return of_experiment | swept
+
+
 def _refuse_words(words: Sequence[str]) -> None:
     refuse_words(words)
     for word in words:

@@ -22,8 +22,7 @@ def check_fits(config: Config) -> None:
     parameters = sum(model.num_parameters(vocab_size).values())
     tokens = train.batch_size // train.accumulation * train.context_length
     for_weights = parameters * _BYTES_A_PARAMETER
-    # Logits and their gradient in float32; what each block keeps of its input in half precision.
-    for_tokens = tokens * (8 * vocab_size + 2 * model.num_layers * model.d_model)
+    for_tokens = tokens * 2 * model.num_layers * model.d_model  # what each block keeps of its input in half precision
     there = memory_bytes(config)
     if for_weights > there:
         raise ConfigError(

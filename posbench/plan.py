@@ -1,0 +1,224 @@
+"""What an experiment would cost, before anything is spent: runs, FLOPs, memory, hours, disk.
+
+Estimates, each from a count that is written down here; `tests/test_plan.py` holds the memory to a measured peak.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.composition import compose, sweep_of
+from posbench.config import Config, ConfigError, nearest
+from posbench.costs import DATASHEET, forward_flops_per_token, training_flops_per_token
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_READ_ALL = ("nonoverlapping", "sliding", "position")  # protocols bounded by evaluation.max_tokens a length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.costs`); bytes and hours are estimates."""
+
+    experiment: str
+    source: str
+    schemes: list[str]
+    seeds: int
+    runs: int
+    parameters_embedding: int
+    parameters_body: int
+    context_length: int
+    tokens_a_run: int
+    training_flops: float  # of all runs
+    evaluation_flops: float
+    device: str
+    flops_per_second: float  # its rate in bf16 by the datasheet
+    mfu: float
+    gpus: int
+    hours: float  # GPU-hours of all runs, training and evaluation
+    wall_hours: float  # with `gpus` of them busy all the time
+    memory_bytes: dict[str, int]  # per GPU while training, one process a run
+    disk_bytes: dict[str, int]
+
+
+def plan(
+    words: Sequence[str], device: str = "H100", mfu: float = 0.4, gpus: int = 1, flops_per_second: float | None = None
+) -> Plan:
+    """The cost of the runs that `posbench train -m WORDS` would make.
+
+    Arguments: device, a name of `posbench.costs.DATASHEET`; mfu, the share of its rate that training reaches;
+    flops_per_second, a rate in place of the datasheet's.
+    Raises: ConfigError for what train would refuse, an unknown device or a share out of range.
+    """
+    if not 0 < mfu <= 1:
+        raise ConfigError(f"--mfu {mfu} must lie above 0 and at most 1: 0.4 is usual, posbench bench measures it")
+    if gpus < 1:
+        raise ConfigError(f"--gpus {gpus} must be at least 1")
+    if flops_per_second is None and device not in DATASHEET:
+        raise ConfigError(
+            f"--device {device!r} is not known{nearest(device, DATASHEET)} (known: {', '.join(DATASHEET)}); or give "
+            "--flops its FLOP/s"
+        )
+    rate = flops_per_second or DATASHEET[device]
+    if not (math.isfinite(rate) and rate > 0):
+        raise ConfigError(f"--flops {rate} must be a positive number of FLOP/s, such as 989e12")
+    swept = sweep_of(words)
+    seeds = len(swept.pop("seed", [""]))
+    combinations = list(itertools.product(*swept.values()))
+    fixed = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
+    configs = [
+        compose([*fixed, *(f"{key}={value}" for key, value in zip(swept, values, strict=True))])
+        for values in combinations
+    ]
+    first = configs[0]
+    vocab_size = _vocab_size(first)
+    parameters = first.model.num_parameters(vocab_size)
+    training = evaluation = 0.0
+    for config in configs:
+        tokens = config.train.num_steps * config.train.tokens_per_step
+        training += seeds * tokens * training_flops_per_token(config.model, vocab_size, config.train.context_length)
+        evaluation += seeds * _evaluation_flops(config, vocab_size)
+    hours = (training / mfu + evaluation / mfu) / rate / 3600
+    runs = seeds * len(configs)
+    total = sum(parameters.values())
+    text = first.data.token_budget or 0
+    return Plan(
+        experiment=first.experiment_name,
+        source=first.experiment.source,
+        schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
+        seeds=seeds,
+        runs=runs,
+        parameters_embedding=parameters["embedding"],
+        parameters_body=parameters["body"],
+        context_length=first.train.context_length,
+        tokens_a_run=first.train.num_steps * first.train.tokens_per_step,
+        training_flops=training,
+        evaluation_flops=evaluation,
+        device=device if flops_per_second is None else "as given",
+        flops_per_second=rate,
+        mfu=mfu,
+        gpus=gpus,
+        hours=hours,
+        wall_hours=math.ceil(runs / gpus) / runs * hours,
+        memory_bytes=training_memory(first, vocab_size),
+        disk_bytes={
+            # Weights and two moments in float32; one more than is kept while the newest is written.
+            "checkpoints": 12 * total * runs * first.train.keep_checkpoints + 12 * total,
+            "token_cache": text * (2 if vocab_size <= 1 << 16 else 4),
+        },
+    )
+
+
+def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
+    """Bytes that training takes on its device, by what they are for, with bf16 activations and float32 weights.
+
+    state: weights, gradients and two moments, 16 bytes a parameter, and the rounded weights that backward reads, 2.
+    activations: what each layer keeps of a micro-batch for its backward pass, 10 C + 3 F numbers a token: the stream
+    twice, both normed, q, k, v, the two rotated and the attention output; gate, up and their product. logits: of one
+    chunk, with its softmax (`posbench.cross_entropy`), and the float32 gradient of the table.
+    """
+    from posbench.cross_entropy import CHUNK
+
+    model, train = config.model, config.train
+    assert model.head_dim and model.num_kv_heads and model.ffn_dim
+    parameters = model.num_parameters(vocab_size)
+    tokens = train.batch_size // train.accumulation * train.context_length
+    heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim  # q, k, v and the rotated q and k
+    layer = 4 * model.d_model + heads + model.num_heads * model.head_dim + 3 * model.ffn_dim
+    width = 4 if train.dtype == "float32" else 2
+    rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
+    return {
+        "state": 16 * sum(parameters.values()) + 2 * parameters["body"],
+        "activations": width * model.num_layers * layer * tokens,
+        "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
+    }
+
+
+def _evaluation_flops(config: Config, vocab_size: int) -> float:
+    """Of scoring one run at the lengths that its configuration names (or half to 32 times the context)."""
+    settings, context = config.evaluation, config.train.context_length
+    lengths = settings.lengths or [context * 2**n // 2 for n in range(7)]
+    total = 0.0
+    for protocol, length in itertools.product(settings.protocols, lengths):
+        tokens = settings.max_tokens if protocol in _READ_ALL else settings.windows * length
+        total += tokens * forward_flops_per_token(config.model, vocab_size, length)
+    return total
+
+
+def _vocab_size(config: Config) -> int:
+    """Of the model's table, where it can be told before the text is read."""
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    tokenizer = config.tokenizer
+    if tokenizer.kind == "file":
+        try:
+            vocabulary = json.loads(Path(str(tokenizer.path)).read_text(encoding="utf-8"))["model"]["vocab"]
+            return len(vocabulary)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"tokenizer.path={tokenizer.path} cannot be read ({error}): mend it, or say model.vocab_size=..."
+            ) from error
+    return {"bytes": 257}.get(tokenizer.kind, tokenizer.vocab_size)
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan as a table of two columns."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    memory, disk = plan.memory_bytes, plan.disk_bytes
+    total = plan.parameters_embedding + plan.parameters_body
+    rows: dict[str, Any] = {
+        "experiment": plan.experiment + (f" (after {plan.source})" if plan.source else ""),
+        "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds",
+        "parameters": f"{_big(total)}: {_big(plan.parameters_body)} in the layers, "
+        f"{_big(plan.parameters_embedding)} in the embeddings",
+        "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_a_run * plan.runs)} in all; context "
+        f"{plan.context_length:,}",
+        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.evaluation_flops:.3g} to evaluate",
+        "memory": f"{_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
+        f"{_bytes(memory['state'])}, activations {_bytes(memory['activations'])}, logits {_bytes(memory['logits'])}",
+        "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.0f} "
+        f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, a run on each" if plan.gpus > 1 else ""),
+        "disk": f"checkpoints {_bytes(disk['checkpoints'])}"
+        + (f", token cache {_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
+    }
+    for name, told in rows.items():
+        table.add_row(name, told)
+    console.print(table, highlight=False, markup=False)
+
+
+def as_json(plan: Plan) -> str:
+    """The plan as JSON, with its units in the names of the fields."""
+    return json.dumps(asdict(plan), indent=2)
+
+
+def _big(count: float) -> str:
+    for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{name}"
+    return f"{count:g}"
+
+
+def _bytes(count: float) -> str:
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count / 1e3:.3g} kB"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 48:
+        return f"{hours:,.0f} hours ({hours / 24:,.1f} days)"
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    return f"{60 * hours:.1f} minutes" if hours > 1 / 60 else f"{3600 * hours:.2g} seconds"

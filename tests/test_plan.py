@@ -1,0 +1,109 @@
+"""What `posbench plan` counts, against counts made another way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from posbench import build_model, compose
+from posbench.cli import app
+from posbench.config import ConfigError
+from posbench.costs import forward_flops_per_token, training_flops_per_token
+from posbench.plan import plan, training_memory
+
+
+def test_flops_are_those_of_the_products_that_run() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2"])
+    model = build_model(config, 300)
+    tokens = torch.randint(300, (2, 33))
+    with FlopCounterMode(display=False) as counter:
+        model(tokens[:, :-1]).sum().backward()
+    whole = training_flops_per_token(config.model, 300, 32) * 64
+    # The definition counts half of the keys for each query; the kernel counts all, and its backward recomputes.
+    attention = 6 * config.model.num_layers * config.model.d_model * 32 * 64
+    matrices = whole - attention
+    counted = {str(kind): count for kind, count in counter.get_flop_counts()["Global"].items()}
+    assert sum(n for kind, n in counted.items() if "mm" in kind and "bmm" not in kind) == matrices
+    assert training_flops_per_token(config.model, 300, 32) == 3 * forward_flops_per_token(config.model, 300, 32)
+
+
+def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
+    demo = plan(["experiment=demo"])
+    assert (demo.runs, len(demo.schemes), demo.seeds) == (11, 11, 1)
+    assert demo.tokens_a_run == 195 * 1024
+    more = plan(["experiment=demo", "seed=0,1,2", "scheme=nope,alibi", "train.tokens=400_000"])
+    assert (more.runs, more.schemes, more.seeds) == (6, ["nope", "alibi"], 3)
+    assert more.training_flops == pytest.approx(6 / 11 * 390 / 195 * demo.training_flops)
+    one = plan(["scheme=nope", "seed=4"])
+    assert (one.runs, one.seeds) == (1, 1)
+
+
+def test_hours_follow_from_the_rate_and_the_share() -> None:
+    words = ["experiment=kexue_1b"]
+    half, quarter = plan(words, mfu=0.5), plan(words, mfu=0.25, gpus=8)
+    assert quarter.hours == pytest.approx(2 * half.hours)
+    assert quarter.wall_hours == pytest.approx(quarter.hours * 4 / 27)  # 27 runs on 8: four rounds
+    total = half.training_flops + half.evaluation_flops
+    assert half.hours == pytest.approx(total / 0.5 / 989e12 / 3600)
+    given = plan(words, device="nonsense", flops_per_second=1e15, mfu=1.0)
+    assert given.hours == pytest.approx(total / 1e15 / 3600)
+
+
+def test_memory_is_about_what_a_compiled_step_keeps() -> None:
+    words = ["model=tiny", "model.d_model=128", "train.context_length=640", "train.batch_size=2", "scheme=qk_rope"]
+    config = compose(words)
+    model = build_model(config, 512)
+    model.compute_dtype = torch.bfloat16
+    model.compile_blocks()
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.randint(512, (2, 641))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    estimate = training_memory(config, 512)
+    rounded = 2 * config.model.num_parameters(512)["body"]
+    gradients_of_the_loss = 4 * 512 * 128 + 2 * 128 * 1280
+    assert sum(kept.values()) == pytest.approx(estimate["activations"] + rounded + gradients_of_the_loss, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mfu": 0}, r"--mfu 0 must lie above 0"),
+        ({"mfu": float("nan")}, r"--mfu nan must lie above 0"),
+        ({"device": "H10O"}, r"'H10O' is not known; did you mean 'H100'"),
+        ({"gpus": 0}, r"--gpus 0 must be at least 1"),
+        ({"flops_per_second": -1.0}, r"--flops -1.0 must be a positive number"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(["experiment=demo"], **options)  # type: ignore[arg-type]
+
+
+def test_bad_words_are_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'kexue_1b'"):
+        plan(["experiment=kexue_1d"])
+    with pytest.raises(ConfigError, match=r"no setting 'train\.lrr'"):
+        plan(["train.lrr=1"])
+
+
+def test_it_prints_within_80_columns_and_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = CliRunner().invoke(app, ["plan", "experiment=rove_350m", "--gpus", "4"])
+    assert said.exit_code == 0 and max(map(len, said.output.splitlines())) <= 80
+    assert "on 4 of them" in said.output
+    told = json.loads(CliRunner().invoke(app, ["plan", "experiment=rove_350m", "--json"]).output)
+    assert told["runs"] == 12 and told["tokens_a_run"] == pytest.approx(7e9, rel=0.001)
