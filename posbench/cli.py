@@ -140,9 +140,13 @@ def _train_job(composed: DictConfig) -> None:
     config = typed(composed)
     from posbench.fit import check_fits
     from posbench.training import train
+    from posbench.training.launch import is_worker, launch
 
     check_fits(config)
-    train(config)
+    if config.launch.nproc > 1 and not is_worker():
+        launch(config)
+    else:
+        train(config)
 
 
 @app.command(context_settings=HYDRA)

@@ -183,7 +183,7 @@ def no_setting(key: str) -> str:
     return f"there is no setting {key!r}{nearest(key, _settings())} (posbench train --cfg job shows them all)"
 
 
-_GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
+_GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
 
 
 def _settings() -> list[str]:

@@ -28,6 +28,7 @@ SOURCES = ("stdlib", "files", "hub")
 TOKENIZERS = ("bpe", "bytes", "file")
 PROTOCOLS = ("fixed", "nonoverlapping", "sliding", "position", "retrieval")  # those of `posbench eval`
 TRACKERS = ("none", "wandb")
+STRATEGIES = ("ddp", "fsdp")
 _MOST_TOKENS = 1 << 45  # of one run: 35 trillion
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -372,6 +373,18 @@ class EvaluationConfig:
 
 
 @dataclass
+class LaunchConfig:
+    """How many processes share one run (docs/distributed.md)."""
+
+    nproc: int = 1  # processes on this machine, one a GPU; under an outer torchrun its own number counts
+    strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (sharded: for models that one GPU cannot hold)
+
+    def __post_init__(self) -> None:
+        _between("launch.nproc", self.nproc, 1, 1024)
+        _one_of("launch.strategy", self.strategy, STRATEGIES)
+
+
+@dataclass
 class TrackingConfig:
     """Where metrics go besides `metrics.jsonl`."""
 
@@ -411,6 +424,7 @@ class Config:
     evaluation: EvaluationConfig = MISSING
     tracking: TrackingConfig = MISSING
     experiment: ExperimentConfig = MISSING
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     experiment_name: str = MISSING  # the folder under runs_dir; default the experiment's own name
     runs_dir: str = "runs"
     seed: int = 0

@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.runs import check_format, sync_folder
+from posbench.training.distributed import put_together, shard_like, shard_of
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -179,12 +181,14 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
             f"the checkpoint's weights are not this model's ({one} is {found.get(one, 'missing')}, and the model's is "
             f"{shapes.get(one, 'missing')}): it belongs to another configuration"
         )
-    model.load_state_dict(weights, strict=False)  # buffers are computed, and a shared parameter is stored once
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once
+            shard_of(parameter).copy_(shard_like(weights[name], parameter))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter by name, each shared one once."""
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
 def _folders(folder: Path) -> list[Path]:

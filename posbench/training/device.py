@@ -28,6 +28,7 @@ class Device:
     torch: TorchDevice
     dtype: DType
     compiled: bool
+    processes: int = 1
 
     @property
     def is_cuda(self) -> bool:
@@ -43,6 +44,7 @@ class Device:
             "dtype": str(self.dtype).removeprefix("torch."),
             "compiled": self.compiled,
             "threads": torch.get_num_threads(),
+            "processes": self.processes,
         }
 
     def peak_memory_bytes(self) -> int:
@@ -67,8 +69,8 @@ class Device:
                 Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set
 
 
-def choose_device(config: TrainConfig) -> Device:
-    """The device and number format that `config` asks for, or the best there is.
+def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) -> Device:
+    """The device and number format that `config` asks for, or the best there is; of several processes each has its own.
 
     Raises: ConfigError where it asks for a GPU that is not there.
     """
@@ -76,12 +78,12 @@ def choose_device(config: TrainConfig) -> Device:
     device = torch.device("cpu" if asked == "auto" else asked)
     if device.type == "cuda":
         count = torch.cuda.device_count()
-        if not count or (device.index or 0) >= count:
+        if not count or max(device.index or 0, local_rank) >= count:
             raise ConfigError(
                 f"train.device={config.device}: this machine has {count} GPUs that torch can use; take "
                 "train.device=auto or cpu"
             )
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", local_rank if processes > 1 else device.index or 0)
     if config.dtype == "auto":
         dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
     else:
@@ -91,7 +93,7 @@ def choose_device(config: TrainConfig) -> Device:
         compiled = device.type == "cuda" or (
             _has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
         )
-    return Device(device, dtype, compiled)
+    return Device(device, dtype, compiled, processes)
 
 
 def is_fast_in_bfloat16(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from posbench.config import Config
 from posbench.model import Decoder
 
 # Not part of what a run computes: names, places, and what only watches.
-_ASIDE = ("tracking", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
+_ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
 _ASIDE_IN_TRAIN = (
     "device",
     "dtype",

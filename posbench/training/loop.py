@@ -14,7 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import checkpoint, fingerprints
 from posbench.training.device import Device, choose_device
+from posbench.training.distributed import Alone, group
 from posbench.training.memory import exhaustion_explained, keep_freed_memory
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
@@ -73,16 +74,24 @@ def train(config: Config, console: Console | None = None) -> Run:
     Raises: ConfigError for what a user can mend (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
     a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
     """
-    console = console or Console(stderr=True)
+    with group() as together:
+        return _train(config, console or Console(stderr=True, quiet=not together.is_first), together)
 
+
+def _train(config: Config, console: Console, together: Alone) -> Run:
     def notice(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     run = Run(runs.run_folder(config))
     with StopSignals(run.name) as signals:
-        device = choose_device(config.train)
+        device = choose_device(config.train, together.local_rank, together.size)
+        together.check(config)
         build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
+        if not together.is_first:
+            together.meet()  # until the first has prepared the text
         corpus = prepare(config, notice=notice)
+        if together.is_first:
+            together.meet()
         batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
         if corpus.validation.num_tokens <= config.train.context_length:
             raise ConfigError(
@@ -96,11 +105,13 @@ def train(config: Config, console: Console | None = None) -> Run:
         with exhaustion_explained(config.train, device):
             model = build_model(config, corpus.vocab_size)
             facts = _facts(config, corpus, model, device)
-            if _is_finished_already(run, config, facts, notice):
+            if together.first_says(together.is_first and _is_finished_already(run, config, facts, notice)):
                 return run
-            with hold(run.path):
-                facts |= _kept_of(_manifest_before(run, notice), facts)
-                _Training(config, run, corpus, batches, model, device, facts, console, notice, signals).go()
+            with hold(run.path) if together.is_first else nullcontext():
+                facts |= together.first_says(
+                    _kept_of(_manifest_before(run, notice), facts) if together.is_first else {}
+                )
+                _Training(config, run, corpus, batches, model, device, facts, console, notice, signals, together).go()
                 signals.raise_if_received("after it was finished")  # before the next run of a sweep
                 return run
 
@@ -231,11 +242,16 @@ class _Training:
         console: Console,
         notice: Notice,
         signals: StopSignals,
+        together: Alone,
     ) -> None:
+        self.together = together
         self.config, self.run, self.corpus, self.batches = config, run, corpus, batches
         self.device, self.facts, self.console, self.notice, self.signals = device, facts, console, notice, signals
         self.model = model.to(device.torch)
         self.model.compute_dtype = device.dtype
+        if device.compiled:
+            self.model.compile_blocks()
+        self.loss_of = together.wrap(self.model, config.launch.strategy)
         self.optimizer = AdamW(self.model, config.train)
         self.progress = _Progress()
         self.grad_norm: float | None = None  # of the last step looked at, before clipping
@@ -263,13 +279,13 @@ class _Training:
 
     def _go(self) -> None:
         self._begin()
-        tracker = open_tracker(self.config, self.run, self.facts, self.notice)
+        is_first = self.together.is_first
+        tracker = open_tracker(self.config, self.run, self.facts, self.notice) if is_first else Tracker()
         failed = True
         try:
             self.facts["wandb"] = tracker.record or self.facts["wandb"]
-            runs.write_json(self.run.path / "run.json", self.facts)
-            if self.device.compiled:
-                self.model.compile_blocks()
+            if is_first:
+                runs.write_json(self.run.path / "run.json", self.facts)
             self.device.reset_peak_memory()
             with TrainingProgress(
                 self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
@@ -283,6 +299,8 @@ class _Training:
 
     def _mark_ended(self, error: BaseException) -> None:
         """Say in the manifest why the run is not going on: died where the numbers went wrong, else stopped."""
+        if not self.together.is_first:
+            return
         with suppress(OSError, ConfigError):  # on a full disk `state_of` still sees that nobody holds the lock
             if not self.run.is_finished:
                 self.run.update_manifest(
@@ -294,14 +312,16 @@ class _Training:
 
     def _begin(self) -> None:
         """Write the first files, and take up the newest intact checkpoint where there is one."""
-        path = self.run.path
-        runs.remove_unfinished(path)
-        runs.write_json(path / "run.json", self.facts)
-        runs.write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
-        runs.write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
-        kept = checkpoint.newest(self.checkpoints, self.notice)
+        path, is_first = self.run.path, self.together.is_first
+        if is_first:
+            runs.remove_unfinished(path)
+            runs.write_json(path / "run.json", self.facts)
+            runs.write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
+            runs.write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
+        kept = self.together.first_says(checkpoint.newest(self.checkpoints, self.notice) if is_first else None)
         if kept is None:
-            (path / "metrics.jsonl").unlink(missing_ok=True)
+            if is_first:
+                (path / "metrics.jsonl").unlink(missing_ok=True)
             return
         state = checkpoint.read_state(kept)
         changed = _changes(state["manifest"], self.facts)
@@ -313,8 +333,10 @@ class _Training:
         checkpoint.put_weights(self.model, checkpoint.load_tensors(kept, checkpoint.MODEL))
         self.optimizer.load_state(checkpoint.load_tensors(kept, checkpoint.OPTIMIZER))
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})
-        runs.write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
-        checkpoint.prune(self.checkpoints, kept, self.config.train.keep_checkpoints)
+        self.together.meet()  # before the first changes what the others read
+        if is_first:
+            runs.write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
+            checkpoint.prune(self.checkpoints, kept, self.config.train.keep_checkpoints)
         self.notice(f"{self.run.name}: going on from step {state['step']}")
 
     def _steps(self, bar: TrainingProgress, tracker: Tracker) -> None:
@@ -340,6 +362,7 @@ class _Training:
                 self._validate(tracker, bar)
                 pause = time.perf_counter() - paused
                 began, window_began = began + pause, window_began + pause
+            self.signals.received = self.together.stop_signal(self.signals.received)
             stopping = self.signals.received is not None
             if p.step % self.checkpoint_every == 0 or last or stopping:
                 self._look(p)
@@ -363,10 +386,14 @@ class _Training:
             tokens = tokens.pin_memory().to(self.device.torch, non_blocking=True)
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.device.torch)
-        for part in tokens.chunk(train.accumulation):
-            loss = self.model.loss(part[:, :-1], part[:, 1:]) / train.accumulation
-            loss.backward()
+        parts = tokens.chunk(train.accumulation)
+        for number, part in enumerate(parts, 1):
+            own = self.together.share_of(part)
+            with self.together.accumulating(self.loss_of, last=number == len(parts)):
+                loss = self.loss_of(own[:, :-1], own[:, 1:]) / train.accumulation
+                loss.backward()
             total += loss.detach()
+        total = self.together.mean(total)
         norm = self.optimizer.step(n, healthy=total.isfinite())
         return torch.stack((total, norm))
 
@@ -436,16 +463,20 @@ class _Training:
         self._append(row, tracker, bar)
 
     def _append(self, row: dict[str, Any], tracker: Tracker, bar: TrainingProgress) -> None:
-        runs.append_metrics(self.run.path / "metrics.jsonl", row)
+        if self.together.is_first:
+            runs.append_metrics(self.run.path / "metrics.jsonl", row)
         tracker.log(row)
         bar.show(row)
 
     def _save(self) -> None:
+        weights, moments = checkpoint.weights_of(self.model), self.optimizer.state()  # together, where sharded
+        if not self.together.is_first:
+            return
         checkpoint.save(
             self.checkpoints,
             self.progress.step,
-            checkpoint.weights_of(self.model),
-            self.optimizer.state(),
+            weights,
+            moments,
             (self.run.path / "metrics.jsonl").read_bytes(),
             {**self.progress.saved(), "manifest": self.facts},
             self.config.train.keep_checkpoints,
@@ -462,7 +493,8 @@ class _Training:
         if not math.isfinite(summary["nll_mean"]):
             raise Died(f"the validation loss after the last step is {summary['nll_mean']}. Lower train.lr")
         summary["peak_memory_bytes"] = peak
-        store(self.run, rows, summary)
+        if self.together.is_first:
+            store(self.run, rows, summary)
         self._log_validation(rows, tracker, bar)
         costs = {
             "tokens_per_second": round(p.step * config.train.tokens_per_step / p.train_seconds, 1)
@@ -476,6 +508,8 @@ class _Training:
             "perplexity": math.exp(min(summary["nll_mean"], 700)),
             "bits_per_byte": summary["bits_per_byte"],
         }
+        if not self.together.is_first:
+            return
         tracker.summary({**result, **costs})
         self.run.update_manifest(
             status=runs.FINISHED,

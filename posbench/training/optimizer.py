@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posbench.config import TrainConfig
+from posbench.training.distributed import put_together, shard_like, shard_of
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -31,18 +33,32 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return config.lr + (end - config.lr) * (step - (total - decay) + 1) / decay
 
 
+def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
+    """The norm of all gradients together, 0-d; of shards, over the processes that hold them."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    if not sharded:
+        return norm
+    squares = norm.square()
+    torch.distributed.all_reduce(squares)
+    return squares.sqrt()
+
+
 class AdamW:
     """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips and refuses bad gradients in the same pass.
 
     `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel, and leaves weights and moments as they
     were where the norm is not finite: without a word to the host, so that a GPU is never waited for.
+
+    The update is element by element, so of sharded parameters (FSDP2) every process updates its own shards.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.config = config
         self.parameters = dict(model.named_parameters())
-        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
-        others = [p for p in self.parameters.values() if p.ndim < 2]
+        self.shards = {name: shard_of(p) for name, p in self.parameters.items()}
+        matrices = [self.shards[name] for name, p in self.parameters.items() if p.ndim >= 2]
+        others = [self.shards[name] for name, p in self.parameters.items() if p.ndim < 2]
         self.torch = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.lr,
@@ -58,8 +74,12 @@ class AdamW:
         """
         for group in self.torch.param_groups:
             group["lr"] = learning_rate(step, self.config)
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        for name, p in self.parameters.items():
+            if self.shards[name] is not p and p.grad is not None:
+                self.shards[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
+        norm = global_norm(
+            self.shards.values(), sharded=any(self.shards[name] is not p for name, p in self.parameters.items())
+        )
         good = healthy & norm.isfinite()
         clip = self.config.grad_clip
         # Read by PyTorch's fused kernel (its gradient scaler sets them); not declared in the class.
@@ -72,13 +92,15 @@ class AdamW:
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self.torch.zero_grad(set_to_none=True)
+        for p in self.parameters.values():
+            p.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """The moments and step counts by parameter name, `name/exp_avg` and so on."""
         return {
-            f"{name}/{key}": value
+            f"{name}/{key}": value if key == "step" else put_together(value, p)
             for name, p in self.parameters.items()
-            for key, value in self.torch.state.get(p, {}).items()
+            for key, value in self.torch.state.get(self.shards[name], {}).items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -86,7 +108,9 @@ class AdamW:
         for name, p in self.parameters.items():
             kept = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == name}
             if kept:
-                self.torch.state[p] = {
-                    key: value.to(device=p.device) if key != "step" or p.is_cuda else value
+                self.torch.state[self.shards[name]] = {
+                    key: (value if key == "step" else shard_like(value, p)).to(device=p.device)
+                    if key != "step" or p.is_cuda
+                    else value
                     for key, value in kept.items()
                 }

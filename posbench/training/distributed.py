@@ -1,0 +1,188 @@
+"""One run on many processes: who this process is among them, and what they do together.
+
+Every process reads the same global batch and takes its own rows of each micro-batch, so what a run consumes depends on
+(seed, step) alone. Gradients are averaged by DDP, or parameters and moments sharded by FSDP2. The first process alone
+writes. A run on one process makes no process group, and `Alone` does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from posbench.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from posbench.model import Decoder
+
+TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting: text is prepared meanwhile
+
+
+class Alone:
+    """One process: nothing is shared, nothing waited for."""
+
+    rank, size, local_rank = 0, 1, 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes and speaks."""
+        return self.rank == 0
+
+    def check(self, config: Config) -> None:
+        """Raises: ConfigError where a batch does not divide among the processes."""
+
+    def share_of(self, part: Tensor) -> Tensor:
+        """This process's rows of a micro-batch [B, T + 1]."""
+        return part
+
+    def wrap(self, model: Decoder, strategy: str) -> nn.Module:
+        """The model as a module whose call is the mean loss of (tokens, targets), nats."""
+        return Loss(model)
+
+    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """The context of one micro-batch: gradients are exchanged in the last one alone."""
+        return nullcontext()
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the processes of a 0-d tensor."""
+        return value
+
+    def stop_signal(self, received: int | None) -> int | None:
+        """A signal that any process has received, the same answer in all of them."""
+        return received
+
+    def first_says(self, value: Any) -> Any:
+        """What the first process holds, in all of them."""
+        return value
+
+    def meet(self) -> None:
+        """Wait for all processes."""
+
+
+class Loss(nn.Module):
+    """`model.loss` as a module's call, which is what DDP and FSDP hook into."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(tokens, targets)
+
+
+class Together(Alone):
+    """One of several processes, started by `launch.nproc` or an outer torchrun (RANK, WORLD_SIZE, LOCAL_RANK)."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+    def check(self, config: Config) -> None:
+        train = config.train
+        if train.batch_size % (train.accumulation * self.size):
+            raise ConfigError(
+                f"train.batch_size={train.batch_size} windows in train.accumulation={train.accumulation} parts do not "
+                f"divide among {self.size} processes: take a multiple of {train.accumulation * self.size}, or another "
+                "launch.nproc"
+            )
+
+    def share_of(self, part: Tensor) -> Tensor:
+        return part.chunk(self.size)[self.rank]
+
+    def wrap(self, model: Decoder, strategy: str) -> nn.Module:
+        if strategy == "fsdp":
+            return self._sharded(model)
+        ids = [self.local_rank] if next(model.parameters()).is_cuda else None
+        return nn.parallel.DistributedDataParallel(Loss(model), device_ids=ids, gradient_as_bucket_view=True)
+
+    def _sharded(self, model: Decoder) -> nn.Module:
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        for method in ("loss", "nll"):  # these gather the shards as a call of the model does
+            register_fsdp_forward_method(model, method)
+        return Loss(model)
+
+    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return nullcontext() if last else module.no_sync()
+        module.model.set_requires_gradient_sync(last)  # type: ignore[operator,union-attr]
+        return nullcontext()
+
+    def mean(self, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)  # the sum: gloo knows no mean
+        return value / self.size
+
+    def stop_signal(self, received: int | None) -> int | None:
+        flag = torch.tensor(received or 0)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)  # on the CPU, by gloo: a GPU is not waited for
+        return int(flag) or None
+
+    def first_says(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def meet(self) -> None:
+        self.first_says(None)
+
+
+@contextmanager
+def group() -> Iterator[Alone]:
+    """This process among those of its run: `Alone`, or `Together` where a launcher has set RANK and WORLD_SIZE.
+
+    Yields: the group, joined; it is left at the end.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        yield Alone()
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield Together()
+    finally:
+        dist.destroy_process_group()
+
+
+def shard_of(parameter: nn.Parameter) -> nn.Parameter:
+    """This process's part of a sharded parameter, in the same memory; one that is not sharded itself."""
+    from torch.distributed.tensor import DTensor
+
+    return nn.Parameter(parameter.to_local().detach()) if isinstance(parameter, DTensor) else parameter
+
+
+def put_together(shard: Tensor, like: Tensor) -> Tensor:
+    """The whole of what each process holds its shard of, laid out as `like` is: in every process, on its device."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(like, DTensor):
+        return shard
+    whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return whole.full_tensor()
+
+
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """This process's part of `value`, which is whole in all of them, laid out as `like` is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local()
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is one process's view of a tensor that several hold."""
+    return hasattr(value, "to_local")

@@ -1,0 +1,176 @@
+"""One run on several processes (gloo, on CPUs): the same batches and losses, resumed under any number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench import compose, load_run
+from posbench.config import ConfigError
+from posbench.runs import Run
+from posbench.training import train
+from posbench.training.distributed import Alone, Together
+from posbench.training.launch import launch
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A tiny run on a small text, float32, two micro-batches a step."""
+    folder = tmp_path_factory.mktemp("distributed")
+    random = np.random.default_rng(0)
+    (folder / "text").mkdir()
+    for n in range(40):
+        (folder / "text" / f"{n}.txt").write_text(" ".join(f"word{i}" for i in random.integers(0, 50, 400)))
+    return [
+        *(f"data.path={folder}/text", f"data.cache_dir={folder}/cache", f"runs_dir={folder}/runs", "data=files"),
+        *("data.validation_fraction=0.2", "tokenizer=bytes", "tracking=none", "model=tiny", "scheme=qkvo_rope"),
+        *(f"train.steps={STEPS}", "train.context_length=32", "train.batch_size=8", "train.accumulation=2"),
+        *("train.dtype=float32", "train.compile=false", "train.log_every=1", "train.checkpoint_every=10"),
+        *("train.validation_tokens=128", "evaluation.max_tokens=512"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(words: list[str]) -> Run:
+    """The run on one process."""
+    return train(compose([*words, "experiment_name=alone"]))
+
+
+def command(words: list[str], name: str, nproc: int, strategy: str) -> list[str]:
+    given = [*words, f"experiment_name={name}", f"launch.nproc={nproc}", f"launch.strategy={strategy}"]
+    return [sys.executable, "-m", "posbench", "train", *given]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def losses(run: Run) -> list[float]:
+    metrics = run.metrics
+    return list(metrics[metrics["kind"] == "train"]["loss"])
+
+
+def folder_of(words: list[str], name: str) -> Path:
+    return Path(compose([*words, f"experiment_name={name}"]).runs_dir) / name / "qkvo_rope/seed=0"
+
+
+def assert_same(run: Run, alone: Run) -> None:
+    """Whose batches are equal and whose losses agree."""
+    assert run.manifest["fingerprints"]["batches"] == alone.manifest["fingerprints"]["batches"]
+    assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
+    assert abs(run.manifest["loss"] - alone.manifest["loss"]) < 1e-5
+    ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-4) for name in theirs)
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (4, "ddp"), (2, "fsdp")])
+def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int, strategy: str) -> None:
+    name = f"{strategy}{nproc}"
+    done = subprocess.run(
+        command(words, name, nproc, strategy), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nats/token, perplexity") == 1, "one process speaks"
+    run = load_run(folder_of(words, name))
+    assert_same(run, alone)
+    assert run.manifest["device"]["processes"] == nproc
+    assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
+
+
+def until(holds: object, seconds: float = 120) -> None:
+    began = time.monotonic()
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() - began < seconds
+        time.sleep(0.05)
+
+
+def workers(pid: int) -> dict[int, int]:
+    """Rank -> process id of the workers under the command `pid`."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            variables = dict(pair.split("=", 1) for pair in (folder / "environ").read_text().split("\0") if "=" in pair)
+        except OSError:
+            continue
+        if int(stat[1]) == pid and "RANK" in variables:
+            found[int(variables["RANK"])] = int(folder.name)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="workers are found by /proc")
+@pytest.mark.parametrize(("strategy", "then"), [("fsdp", 1), ("ddp", 2)])
+def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
+    words: list[str], alone: Run, strategy: str, then: int
+) -> None:
+    name = f"killed_{strategy}"
+    started = subprocess.Popen(command(words, name, 2, strategy), stderr=subprocess.PIPE, text=True, env=environment())
+    checkpoints = folder_of(words, name) / "checkpoints"
+    until(lambda: any(checkpoints.glob("step=*/state.json")))
+    killed = workers(started.pid)[1]
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    _, said = started.communicate(timeout=120)
+    assert time.monotonic() - began < 60
+    assert started.returncode == 1 and f"process 1 of the run was killed by signal SIGKILL (pid {killed})" in said, said
+    assert not (folder_of(words, name) / ".launch.yaml").exists()
+    other = "ddp" if then > 1 else strategy
+    again = subprocess.run(
+        command(words, name, then, other), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert again.returncode == 0 and "going on from step" in again.stderr, again.stderr
+    assert ("device.processes: 2 -> 1" in again.stderr) == (then == 1)
+    assert_same(load_run(folder_of(words, name)), alone)
+
+
+def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alone: Run) -> None:
+    started = subprocess.Popen(
+        command(words, "stopped", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    folder = folder_of(words, "stopped")
+    until(lambda: (folder / "metrics.jsonl").exists())
+    started.send_signal(signal.SIGTERM)
+    _, said = started.communicate(timeout=120)
+    assert started.returncode == 143, said
+    manifest = json.loads((folder / "run.json").read_text())
+    assert manifest["status"] == "stopped" and any((folder / "checkpoints").glob("step=*"))
+    assert_same(train(compose([*words, "experiment_name=stopped"])), alone)
+
+
+def test_refusals_come_before_any_process(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"batch_size=8 windows in train\.accumulation=2 parts do not divide.*nproc=3"
+    ):
+        launch(compose([*words, "experiment_name=refused", "launch.nproc=3"]))
+    assert not folder_of(words, "refused").exists()
+    with pytest.raises(ConfigError, match=r"launch\.strategy='fdsp' is not known; did you mean 'fsdp'"):
+        compose(["launch.strategy=fdsp"])
+
+
+def test_a_worker_s_refusal_is_told_in_its_own_words(words: list[str], alone: Run) -> None:
+    with pytest.raises(ConfigError, match=r"holds a run of another configuration: train\.lr"):
+        launch(compose([*words, "experiment_name=alone", "launch.nproc=2", "train.lr=3e-3"]))
+
+
+@given(size=st.integers(1, 6), rows=st.integers(1, 5))
+def test_shares_are_the_batch(size: int, rows: int) -> None:
+    part = torch.arange(size * rows)
+    shares = []
+    for rank in range(size):
+        member = Together.__new__(Together)
+        member.rank, member.size = rank, size
+        shares.append(member.share_of(part))
+    assert torch.equal(torch.cat(shares), part) and torch.equal(Alone().share_of(part), part)
