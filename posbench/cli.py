@@ -140,8 +140,10 @@ def _train_job(composed: DictConfig) -> None:
     config = typed(composed)
     from posbench.fit import check_fits
     from posbench.training import train
+    from posbench.training.device import spread
     from posbench.training.launch import is_worker, launch
 
+    spread(config)
     check_fits(config)
     if config.launch.nproc > 1 and not is_worker():
         launch(config)

@@ -6,8 +6,10 @@ type is refused), then `typed` turns the result into a `Config`, whose own rules
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -227,18 +229,24 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     failures: list[tuple[str, Exception]] = []
     done = 0
     here = os.getpid()
+    journal = f"jobs-{here}-{secrets.token_hex(4)}.jsonl"  # of jobs in processes that a launcher starts
 
     def carried_out(composed: DictConfig) -> None:
         nonlocal done
         name = "/".join(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+        failure: Exception | None = None
         try:
             job(composed)
         except Exception as error:
-            if os.getpid() != here:  # of a launcher that starts processes: Hydra brings it home
-                raise
-            failures.append((name, error))
+            failure = error
+        if os.getpid() != here:
+            _journalise(Path(str(composed.runs_dir)) / ".hydra" / journal, name, failure)
+            return
+        failures.extend([(name, failure)] if failure else [])
         done += 1
 
+    lost: Exception | None = None
+    elsewhere: list[tuple[str, Any]] = []
     with _inert_hydra() as loaders:
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(carried_out)()
@@ -247,11 +255,18 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, MissingConfigException):
                 raise
-            raise ConfigError(explain(error)) from error
+            lost = error  # of a launcher whose worker was killed, say: what the others have told is told too
         finally:
+            elsewhere = [entry for loader in loaders for entry in _read_journal(loader, journal)]
+            done += len(elsewhere)
+            failures += [entry for entry in elsewhere if entry[1] is not None]
             if done == len(failures):
                 for loader in loaders:
                     loader.remove_sweep_folder()
+    if lost is not None:
+        if not elsewhere:
+            raise ConfigError(explain(lost)) from lost
+        failures.append(("the launcher", RuntimeError(_told(f"{type(lost).__name__}: {lost}"))))
     shown = given.cfg or given.info or given.hydra_help or given.shell_completion
     if failures and not given.multirun:
         raise failures[0][1]
@@ -260,8 +275,38 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         raise ConfigError(f"no run comes of {swept}: nothing matches, see the names in conf/")
     if len(failures) == done and len({str(error) for _, error in failures}) == 1:
         raise failures[0][1]  # of the words, not of one job
-    kinds = [("" if isinstance(error, ConfigError) else f"{type(error).__name__}: ") for _, error in failures]
+    told = (ConfigError, _Elsewhere)
+    kinds = ["" if isinstance(error, told) else f"{type(error).__name__}: " for _, error in failures]
     return [f"{name}: {kind}{error}" for kind, (name, error) in zip(kinds, failures, strict=True)]
+
+
+def _journalise(file: Path, name: str, failure: Exception | None) -> None:
+    """One line for a job that ended in another process than the sweep's."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    own = isinstance(failure, ConfigError)
+    line = {"name": name, "kind": None if failure is None else type(failure).__name__, "own": own, "text": str(failure)}
+    with file.open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(line) + "\n")
+
+
+def _read_journal(loader: InertLoader, name: str) -> list[tuple[str, Any]]:
+    """The name of each job in the journal, and its failure or None; the journal is taken away."""
+    file = loader.sweep_folder / name if loader.sweep_folder else None
+    if file is None or not file.is_file():
+        return []
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    file.unlink()
+    return [
+        (line["name"], line["kind"] and (ConfigError(line["text"]) if line["own"] else _Elsewhere(**line)))
+        for line in lines
+    ]
+
+
+class _Elsewhere(Exception):
+    """A job's error that was no ConfigError, as its process told it."""
+
+    def __init__(self, kind: str, text: str, **rest: Any) -> None:
+        super().__init__(f"{kind}: {text}")
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def refuse_flags(given: Namespace) -> None:
 class InertLoader(ConfigLoaderImpl):
     """Hydra's loader; what it composes is checked before Hydra acts on it."""
 
+    sweep_folder: Path | None = None  # of the sweep that was composed, where it was one
     _made_folders: Sequence[Path] | None = None  # by a sweep: those that were not there when it was composed
 
     def remove_sweep_folder(self) -> None:
@@ -111,7 +112,7 @@ class InertLoader(ConfigLoaderImpl):
         refuse_words([f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()])
         check_inert(plain)
         if self._made_folders is None:
-            folder = Path(str(composed.hydra.sweep.dir))
+            folder = self.sweep_folder = Path(str(composed.hydra.sweep.dir))
             self._made_folders = [place for place in (folder, folder.parent) if not place.exists()]
         return composed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
 import re
 import resource
@@ -16,7 +17,7 @@ import torch
 from torch import device as TorchDevice
 from torch import dtype as DType
 
-from posbench.config import ConfigError, TrainConfig
+from posbench.config import Config, ConfigError, TrainConfig
 
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/DECISIONS.md
 
@@ -94,6 +95,18 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
             _has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
         )
     return Device(device, dtype, compiled, processes)
+
+
+def spread(config: Config) -> None:
+    """Give each worker of a joblib sweep a GPU of its own, or in turn where workers are more than GPUs.
+
+    Only where `train.device` leaves the choice, and one process trains a run.
+    """
+    number = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
+    if number and config.train.device in ("auto", "cuda") and config.launch.nproc == 1:
+        count = torch.cuda.device_count()
+        if count > 1:
+            config.train.device = f"cuda:{(int(number[1]) - 1) % count}"
 
 
 def is_fast_in_bfloat16(device: torch.device) -> bool:

@@ -1,0 +1,60 @@
+"""Sweeps over processes: joblib on this machine, submitit over a cluster (here its local executor)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from posbench import compose
+from posbench.training.device import spread
+from tests.cli.commands import Give
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
+    posbench: Give, short: list[str], launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="pip install .[cluster]")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [*short, "-m", "seed=0", f"hydra/launcher={launcher}"]
+    words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    said = posbench("train", *words, "scheme=nope,vo_rope", "train.accumulation=1,3")
+    assert said.status == 1 and "Traceback" not in said.error, said
+    for scheme in ("nope", "vo_rope"):
+        assert f"posbench: demo/{scheme}/0: train.batch_size=4 does not divide into train.accumulation=3" in said.error
+    runs = {file.parent.parent.name: file for file in Path("runs").rglob("run.json")}
+    assert {name: json.loads(file.read_text())["status"] for name, file in runs.items()} == {
+        "nope": "finished",
+        "vo_rope": "finished",
+    }
+    assert not list(Path("runs/.hydra").glob("jobs-*")), "what the jobs told is taken away"
+    before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
+    assert posbench("train", *words, "scheme=nope,vo_rope,alibi").status == 0
+    assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == before
+    assert json.loads(Path("runs/demo/alibi/seed=0/run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("worker", "words", "gpus", "device"),
+    [
+        ("LokyProcess-1", [], 4, "cuda:0"),
+        ("LokyProcess-7", [], 4, "cuda:2"),
+        ("LokyProcess-2", ["train.device=cuda:3"], 4, "cuda:3"),
+        ("LokyProcess-2", ["train.device=cpu"], 4, "cpu"),
+        ("LokyProcess-2", ["launch.nproc=2"], 4, "auto"),
+        ("LokyProcess-2", [], 1, "auto"),
+        ("MainProcess", [], 4, "auto"),
+    ],
+)
+def test_workers_of_joblib_share_the_gpus_out(
+    monkeypatch: pytest.MonkeyPatch, worker: str, words: list[str], gpus: int, device: str
+) -> None:
+    config = compose(words)
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", worker)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    spread(config)
+    assert config.train.device == device
