@@ -1,8 +1,9 @@
-"""How causal attention runs. Three ways to the same numbers, picked from what the scheme needs and the device offers.
+"""How causal attention runs. Four ways to the same numbers, picked from what the scheme needs and the device offers.
 
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
     blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
              fastest at short contexts
+    masked   query blocks on the fused kernel with the bias as its mask: any bias, on CPUs where nothing is compiled
     flex     FlexAttention with the bias as its score function: any bias on CUDA
 
 All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D].
@@ -20,6 +21,7 @@ Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
 # Measured on 2 CPU cores, see docs/performance.md.
 BLOCK = 128  # queries a block
+MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
 
 
@@ -45,14 +47,48 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, offset: int = 0, 
     out = []
     for start in range(0, T, block):
         end = min(start + block, T)
+        keys = _keys(end, T, block)
         i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(end, device=q.device)[None, :]
-        scores = (q[:, :, start:end] @ k_t[..., :end]).to(dtype) * D**-0.5
+        j = torch.arange(keys, device=q.device)[None, :]
+        scores = (q[:, :, start:end] @ k_t[..., :keys]).to(dtype) * D**-0.5
         added = bias(head, i + offset, j + offset) if bias else None
         if added is not None:
             scores = scores + added.to(dtype)
         scores = scores.masked_fill(j > i, float("-inf"))
-        out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :end])
+        out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :keys])
+    return torch.cat(out, dim=2)
+
+
+def _keys(end: int, length: int, block: int) -> int:
+    """How many keys a block of queries that ends at `end` reads: all before it, in at most 16 different numbers.
+
+    Blocks that each want a little more memory than the one before leave holes that no later one fits into: with sixteen
+    sizes memory grows with the length, not with its square, and at most a sixteenth more is computed.
+    """
+    grid = block * -(-length // (16 * block))
+    return min(length, -(-end // grid) * grid)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0, cells: int = MASKED_CELLS) -> Tensor:
+    """Query blocks on the CPU's fused kernel, with bias and causality as its mask in float32 (float64 where q is).
+
+    At most H x `cells` of the mask stand in memory at a time.
+    """
+    _, H, T, _ = q.shape
+    head = torch.arange(H, device=q.device)[:, None, None]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    block = max(16, min(T, cells // T))
+    out = []
+    for start in range(0, T, block):
+        end = min(start + block, T)
+        keys = _keys(end, T, block)
+        i = torch.arange(start, end, device=q.device)[:, None]
+        j = torch.arange(keys, device=q.device)[None, :]
+        added = bias(head, i + offset, j + offset)
+        scores = torch.zeros(H, end - start, keys, dtype=dtype, device=q.device) if added is None else added.to(dtype)
+        mask = scores.masked_fill(j > i, float("-inf"))[None]
+        parts = q[:, :, start:end], k[:, :, :keys], v[:, :, :keys]
+        out.append(F.scaled_dot_product_attention(*parts, mask, enable_gqa=k.shape[1] != H))
     return torch.cat(out, dim=2)
 
 
@@ -83,4 +119,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, offset: in
         return fused(q, k, v)
     if q.is_cuda and bias is not None and compiling:
         return flex(q, k, v, bias, offset)  # uncompiled it would hold every score at once, so then blocks
+    if bias is not None and not compiling and not q.is_cuda:
+        return masked(q, k, v, bias, offset)
     return blocks(q, k, v, bias, offset)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.attention import attend
+from posbench.attention import attend, blocks, masked
 from posbench.schemes import Shape
 from posbench.schemes.alibi import Alibi
 
@@ -38,14 +38,24 @@ def defined(q, k, v, slopes=None):
     return torch.from_numpy(np.stack(rows)).view(q.shape)
 
 
+WAYS = {
+    "attend": attend,
+    "blocks": blocks,
+    "blocks of 8": lambda q, k, v, bias: blocks(q, k, v, bias, block=8),
+    "masked": lambda q, k, v, bias: masked(q, k, v, bias or (lambda head, i, j: None)),
+    "masked in parts": lambda q, k, v, bias: masked(q, k, v, bias or (lambda head, i, j: None), cells=16 * q.shape[2]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("T", [1, 2, 37, 127, 128, 129, 300, 640])
-def test_attend_equals_the_definition(T, dtype, biased):
+def test_every_way_equals_the_definition(T, dtype, biased, way):
     B, H, Hkv, D = (2, 6, 2, 16) if T < 200 else (1, 3, 1, 8)
     q, k, v = random_heads(B, H, Hkv, T, D, dtype)
     alibi = Alibi(Shape(H * D, H, Hkv, D)).to(torch.promote_types(dtype, torch.float32))
-    out = attend(q, k, v, alibi.bias if biased else None)
+    out = WAYS[way](q, k, v, alibi.bias if biased else None)
     assert out.dtype == dtype and out.shape == q.shape
     rounding, roundings = ROUNDING[dtype]
     error = (out.double() - defined(q, k, v, reference.alibi_slopes(H) if biased else None)).abs().max()
