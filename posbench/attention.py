@@ -78,7 +78,9 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0, cells: 
     head = torch.arange(H, device=q.device)[:, None, None]
     dtype = torch.promote_types(q.dtype, torch.float32)
     block = max(16, min(T, cells // T))
-    out = []
+    out = torch.empty_like(
+        q
+    )  # not a list of parts: kept between the masks, they would leave holes too small for the next
     for start in range(0, T, block):
         end = min(start + block, T)
         keys = _keys(end, T, block)
@@ -88,8 +90,8 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0, cells: 
         scores = torch.zeros(H, end - start, keys, dtype=dtype, device=q.device) if added is None else added.to(dtype)
         mask = scores.masked_fill(j > i, float("-inf"))[None]
         parts = q[:, :, start:end], k[:, :, :keys], v[:, :, :keys]
-        out.append(F.scaled_dot_product_attention(*parts, mask, enable_gqa=k.shape[1] != H))
-    return torch.cat(out, dim=2)
+        out[:, :, start:end] = F.scaled_dot_product_attention(*parts, mask, enable_gqa=k.shape[1] != H)
+    return out
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0) -> Tensor:
