@@ -6,7 +6,8 @@
     masked   query blocks on the fused kernel with the bias as its mask: any bias, on CPUs where nothing is compiled
     flex     FlexAttention with the bias as its score function: any bias on CUDA
 
-All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D].
+All take q [B, H, T, D] and k, v [B, Hkv, T, D] with H a multiple of Hkv, and give [B, H, T, D]. `blocks` and `masked`
+also take more keys than queries: the queries are then those of the last positions.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, offset: int = 0, 
 
     At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
     """
-    _, H, T, D = q.shape
+    H, T, D = q.shape[1:]
+    before = k.shape[2] - T
     groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -47,8 +49,8 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, offset: int = 0, 
     out = []
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(end, T, block)
-        i = torch.arange(start, end, device=q.device)[:, None]
+        keys = _keys(before + end, before + T, block)
+        i = torch.arange(before + start, before + end, device=q.device)[:, None]
         j = torch.arange(keys, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., :keys]).to(dtype) * D**-0.5
         added = bias(head, i + offset, j + offset) if bias else None
@@ -69,24 +71,24 @@ def _keys(end: int, length: int, block: int) -> int:
     return min(length, -(-end // grid) * grid)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0, cells: int = MASKED_CELLS) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, offset: int = 0, cells: int = MASKED_CELLS) -> Tensor:
     """Query blocks on the CPU's fused kernel, with bias and causality as its mask in float32 (float64 where q is).
 
     At most H x `cells` of the mask stand in memory at a time.
     """
-    _, H, T, _ = q.shape
+    H, T = q.shape[1:3]
+    before = k.shape[2] - T
     head = torch.arange(H, device=q.device)[:, None, None]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    block = max(16, min(T, cells // T))
-    out = torch.empty_like(
-        q
-    )  # not a list of parts: kept between the masks, they would leave holes too small for the next
+    block = max(16, min(T, cells // k.shape[2]))
+    # Not a list of parts: kept between the masks, they would leave holes too small for the next.
+    out = torch.empty_like(q)
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(end, T, block)
-        i = torch.arange(start, end, device=q.device)[:, None]
+        keys = _keys(before + end, before + T, block)
+        i = torch.arange(before + start, before + end, device=q.device)[:, None]
         j = torch.arange(keys, device=q.device)[None, :]
-        added = bias(head, i + offset, j + offset)
+        added = bias(head, i + offset, j + offset) if bias else None
         scores = torch.zeros(H, end - start, keys, dtype=dtype, device=q.device) if added is None else added.to(dtype)
         mask = scores.masked_fill(j > i, float("-inf"))[None]
         parts = q[:, :, start:end], k[:, :, :keys], v[:, :, :keys]
@@ -113,10 +115,12 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0) -> Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, offset: int = 0) -> Tensor:
     """Causal attention by the best of the ways above that can carry `bias`.
 
-    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D]; `bias` as `Scheme.bias`, or None; offset, the position of
-    the first token. Returns: [B, H, T, D] in q's dtype.
+    Arguments: q [B, H, T, D]; k, v [B, Hkv, T, D], or more of them where keys before the first query are kept; `bias`
+    as `Scheme.bias`, or None; offset, the position of the first key. Returns: [B, H, T, D] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
+    if k.shape[2] > q.shape[2]:
+        return (blocks if q.is_cuda else masked)(q, k, v, bias, offset)
     if bias is None and (q.is_cuda or not compiling or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
     if q.is_cuda and bias is not None and compiling:

@@ -244,12 +244,20 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
+    piece: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens: longer sequences pass in pieces of so many, which takes less memory. Default: the run's.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
 
-    evaluate_runs(_runs(runs, runs_dir), length or [], protocol or [], device, dtype, again, _console())
+    evaluate_runs(_runs(runs, runs_dir), length or [], protocol or [], device, dtype, again, _console(), piece)
 
 
 @app.command()

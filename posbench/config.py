@@ -359,6 +359,7 @@ class EvaluationConfig:
     max_tokens: int = 1_000_000  # the others and the final validation: read at most this many tokens a length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
     batch_tokens: int = 16_384  # tokens in a forward pass
+    piece: int = 1 << 18  # longer sequences pass in pieces of so many tokens: less memory, the same losses
 
     def __post_init__(self) -> None:
         for length in self.lengths:
@@ -370,6 +371,7 @@ class EvaluationConfig:
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
         _between("evaluation.passage", self.passage, 2, 1 << 16)
         _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)
+        _between("evaluation.piece", self.piece, 1, 1 << 30)
 
 
 @dataclass

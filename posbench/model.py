@@ -46,6 +46,23 @@ class RMSNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
 
+class Past:
+    """Keys and values of one layer, [B, Hkv, T, D] each, as the pieces of a long sequence fill them in."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.filled = length, 0  # tokens
+        self.kept: tuple[Tensor, ...] = ()
+
+    def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """All keys and values so far, `new` ones [B, Hkv, t, D] included."""
+        if not self.kept:
+            self.kept = tuple(x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
+        start, self.filled = self.filled, self.filled + new[0].shape[2]
+        for kept, x in zip(self.kept, new, strict=True):
+            kept[:, :, start : self.filled] = x
+        return tuple(kept[:, :, : self.filled] for kept in self.kept)
+
+
 class Attention(nn.Module):
     """Causal self-attention with the scheme's hooks. Grouped-query where num_kv_heads < num_heads."""
 
@@ -56,12 +73,14 @@ class Attention(nn.Module):
         self.qkv = Linear(config.d_model, (self.heads + 2 * self.kv_heads) * self.head_dim)
         self.out = Linear(self.heads * self.head_dim, config.d_model)
 
-    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int) -> Tensor:
+    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int, past: Past | None = None) -> Tensor:
         B, T, _ = x.shape
         packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, H + 2 Hkv, T, D]
         q, k, v = packed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        bias = scheme.bias if scheme.has_bias else None
-        o = attend(scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos), bias, offset)
+        q, k, v = scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos)
+        if past is not None:
+            k, v = past.with_new(k, v)
+        o = attend(q, k, v, scheme.bias if scheme.has_bias else None, offset)
         return self.out(scheme.o(o, pos).transpose(1, 2).reshape(B, T, -1))
 
 
@@ -89,8 +108,8 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         self.ffn = SwiGLU(config)
 
-    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), pos, scheme, offset)
+    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int, past: Past | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), pos, scheme, offset, past)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -106,6 +125,9 @@ class Decoder(nn.Module):
         self.config = config
         self.scheme = scheme
         self.compute_dtype: torch.dtype | None = None  # of the activations; None: the weights' own
+        self.piece: int | None = (
+            None  # tokens from which on a sequence is read in pieces of as many, without a gradient
+        )
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -123,13 +145,31 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype."""
+        if self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
+            return self._hidden_in_pieces(tokens, offset, self.piece)
+        x, pos = self._embedded(tokens, offset)
+        for block in self.blocks:
+            x = block(x, pos, self.scheme, offset)
+        return self.norm(x)
+
+    def _embedded(self, tokens: Tensor, offset: int) -> tuple[Tensor, Any]:
+        """The stream before the first layer, [B, T, C], and what the scheme prepared of the positions."""
         pos = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
         prepared = _as_wide_as(self.embedding.weight.dtype, self.scheme.prepare(pos))
         x = self.scheme.embed(self.embedding(tokens), prepared)
-        x = x.to(self.compute_dtype or x.dtype)
+        return x.to(self.compute_dtype or x.dtype), prepared
+
+    def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int) -> Tensor:
+        """`hidden`, layer by layer: only the stream and one layer's keys and values stand in memory whole."""
+        starts = range(0, tokens.shape[1], piece)
+        pairs = (self._embedded(tokens[:, start : start + piece], offset + start) for start in starts)
+        stream, pos = zip(*pairs, strict=True)
+        pieces = list(stream)
         for block in self.blocks:
-            x = block(x, prepared, self.scheme, offset)
-        return self.norm(x)
+            past = Past(tokens.shape[1])
+            for n in range(len(pieces)):
+                pieces[n] = block(pieces[n], pos[n], self.scheme, offset, past)
+        return torch.cat([self.norm(x) for x in pieces], dim=1)
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
         return self.unembedding(self.hidden(tokens, offset))

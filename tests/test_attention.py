@@ -62,6 +62,17 @@ def test_every_way_equals_the_definition(T, dtype, biased, way):
     assert error <= roundings * rounding * v.double().abs().max()
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("last", [1, 8, 129, 299])
+def test_fewer_queries_than_keys_are_the_last_ones(last, biased, way):
+    q, k, v = random_heads(2, 6, 2, 300, 16, torch.float64)
+    bias = Alibi(Shape(96, 6, 2, 16)).double().bias if biased else None
+    rows = WAYS[way](q[:, :, -last:], k, v, bias)
+    expected = defined(q, k, v, reference.alibi_slopes(6) if biased else None)[:, :, -last:]
+    assert (rows - expected).abs().max() <= 1e-13
+
+
 def test_a_bias_of_nothing_is_no_bias():
     q, k, v = random_heads(1, 4, 4, 150, 8, torch.float64)
     nothing = attend(q, k, v, lambda head, i, j: 0.0 * (j - i))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from posbench import reference
+from posbench.attention import attend
 from posbench.composition import choices, compose
 from posbench.config import ConfigError
 from posbench.model import build_model
@@ -143,3 +144,28 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
     with torch.no_grad():
         logits = [model(tokens) for model in (eager, compiled)]
     assert (logits[0] - logits[1]).abs().max() < 0.05 * logits[0].abs().max()
+
+
+@pytest.mark.parametrize("name", choices("scheme"))
+def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name, monkeypatch):
+    queries = []
+
+    def watched(q, *rest):
+        queries.append(q.shape[2])
+        return attend(q, *rest)
+
+    monkeypatch.setattr("posbench.model.attend", watched)
+    config = compose([f"scheme={name}", *MODEL])
+    model = build_model(config, VOCAB)
+    randomise(model)
+    model = model.double()
+    tokens = torch.cat((random_tokens(150), random_tokens(150).flip(1)))
+    with torch.no_grad():
+        whole = model.hidden(tokens, offset=11)
+        for model.piece in (7, 64, 149):  # 149 leaves a last piece of one token
+            queries.clear()
+            assert (model.hidden(tokens, offset=11) - whole).abs().max() <= 1e-13 * whole.abs().max()
+            assert max(queries) == model.piece and sum(queries) == 150 * config.model.num_layers
+    queries.clear()
+    model.hidden(tokens)  # with a gradient, which pieces do not keep
+    assert set(queries) == {150}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -28,9 +29,11 @@ def evaluate_runs(
     dtype: str,
     again: bool,
     console: Console,
+    piece: int | None = None,
 ) -> list[dict[str, Any]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
+    Arguments: piece, tokens, instead of each run's own `evaluation.piece`.
     Returns: the summaries, those that were there already included.
     Raises: ConfigError for a length or a protocol that is none, or where no run is finished.
     """
@@ -63,6 +66,7 @@ def evaluate_runs(
         for run in finished:
             bar.update(task, description=run.name)
             config = run.config
+            settings = replace(config.evaluation, piece=piece) if piece else config.evaluation
             key = "".join(run.trained_on[:2])
             if key not in corpora:
                 if not is_cache(config.data.cache_dir):
@@ -79,7 +83,7 @@ def evaluate_runs(
                 run,
                 corpus,
                 wanted,
-                config.evaluation,
+                settings,
                 device,
                 dtype,
                 again,

@@ -156,6 +156,7 @@ def evaluate_run(
     """
     from posbench.evaluation.protocols import protocol_named
     from posbench.training.device import choose_device
+    from posbench.training.memory import exhaustion_explained
 
     manifest = run.manifest
     if not run.is_finished:
@@ -189,8 +190,15 @@ def evaluate_run(
                 if model is None:
                     model = run.load_model().to(chosen.torch)
                     model.compute_dtype = chosen.dtype
+                    model.piece = settings.piece
                 chosen.reset_peak_memory()
-                rows, summary = score_split(model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                advice = (
+                    f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
+                    f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
+                )
+                of_split = (model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                with exhaustion_explained(chosen, advice):
+                    rows, summary = score_split(*of_split)
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
                 store(run, rows, summary)
                 have[length] = summary

@@ -37,7 +37,7 @@ from posbench.tracking import Tracker, open_tracker
 from posbench.training import checkpoint, fingerprints
 from posbench.training.device import Device, choose_device
 from posbench.training.distributed import Alone, group
-from posbench.training.memory import exhaustion_explained, keep_freed_memory
+from posbench.training.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.progress import TrainingProgress
 
@@ -102,7 +102,7 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
             )
         keep_freed_memory()
         torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
-        with exhaustion_explained(config.train, device):
+        with exhaustion_explained(device, training_advice(config.train)):
             model = build_model(config, corpus.vocab_size)
             facts = _facts(config, corpus, model, device)
             if together.first_says(together.is_first and _is_finished_already(run, config, facts, notice)):
@@ -263,7 +263,7 @@ class _Training:
     def go(self) -> None:
         """Train to the last step, validate, and mark the run finished; or mark how it ended."""
         try:
-            with exhaustion_explained(self.config.train, self.device):
+            with exhaustion_explained(self.device, training_advice(self.config.train)):
                 self._go()
         except OSError as error:
             where = f" {error.filename}" if error.filename else ""

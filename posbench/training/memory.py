@@ -30,10 +30,11 @@ def keep_freed_memory() -> bool:
 
 
 @contextmanager
-def exhaustion_explained(config: TrainConfig, device: Device) -> Iterator[None]:
+def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
     """Turn a failed allocation on a CPU or a GPU into a message about what to lower. Nothing is lowered by itself.
 
-    Raises: ConfigError naming the request, the peak, the batch and the length.
+    Arguments: advice, what was asked for and which setting to lower.
+    Raises: ConfigError naming the request, the peak and the advice.
     """
     try:
         yield
@@ -42,12 +43,17 @@ def exhaustion_explained(config: TrainConfig, device: Device) -> Iterator[None]:
             raise
         request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         asked = f" when {request[1]} more were asked for" if request else ""
-        raise ConfigError(
-            f"out of memory on {device.torch}{asked}: the peak before was {device.peak_memory_bytes() / 1e9:.2f} GB, "
-            f"with train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
-            f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "
-            "parts) or lower train.batch_size; while validating, lower evaluation.batch_tokens"
-        ) from error
+        peak = f"the peak before was {device.peak_memory_bytes() / 1e9:.2f} GB"
+        raise ConfigError(f"out of memory on {device.torch}{asked}: {peak}, with {advice}") from error
+
+
+def training_advice(config: TrainConfig) -> str:
+    """For a training run that ran out of memory."""
+    return (
+        f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
+        f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "
+        "parts) or lower train.batch_size; while validating, lower evaluation.batch_tokens"
+    )
 
 
 def _is_exhaustion(error: Exception) -> bool:

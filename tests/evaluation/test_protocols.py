@@ -157,6 +157,16 @@ def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(
     assert tables[0]["start"].equals(tables[1]["start"]) and tables[0]["start"].equals(tables[2]["start"])
 
 
+@pytest.mark.parametrize("protocol", ["fixed", "retrieval"])
+def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str) -> None:
+    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8"))
+    file = run.path / "eval" / protocol / "64.parquet"
+    _evaluate(run, "64", protocol=protocol)
+    whole = pd.read_parquet(file)
+    evaluate_runs([run], ["64"], [protocol], "cpu", "float32", True, Console(quiet=True), piece=13)
+    pd.testing.assert_frame_equal(pd.read_parquet(file), whole, rtol=1e-5)
+
+
 def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) -> None:
     from tests.conftest import write_documents
 
