@@ -23,11 +23,16 @@ Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 # Measured on 2 CPU cores, see docs/performance.md.
 BLOCK = 128  # queries a block
 MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
+FLEX_FROM = 16  # channels a head, the least that FlexAttention takes
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The fused kernel of the device, for schemes without a bias."""
+    groups = q.shape[1] // k.shape[1]
+    if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
+        # Kernels for float32 know no grouped queries: every score would stand in memory.
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -102,7 +107,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, offset: int = 0) -> Tensor
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         added = bias(h, i + offset, j + offset)
-        return s if added is None else s + added.to(s.dtype)
+        return s if added is None else s + added  # promoted: slopes times positions need float32
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i >= j
@@ -123,7 +128,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, offset: in
         return (blocks if q.is_cuda else masked)(q, k, v, bias, offset)
     if bias is None and (q.is_cuda or not compiling or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v)
-    if q.is_cuda and bias is not None and compiling:
+    if q.is_cuda and bias is not None and compiling and q.shape[3] >= FLEX_FROM:
         return flex(q, k, v, bias, offset)  # uncompiled it would hold every score at once, so then blocks
     if bias is not None and not compiling and not q.is_cuda:
         return masked(q, k, v, bias, offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,16 @@ WARMUP_STEPS = 3
 
 def matmul_rate(device: Device, size: int = 2048, repeats: int = 3) -> float:
     """FLOP/s of a square product in the device's number format: the best of a few."""
-    size = 8192 if device.is_cuda else size
+    size, products = (8192, 20) if device.is_cuda else (size, 1)  # a GPU needs a queue, and time to clock up
     a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
     best = 0.0
     for _ in range(repeats):
         _wait(device)
         began = time.perf_counter()
-        a @ a
+        for _ in range(products):
+            a @ a
         _wait(device)
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
+        best = max(best, products * 2 * size**3 / (time.perf_counter() - began))
     return best
 
 
@@ -50,7 +51,7 @@ def _wait(device: Device) -> None:
 
 
 class _Step:
-    """A training step of one scheme on random tokens, with the time of its phases."""
+    """A training step of one scheme on random tokens."""
 
     def __init__(self, config: Config, device: Device) -> None:
         self.config, self.device = config, device
@@ -60,39 +61,49 @@ class _Step:
         generator = torch.Generator().manual_seed(0)
         shape = (config.train.batch_size, config.train.context_length + 1)
         self.rows = torch.randint(VOCAB_SIZE, shape, generator=generator).to(device.torch)
-        self.phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         if device.compiled:
             self.model.compile_blocks()
-        began = time.perf_counter()
-        self.once()
-        self.first_seconds = time.perf_counter() - began
-        for _ in range(WARMUP_STEPS - 1):
-            self.once()
+        self.first_seconds = self.seconds(1)
+        self.seconds(WARMUP_STEPS - 1)
 
-    def once(self) -> float:
-        """Seconds of one step, forward to weights."""
+    def seconds(self, steps: int) -> float:
+        """Seconds of so many steps, waited for at the end alone, as in training."""
+        _wait(self.device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.once()
+        _wait(self.device)
+        return time.perf_counter() - began
+
+    def once(self, done: Callable[[str], object] = lambda phase: None) -> None:
+        """One step, forward to weights; `done` is told the end of each phase."""
         train = self.config.train
-        marks = [self._mark()]
         self.optimizer.zero_grad()
-        spent = {"forward": 0.0, "backward": 0.0}
         healthy = torch.ones((), dtype=torch.bool, device=self.device.torch)
         for part in self.rows.chunk(train.accumulation):
             loss = self.model.loss(part[:, :-1], part[:, 1:]) / train.accumulation
-            marks.append(self._mark())
-            spent["forward"] += marks[-1] - marks[-2]
+            done("forward")
             loss.backward()
-            marks.append(self._mark())
-            spent["backward"] += marks[-1] - marks[-2]
+            done("backward")
             healthy &= loss.detach().isfinite()
         self.optimizer.step(0, healthy)
-        marks.append(self._mark())
-        for name, seconds in {**spent, "optimizer": marks[-1] - marks[-2]}.items():
-            self.phases[name].append(seconds)
-        return marks[-1] - marks[0]
+        done("optimizer")
 
-    def _mark(self) -> float:
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of one step, waited for after each."""
+        spent: dict[str, float] = {}
         _wait(self.device)
-        return time.perf_counter()
+        before = time.perf_counter()
+
+        def done(phase: str) -> None:
+            nonlocal before
+            _wait(self.device)
+            now = time.perf_counter()
+            spent[phase] = spent.get(phase, 0.0) + now - before
+            before = now
+
+        self.once(done)
+        return spent
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
@@ -109,16 +120,18 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     device = choose_device(first.train)
     runs, peaks = {}, {}
     for name, config in configs.items():
+        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
         device.reset_peak_memory()
         runs[name] = _Step(config, device)
-        peaks[name] = device.peak_memory_bytes()
+        peaks[name] = device.peak_memory_bytes() - held
     rates: dict[str, list[float]] = {name: [] for name in runs}
+    phases: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     machine = []
     for _ in range(rounds):
         machine.append(matmul_rate(device))
         for name, run in runs.items():
-            seconds = sum(run.once() for _ in range(steps))
-            rates[name].append(steps * first.train.tokens_per_step / seconds)
+            rates[name].append(steps * first.train.tokens_per_step / run.seconds(steps))
+            phases[name].append(run.phases())
     machine_rate = statistics.median(machine)
     flops = training_flops_per_token(first.model, VOCAB_SIZE, first.train.context_length)
     datasheet = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
@@ -132,7 +145,9 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
             "step_to_first": median / statistics.median(rates[next(iter(runs))]),
             "mfu": median * flops / machine_rate,
             "mfu_datasheet": median * flops / datasheet if datasheet else None,
-            "phases_seconds": {phase: statistics.median(times[WARMUP_STEPS:]) for phase, times in run.phases.items()},
+            "phases_seconds": {
+                phase: statistics.median(times[phase] for times in phases[name]) for phase in phases[name][0]
+            },
             "first_step_seconds": run.first_seconds,
             "peak_memory_bytes": peaks[name],
         }

@@ -50,7 +50,7 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_x, of_weight = ctx.saved_tensors
         scale = above[0] / len(of_x)
-        return of_x * scale.to(of_x.dtype), of_weight * scale.to(of_weight.dtype), None, None, None
+        return (of_x.to(scale.dtype) * scale).to(of_x.dtype), of_weight * scale.to(of_weight.dtype), None, None, None
 
 
 def mean_cross_entropy(

@@ -119,7 +119,7 @@ class ValuesAndBias(Rotary):
 
 
 def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
-    """At the demo's shape with gradients, and at a length that is no multiple of a block without.
+    """At the demo's shape, and at a length that is no multiple of a block.
 
     torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
     """
@@ -141,9 +141,10 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
         assert one.grad.norm() > 0 and (one.grad - other.grad).norm() <= 0.05 * one.grad.norm()
 
     tokens = random_tokens(3 * 150).view(3, 150)
-    with torch.no_grad():
-        logits = [model(tokens) for model in (eager, compiled)]
-    assert (logits[0] - logits[1]).abs().max() < 0.05 * logits[0].abs().max()
+    logits = [model(tokens) for model in (eager, compiled)]
+    assert 0 < (logits[0] - logits[1]).abs().max() < 0.05 * logits[0].abs().max()
+    with torch.no_grad():  # never compiled: what was read before would be in the code of the steps that follow
+        assert torch.equal(eager(tokens), compiled(tokens))
 
 
 @pytest.mark.parametrize("name", choices("scheme"))

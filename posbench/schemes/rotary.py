@@ -47,9 +47,9 @@ def turn(x: Tensor, by: Turn, inverse: bool = False) -> Tensor:
     return (halves * cos[..., None, :] + halves.flip(-2) * signed).flatten(-2).to(x.dtype)
 
 
-def inverse_frequencies(head_dim: int, base: float) -> Tensor:
-    """`base ** (-2t / D)` for t = 0 .. D/2 - 1, radians a token, [D/2] float64."""
-    return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+def inverse_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
+    """`base ** (-2t / D)` for t = 0 .. D/2 - 1, radians a token, [D/2] float64; made on `device`, not copied there."""
+    return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
 
 
 class Rotary(Scheme):
@@ -81,7 +81,7 @@ class Rotary(Scheme):
 
     def angles(self, pos: Tensor) -> Tensor:
         """`pos * inv_freq`, [T, D/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not)."""
-        return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base).to(pos.device)
+        return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base, pos.device)
 
     def prepare(self, pos: Tensor) -> Turn:
         """Cosines and sines of the angles at the positions, computed in float64."""

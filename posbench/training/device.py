@@ -85,15 +85,15 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
                 "train.device=auto or cpu"
             )
         device = torch.device("cuda", local_rank if processes > 1 else device.index or 0)
+        torch.cuda.init()  # its memory can be asked for before anything lies in it
     if config.dtype == "auto":
         dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
     else:
         dtype = getattr(torch, config.dtype)
     compiled = config.compile
     if compiled is None:
-        compiled = device.type == "cuda" or (
-            _has_compiler() and config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
-        )
+        pays = device.type == "cuda" or config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
+        compiled = pays and _has_compiler()
     return Device(device, dtype, compiled, processes)
 
 

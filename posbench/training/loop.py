@@ -2,12 +2,14 @@
 
     text -> model -> checkpoint, if any -> [ batch n -> loss -> gradients -> step ] ... -> validation -> manifest
 
-Batch n depends on (seed, n) and the text alone, weights on (seed, name): so a run that was killed and resumed ends
-with the same bytes as one that was not, and every scheme under one seed sees the same batches from the same start.
+Batch n depends on (seed, n) and the text alone, weights on (seed, name): so every scheme under one seed sees the same
+batches from the same start, and a run that was killed and resumed ends with the same bytes as one that was not (on a
+CPU: GPU kernels sum in an order of their own).
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -102,6 +104,7 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
             )
         keep_freed_memory()
         torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
+        gc.collect()  # a compiled model holds on to itself: the last run's would count as this one's memory
         with exhaustion_explained(device, training_advice(config.train)):
             model = build_model(config, corpus.vocab_size)
             facts = _facts(config, corpus, model, device)
@@ -357,6 +360,7 @@ class _Training:
                 self._log_train(p, speed, tracker, bar)
                 window_began, window_step = now, p.step
             if p.step % self.validate_every == 0 and not last:
+                self._look(p)  # a GPU's queue empties before the clock is read
                 p.train_seconds = seconds_before + time.perf_counter() - began
                 paused = time.perf_counter()
                 self._validate(tracker, bar)
