@@ -63,17 +63,17 @@ def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, tra
     With T the training length, `gain` is the loss at T less that at a longer length L. If more than T tokens of
     context made no token better or worse, the tokens behind T would each have the loss at the end of a T-token
     window, l_end, and the gain would be `early` = (1 - T / L) (loss_T - l_end). The last bucket below T that is at
-    least T/8 wide stands for l_end, in windows of T tokens where they were evaluated by position (the very windows of
-    loss_T), else in the next longer ones; its loss lies a little above l_end, so `early` is a lower bound.
+    least T/8 wide stands for l_end, in windows of T tokens evaluated by position, the very windows of loss_T (the same
+    positions of longer windows hold other text, whose loss differs by more than what is asked); its loss lies a
+    little above l_end, so `early` is a lower bound.
     Columns: scheme, length, gain, early (nats/token), for lengths that are multiples of T.
     """
     import pandas as pd
 
     losses = {(m.scheme, m.length): m.loss.mean for m in measurements if m.protocol == "nonoverlapping"}
     width = by_position["bucket_end"] - by_position["bucket_start"]
-    below = (by_position["bucket_end"] <= training_length) & (by_position["length"] >= training_length)
-    last = by_position[below & (8 * width >= training_length)].sort_values(["length", "bucket_end"])
-    last = last.drop_duplicates(["scheme", "length"], keep="last").drop_duplicates("scheme", keep="first")
+    wide = (by_position["length"] == training_length) & (8 * width >= training_length)
+    last = by_position[wide].sort_values("bucket_end").drop_duplicates("scheme", keep="last")
     ends = {row["scheme"]: float(row["loss"]) for row in records(last)}
     rows = []
     for scheme, length in sorted(losses):

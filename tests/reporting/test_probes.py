@@ -73,3 +73,10 @@ def test_windows_of_the_training_length_go_before_longer_ones() -> None:
     both = pd.concat((far, positions(curve, [0, 32, T])))
     (row,) = early_tokens(measurements({T: 2.5, 2 * T: 2.25}), both, T).to_dict("records")
     assert row["early"] == pytest.approx(0.25)
+
+
+def test_other_windows_than_those_of_the_training_length_say_nothing_of_early_tokens() -> None:
+    """At the same positions they hold other text."""
+    curve = 2 + np.maximum(0, 3 - 0.1 * np.arange(4 * T))
+    losses = {length: float(curve[:length].mean()) for length in (T, 4 * T)}
+    assert early_tokens(measurements(losses), positions(curve, [0, 15, 32, T, 4 * T]), T).empty

@@ -39,6 +39,9 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
         if protocol == "nonoverlapping" and not findings.early.empty:
             tables.append(early_table(findings))
             words.append(_EARLY)
+        elif protocol == "nonoverlapping":
+            at = findings.training_length
+            words.append(f"How much of a gain is only that: posbench eval -p position,nonoverlapping -l {at}")
         caption = f"Perplexity against length, both on log scales ({protocol})."
         found = pictures(drawn, f"perplexity-{protocol}", caption)
         if protocol == "nonoverlapping":
