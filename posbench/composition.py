@@ -10,7 +10,9 @@ import json
 import os
 import re
 import secrets
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,8 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 
 from posbench.config import Config, ConfigError, nearest
 from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_words
+from posbench.interruption import Stopped
+from posbench.runs import write_json
 
 
 def conf_dir() -> Path:
@@ -225,11 +229,16 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
     given = get_args_parser().parse_args(sys.argv[1:])  # exits with status 2 and its usage for an unknown flag
     refuse_flags(given)
+    if given.multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "a sweep (-m) under torchrun: the runs of one process group would meet the next one's. Give each run a "
+            "torchrun of its own, or sweep with launch.nproc=..."
+        )
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, instead of Hydra's own print and exit
     failures: list[tuple[str, Exception]] = []
     done = 0
-    here = os.getpid()
-    journal = f"jobs-{here}-{secrets.token_hex(4)}.jsonl"  # of jobs in processes that a launcher starts
+    here = (socket.gethostname(), os.getpid())
+    journal = f"jobs-{os.getpid()}-{secrets.token_hex(4)}"  # of jobs in processes that a launcher starts
 
     def carried_out(composed: DictConfig) -> None:
         nonlocal done
@@ -239,7 +248,11 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             job(composed)
         except Exception as error:
             failure = error
-        if os.getpid() != here:
+        except Stopped as stopped:
+            if (socket.gethostname(), os.getpid()) == here:
+                raise
+            failure = RuntimeError(str(stopped))  # one worker was told to stop: the other jobs go on
+        if (socket.gethostname(), os.getpid()) != here:
             _journalise(Path(str(composed.runs_dir)) / ".hydra" / journal, name, failure)
             return
         failures.extend([(name, failure)] if failure else [])
@@ -280,25 +293,22 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     return [f"{name}: {kind}{error}" for kind, (name, error) in zip(kinds, failures, strict=True)]
 
 
-def _journalise(file: Path, name: str, failure: Exception | None) -> None:
-    """One line for a job that ended in another process than the sweep's."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _journalise(journal: Path, name: str, failure: Exception | None) -> None:
+    """A file for a job that ended in another process than the sweep's: lines of a common one can tear on a network."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
     own = isinstance(failure, ConfigError)
-    line = {"name": name, "kind": None if failure is None else type(failure).__name__, "own": own, "text": str(failure)}
-    with file.open("a", encoding="utf-8") as journal:
-        journal.write(json.dumps(line) + "\n")
+    told = {"name": name, "kind": None if failure is None else type(failure).__name__, "own": own, "text": str(failure)}
+    write_json(journal.with_name(f"{journal.name}-{time.time_ns()}-{secrets.token_hex(4)}.json"), told)
 
 
 def _read_journal(loader: InertLoader, name: str) -> list[tuple[str, Any]]:
     """The name of each job in the journal, and its failure or None; the journal is taken away."""
-    file = loader.sweep_folder / name if loader.sweep_folder else None
-    if file is None or not file.is_file():
-        return []
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    file.unlink()
+    files = sorted(loader.sweep_folder.glob(f"{name}-*.json")) if loader.sweep_folder else []
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for file in files:
+        file.unlink()
     return [
-        (line["name"], line["kind"] and (ConfigError(line["text"]) if line["own"] else _Elsewhere(**line)))
-        for line in lines
+        (job["name"], job["kind"] and (ConfigError(job["text"]) if job["own"] else _Elsewhere(**job))) for job in told
     ]
 
 

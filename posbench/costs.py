@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from posbench.config import ModelConfig
 
-# Dense bf16 rates of the makers' datasheets, FLOP/s: what MFU is usually quoted against.
+# Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
+# quoted against.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 
 

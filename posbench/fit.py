@@ -20,8 +20,15 @@ def check_fits(config: Config) -> None:
     model, train = config.model, config.train
     vocab_size = model.vocab_size or _SMALLEST_VOCABULARY
     parameters = sum(model.num_parameters(vocab_size).values())
+    processes = int(os.environ.get("WORLD_SIZE", config.launch.nproc))
+    copies, parts = (1, processes) if config.launch.strategy == "fsdp" else (processes, 1)
     tokens = train.batch_size // train.accumulation * train.context_length
     for_weights = parameters * _BYTES_A_PARAMETER
+    if is_on_gpus(config):  # each has a memory of its own; processes on CPUs share the machine's
+        tokens //= processes
+        for_weights //= parts
+    else:
+        for_weights *= copies
     for_tokens = tokens * 2 * model.num_layers * model.d_model  # what each block keeps of its input in half precision
     there = memory_bytes(config)
     if for_weights > there:
@@ -37,6 +44,13 @@ def check_fits(config: Config) -> None:
             f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and there are {_gb(there)} of memory: "
             "raise train.accumulation, or lower train.batch_size or train.context_length"
         )
+
+
+def is_on_gpus(config: Config) -> bool:
+    """Whether the run would take GPUs."""
+    from posbench.training.device import choose_device
+
+    return choose_device(config.train).is_cuda
 
 
 def memory_bytes(config: Config) -> int:

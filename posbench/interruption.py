@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 
@@ -17,9 +18,15 @@ class Stopped(BaseException):
         super().__init__(message)
         self.exit_status = 128 + signal_number
 
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int, str]]:
+        return Stopped, (self.exit_status - 128, str(self))
+
 
 class StopSignals:
     """A context that catches the first SIGINT or SIGTERM. Outside the main thread it is deaf.
+
+    Where a launcher passes on what the system sends to all processes, a worker hears one signal twice: a second within
+    `echo_seconds` is taken for the first.
 
     While `waits` is false the signal raises Stopped where it arrives, as while text is prepared; while it is true the
     signal's number is left in `received` for the loop to see.
@@ -27,11 +34,12 @@ class StopSignals:
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, echo_seconds: float = 0.0, speaks: bool = True) -> None:
+        self.name, self.echo_seconds, self.speaks = name, echo_seconds, speaks
         self.waits = False
         self.received: int | None = None
         self._before: dict[int, object] = {}
+        self._since = 0.0
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -51,8 +59,11 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if time.monotonic() - self._since < self.echo_seconds:
+                return
             os._exit(128 + number)
-        self.received = number
+        self.received, self._since = number, time.monotonic()
         if not self.waits:
             self.raise_if_received("before its next step: give the same command again to go on")
-        os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
+        if self.speaks:
+            os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")

@@ -25,7 +25,10 @@ _READ_ALL = ("nonoverlapping", "sliding", "position")  # protocols bounded by ev
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.costs`); bytes and hours are estimates."""
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.costs`); bytes and hours are estimates.
+
+    Where a sweep is over models or batches, parameters and memory are those of the run that takes the most memory.
+    """
 
     experiment: str
     source: str
@@ -35,7 +38,8 @@ class Plan:
     parameters_embedding: int
     parameters_body: int
     context_length: int
-    tokens_a_run: int
+    tokens_a_run: int  # of the first
+    tokens_in_all: int
     training_flops: float  # of all runs
     evaluation_flops: float
     device: str
@@ -79,12 +83,21 @@ def plan(
     ]
     first = configs[0]
     vocab_size = _vocab_size(first)
-    parameters = first.model.num_parameters(vocab_size)
     training = evaluation = 0.0
+    all_tokens = checkpoints = 0
+    largest, memory = first, training_memory(first, vocab_size)
     for config in configs:
+        vocab = _vocab_size(config)
         tokens = config.train.num_steps * config.train.tokens_per_step
-        training += seeds * tokens * training_flops_per_token(config.model, vocab_size, config.train.context_length)
-        evaluation += seeds * _evaluation_flops(config, vocab_size)
+        training += seeds * tokens * training_flops_per_token(config.model, vocab, config.train.context_length)
+        evaluation += seeds * _evaluation_flops(config, vocab)
+        all_tokens += seeds * tokens
+        # Weights and two moments in float32.
+        checkpoints += seeds * 12 * sum(config.model.num_parameters(vocab).values()) * config.train.keep_checkpoints
+        wanted = training_memory(config, vocab)
+        if sum(wanted.values()) > sum(memory.values()):
+            largest, memory, vocab_size = config, wanted, vocab
+    parameters = largest.model.num_parameters(vocab_size)
     hours = (training / mfu + evaluation / mfu) / rate / 3600
     runs = seeds * len(configs)
     total = sum(parameters.values())
@@ -107,10 +120,10 @@ def plan(
         gpus=gpus,
         hours=hours,
         wall_hours=math.ceil(runs / gpus) / runs * hours,
-        memory_bytes=training_memory(first, vocab_size),
+        tokens_in_all=all_tokens,
+        memory_bytes=memory,
         disk_bytes={
-            # Weights and two moments in float32; one more than is kept while the newest is written.
-            "checkpoints": 12 * total * runs * first.train.keep_checkpoints + 12 * total,
+            "checkpoints": checkpoints + 12 * total,  # one more than is kept while the newest is written
             "token_cache": text * (2 if vocab_size <= 1 << 16 else 4),
         },
     )
@@ -147,7 +160,8 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
     lengths = settings.lengths or [context * 2**n // 2 for n in range(7)]
     total = 0.0
     for protocol, length in itertools.product(settings.protocols, lengths):
-        tokens = settings.max_tokens if protocol in _READ_ALL else settings.windows * length
+        readings = 2 if protocol == "retrieval" else 1  # and its control
+        tokens = settings.max_tokens if protocol in _READ_ALL else readings * settings.windows * length
         total += tokens * forward_flops_per_token(config.model, vocab_size, length)
     return total
 
@@ -182,7 +196,7 @@ def show(plan: Plan, console: Console) -> None:
         "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds",
         "parameters": f"{_big(total)}: {_big(plan.parameters_body)} in the layers, "
         f"{_big(plan.parameters_embedding)} in the embeddings",
-        "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_a_run * plan.runs)} in all; context "
+        "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_in_all)} in all; context "
         f"{plan.context_length:,}",
         "FLOPs": f"{plan.training_flops:.3g} to train, {plan.evaluation_flops:.3g} to evaluate",
         "memory": f"{_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "

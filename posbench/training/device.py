@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import platform
 import re
 import resource
 import shutil
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import device as TorchDevice
 from torch import dtype as DType
 
@@ -106,7 +109,24 @@ def spread(config: Config) -> None:
     if number and config.train.device in ("auto", "cuda") and config.launch.nproc == 1:
         count = torch.cuda.device_count()
         if count > 1:
-            config.train.device = f"cuda:{(int(number[1]) - 1) % count}"
+            config.train.device = f"cuda:{_own_gpu(int(number[1]), count)}"
+
+
+_held: dict[int, FileLock] = {}  # the GPU of this worker, until the worker ends
+
+
+def _own_gpu(worker: int, count: int) -> int:
+    """The first GPU that no other worker on this machine holds; in turn where all are held.
+
+    Not by the worker's number alone: joblib replaces workers whose memory has grown, and their numbers go on.
+    """
+    for gpu in range(0 if _held else count):
+        lock = FileLock(Path(tempfile.gettempdir()) / f"posbench-{os.getuid()}-gpu-{gpu}.lock")
+        with suppress(Timeout):
+            lock.acquire(blocking=False)
+            _held[gpu] = lock
+            break
+    return next(iter(_held), (worker - 1) % count)
 
 
 def is_fast_in_bfloat16(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ writes. A run on one process makes no process group, and `Alone` does nothing.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -22,7 +23,8 @@ from posbench.config import Config, ConfigError
 if TYPE_CHECKING:
     from posbench.model import Decoder
 
-TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting: text is prepared meanwhile
+TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
+PREPARATION = timedelta(days=7)  # ... while it fetches and tokenises text
 
 
 class Alone:
@@ -65,6 +67,12 @@ class Alone:
     def meet(self) -> None:
         """Wait for all processes."""
 
+    def tell(self, what: str) -> None:
+        """Say that something is done which others may wait for, however long it took."""
+
+    def wait_for(self, what: str) -> None:
+        """Wait until the first process has told it."""
+
 
 class Loss(nn.Module):
     """`model.loss` as a module's call, which is what DDP and FSDP hook into."""
@@ -85,13 +93,7 @@ class Together(Alone):
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
     def check(self, config: Config) -> None:
-        train = config.train
-        if train.batch_size % (train.accumulation * self.size):
-            raise ConfigError(
-                f"train.batch_size={train.batch_size} windows in train.accumulation={train.accumulation} parts do not "
-                f"divide among {self.size} processes: take a multiple of {train.accumulation * self.size}, or another "
-                "launch.nproc"
-            )
+        check_divides(config, self.size)
 
     def share_of(self, part: Tensor) -> Tensor:
         return part.chunk(self.size)[self.rank]
@@ -136,18 +138,53 @@ class Together(Alone):
     def meet(self) -> None:
         self.first_says(None)
 
+    def tell(self, what: str) -> None:
+        _store().set(what, "done")
+
+    def wait_for(self, what: str) -> None:
+        store = _store()
+        until = time.monotonic() + PREPARATION.total_seconds()
+        while not store.check([what]):  # not its own wait, during which no signal is heard
+            if time.monotonic() > until:
+                raise TimeoutError(f"the first process has not told of its {what} within {PREPARATION}")
+            time.sleep(0.1)
+
+
+def _store() -> dist.Store:
+    """Where the processes of a group leave each other words; it waits longer than their collectives may."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def check_divides(config: Config, processes: int) -> None:
+    """Raises: ConfigError where a batch does not divide among so many processes."""
+    train = config.train
+    if train.batch_size % (train.accumulation * processes):
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} windows in train.accumulation={train.accumulation} parts do not "
+            f"divide among launch.nproc={processes} processes: take a multiple of {train.accumulation * processes}"
+        )
+
 
 @contextmanager
-def group() -> Iterator[Alone]:
+def group(device: str = "auto") -> Iterator[Alone]:
     """This process among those of its run: `Alone`, or `Together` where a launcher has set RANK and WORLD_SIZE.
 
-    Yields: the group, joined; it is left at the end.
+    Arguments: device, `train.device`. Yields: the group, joined; it is left at the end.
+    Raises: ConfigError where this machine has fewer GPUs than processes.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         yield Alone()
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if torch.cuda.is_available() and device != "cpu":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise ConfigError(
+                f"process {local + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer processes, "
+                "or take train.device=cpu"
+            )
+        torch.cuda.set_device(local)
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -165,13 +202,17 @@ def shard_of(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole of what each process holds its shard of, laid out as `like` is: in every process, on its device."""
+    """The whole of what each process holds its shard of, laid out as `like` is: on the CPU of the first process.
+
+    The others get nothing: what does not fit one device must not stand whole in each.
+    """
     from torch.distributed.tensor import DTensor
 
     if not isinstance(like, DTensor):
         return shard
     whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-    return whole.full_tensor()
+    gathered = whole.full_tensor()
+    return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:

@@ -1,16 +1,20 @@
 """`launch.nproc`: the workers of one run, by PyTorch's own elastic launcher (what torchrun is made of).
 
-The configuration is composed once, here; the workers read it from a file in the run folder, so that no second Hydra
-runs. A worker that dies takes the others down, and its own error is what is shown.
+The configuration is composed once, here; the workers read it from a file of this launch, so that no second Hydra runs
+and no other launch on the same run folder is mixed with it. A worker that dies takes the others down, and its own error
+is what is shown.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +24,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from posbench.config import Config, ConfigError
 from posbench.interruption import Stopped
 
-CONFIGURATION = ".launch.yaml"  # in the run folder, while the workers run
 PATIENCE_SECONDS = 900  # for the checkpoint that a signal asks for
 _STOPPED = (130, 143)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def is_worker() -> bool:
-    """Whether this process was started by a launcher: ours, torchrun, or another that sets RANK and WORLD_SIZE."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
+
+    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
+    """
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(config: Config) -> None:
@@ -35,6 +43,7 @@ def launch(config: Config) -> None:
 
     Raises: ConfigError, Died or RuntimeError with the first failed worker's own message; Stopped after a signal.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -45,50 +54,59 @@ def launch(config: Config) -> None:
     _check(config)
     prepare(config)  # once, before there are several who would
     folder = runs.run_folder(config)
-    there = folder.is_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / CONFIGURATION
-    runs.write_text(file, yaml.safe_dump(config.to_mapping(), sort_keys=False))
     # Threads are shared out, as torchrun asks; a number that the user has set stands.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.launch.nproc)))
-    for noisy in ("torch.distributed.elastic", "torch.distributed.run"):
+    for noisy in ("", ".elastic", ".run", ".elastic.agent.server.api", ".elastic.multiprocessing.api"):
+        noisy = f"torch.distributed{noisy}"
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # what it would print, we say shorter
-    settings = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=config.launch.nproc,
-        run_id=f"posbench-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.5,
-        shutdown_timeout=PATIENCE_SECONDS,
-    )
     try:
-        elastic_launch(settings, sys.executable)("-m", "posbench.training.launch", str(file))
+        with tempfile.TemporaryDirectory(prefix="posbench-") as place, _signals_given_back():
+            file = Path(place) / "config.yaml"
+            file.write_text(yaml.safe_dump(config.to_mapping(), sort_keys=False), encoding="utf-8")
+            settings = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=config.launch.nproc,
+                run_id=f"posbench-{os.getpid()}",
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                local_addr="localhost",  # hosts need not be able to resolve their own name
+                max_restarts=0,
+                monitor_interval=0.5,
+                shutdown_timeout=PATIENCE_SECONDS,
+                logs_specs=DefaultLogsSpecs(log_dir=place),
+            )
+            elastic_launch(settings, sys.executable)("-m", "posbench.training.launch", str(file))
     except SignalException as error:
         number = signal.Signals(error.sigval)
         raise Stopped(number, f"{folder} stopped by {number.name}: give the same command again to go on") from None
     except ChildFailedError as error:
         raise _told(error, ConfigError, Died) from None
+
+
+@contextmanager
+def _signals_given_back() -> Iterator[None]:
+    """The launcher leaves handlers of its own behind, which would swallow the Ctrl-C of the sweep around it."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
     finally:
-        file.unlink(missing_ok=True)
-        if not there:
-            for empty in (folder, folder.parent, folder.parent.parent):
-                with suppress(OSError):
-                    empty.rmdir()
+        for number, handler in before.items():
+            with suppress(ValueError):  # outside the main thread none were set
+                signal.signal(number, handler)
 
 
 def _told(error: ChildFailedError, refused: type[Exception], died: type[Exception]) -> BaseException:
     """The first failure, in the worker's own words.
 
     Times are whole seconds, and a death takes others with it: a signal that the launcher did not send comes first, then
-    errors, then those that the launcher ended.
+    our own errors, then others (of lost connections, say), then those that the launcher ended.
     """
 
     def place(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
         code = item[1].exitcode
-        return (2 if code == -signal.SIGTERM else 0 if code < 0 else 1), item[1].timestamp
+        own = any(kind in str(item[1].message) for kind in ("ConfigError: ", "Died: "))
+        return (3 if code == -signal.SIGTERM else 0 if code < 0 else 1 if own else 2), item[1].timestamp
 
     rank, failure = min(error.failures.items(), key=place)
     code = failure.exitcode
@@ -111,7 +129,10 @@ def _told(error: ChildFailedError, refused: type[Exception], died: type[Exceptio
 def _check(config: Config) -> None:
     import torch
 
+    from posbench.model import shape_of
+    from posbench.schemes import build_scheme
     from posbench.training.device import choose_device
+    from posbench.training.distributed import check_divides
 
     nproc = config.launch.nproc
     device = choose_device(config.train)
@@ -120,12 +141,13 @@ def _check(config: Config) -> None:
             f"launch.nproc={nproc} processes want a GPU each, and this machine has {torch.cuda.device_count()}: lower "
             "launch.nproc, or take train.device=cpu"
         )
-    if config.train.batch_size % (config.train.accumulation * nproc):
+    if device.is_cuda and device.torch.index:
         raise ConfigError(
-            f"train.batch_size={config.train.batch_size} windows in train.accumulation={config.train.accumulation} "
-            f"parts do not divide among launch.nproc={nproc} processes: take a multiple of "
-            f"{config.train.accumulation * nproc}"
+            f"train.device={config.train.device} is one GPU, and launch.nproc={nproc} wants as many: take "
+            "train.device=auto, and CUDA_VISIBLE_DEVICES to choose among them"
         )
+    check_divides(config, nproc)
+    build_scheme(config.scheme, shape_of(config.model))
 
 
 @record
@@ -133,6 +155,8 @@ def _work(file: str) -> None:
     from posbench.composition import checked
     from posbench.training.loop import train
 
+    if sys.platform == "linux":  # a launcher that is killed itself leaves nobody training
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     mapping = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     try:
         train(checked(mapping))

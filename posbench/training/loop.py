@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Notice = Callable[[str], None]
+LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same from the launcher
 
 
 class Died(Exception):
@@ -76,7 +77,8 @@ def train(config: Config, console: Console | None = None) -> Run:
     Raises: ConfigError for what a user can mend (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
     a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
     """
-    with group() as together:
+    torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
+    with group(config.train.device) as together:
         return _train(config, console or Console(stderr=True, quiet=not together.is_first), together)
 
 
@@ -85,15 +87,16 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     run = Run(runs.run_folder(config))
-    with StopSignals(run.name) as signals:
+    echo = LAUNCHER_ECHO_SECONDS if together.size > 1 else 0.0
+    with StopSignals(run.name, echo, speaks=together.is_first) as signals:
         device = choose_device(config.train, together.local_rank, together.size)
         together.check(config)
         build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
         if not together.is_first:
-            together.meet()  # until the first has prepared the text
+            together.wait_for("text")
         corpus = prepare(config, notice=notice)
         if together.is_first:
-            together.meet()
+            together.tell("text")
         batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
         if corpus.validation.num_tokens <= config.train.context_length:
             raise ConfigError(
@@ -103,7 +106,6 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
                 "train.context_length"
             )
         keep_freed_memory()
-        torch.compiler.reset()  # one process may train many schemes; each gets compiled code of its own
         gc.collect()  # a compiled model holds on to itself: the last run's would count as this one's memory
         with exhaustion_explained(device, training_advice(config.train)):
             model = build_model(config, corpus.vocab_size)
@@ -366,8 +368,10 @@ class _Training:
                 self._validate(tracker, bar)
                 pause = time.perf_counter() - paused
                 began, window_began = began + pause, window_began + pause
-            self.signals.received = self.together.stop_signal(self.signals.received)
-            stopping = self.signals.received is not None
+            agreed = self.together.stop_signal(self.signals.received)
+            stopping = agreed is not None
+            if stopping:  # and not otherwise: a signal may have come since it was asked
+                self.signals.received = agreed
             if p.step % self.checkpoint_every == 0 or last or stopping:
                 self._look(p)
                 p.train_seconds = seconds_before + time.perf_counter() - began
@@ -530,6 +534,10 @@ class _Training:
         )
 
     def _stop_validating(self, tokens: int) -> None:
+        agreed = self.together.stop_signal(self.signals.received)
+        if agreed is None:
+            return
+        self.signals.received = agreed
         self.signals.raise_if_received(
             "after its last step, with a checkpoint: give the same command again to finish it"
         )

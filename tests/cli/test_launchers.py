@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
+import tempfile
+import time
 from pathlib import Path
 
+import joblib
 import pytest
 import torch
+from joblib.externals.loky import get_reusable_executor
 
 from posbench import compose
 from posbench.training.device import spread
@@ -42,7 +48,7 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     ("worker", "words", "gpus", "device"),
     [
         ("LokyProcess-1", [], 4, "cuda:0"),
-        ("LokyProcess-7", [], 4, "cuda:2"),
+        ("LokyProcess-7", [], 4, "cuda:0"),
         ("LokyProcess-2", ["train.device=cuda:3"], 4, "cuda:3"),
         ("LokyProcess-2", ["train.device=cpu"], 4, "cpu"),
         ("LokyProcess-2", ["launch.nproc=2"], 4, "auto"),
@@ -51,10 +57,39 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     ],
 )
 def test_workers_of_joblib_share_the_gpus_out(
-    monkeypatch: pytest.MonkeyPatch, worker: str, words: list[str], gpus: int, device: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: str, words: list[str], gpus: int, device: str
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("posbench.training.device._held", {})
     config = compose(words)
     monkeypatch.setattr(multiprocessing.current_process(), "_name", worker)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     spread(config)
     assert config.train.device == device
+
+
+def _device_of_a_job(folder: str, gpus: int) -> tuple[int, str]:
+    tempfile.tempdir = folder
+    torch.cuda.device_count = lambda: gpus
+    config = compose([])
+    spread(config)
+    time.sleep(0.5)  # so that every worker has its jobs
+    return os.getpid(), str(config.train.device)
+
+
+def test_no_two_workers_have_one_gpu_and_one_that_is_renewed_takes_the_free_one(tmp_path: Path) -> None:
+    def devices(workers: int, gpus: int) -> dict[int, str]:
+        jobs = [joblib.delayed(_device_of_a_job)(str(tmp_path), gpus) for _ in range(3 * workers)]
+        found = set(joblib.Parallel(n_jobs=workers)(jobs))
+        of_workers = dict(found)
+        assert len(of_workers) == len(found), "a worker changed its GPU between jobs"
+        return of_workers
+
+    first = devices(2, 4)
+    assert sorted(first.values()) == ["cuda:0", "cuda:1"]
+    lost = next(pid for pid, device in first.items() if device == "cuda:0")
+    os.kill(lost, signal.SIGKILL)
+    time.sleep(0.5)
+    second = devices(2, 4)  # new workers, whose numbers go on
+    assert sorted(second.values()) == ["cuda:0", "cuda:1"] and lost not in second
+    get_reusable_executor().shutdown(wait=True)

@@ -58,9 +58,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def losses(run: Run) -> list[float]:
+def column(run: Run, name: str) -> list[float]:
     metrics = run.metrics
-    return list(metrics[metrics["kind"] == "train"]["loss"])
+    return list(metrics[metrics["kind"] == "train"][name])
+
+
+def losses(run: Run) -> list[float]:
+    return column(run, "loss")
 
 
 def folder_of(words: list[str], name: str) -> Path:
@@ -72,6 +76,8 @@ def assert_same(run: Run, alone: Run) -> None:
     assert run.manifest["fingerprints"]["batches"] == alone.manifest["fingerprints"]["batches"]
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
     assert abs(run.manifest["loss"] - alone.manifest["loss"]) < 1e-5
+    # AdamW and clipping both hide gradients of twice the size; their norm does not.
+    assert np.allclose(column(run, "grad_norm"), column(alone, "grad_norm"), rtol=1e-4)
     ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
     assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-4) for name in theirs)
 
@@ -126,7 +132,6 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
     _, said = started.communicate(timeout=120)
     assert time.monotonic() - began < 60
     assert started.returncode == 1 and f"process 1 of the run was killed by signal SIGKILL (pid {killed})" in said, said
-    assert not (folder_of(words, name) / ".launch.yaml").exists()
     other = "ddp" if then > 1 else strategy
     again = subprocess.run(
         command(words, name, then, other), capture_output=True, text=True, env=environment(), timeout=300
@@ -136,18 +141,64 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
     assert_same(load_run(folder_of(words, name)), alone)
 
 
-def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alone: Run) -> None:
+@pytest.mark.parametrize("to", ["the launcher", "everybody"])
+def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alone: Run, to: str) -> None:
+    """Cluster managers signal every process of a job, and the launcher passes on what it hears."""
+    name = f"stopped_{to[-4:]}"
     started = subprocess.Popen(
-        command(words, "stopped", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment()
+        command(words, name, 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     )
-    folder = folder_of(words, "stopped")
+    folder = folder_of(words, name)
     until(lambda: (folder / "metrics.jsonl").exists())
-    started.send_signal(signal.SIGTERM)
+    (os.killpg if to == "everybody" else os.kill)(started.pid, signal.SIGTERM)
     _, said = started.communicate(timeout=120)
     assert started.returncode == 143, said
+    assert said.count("stopping after this step") == 1 and "death signal" not in said, said
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["status"] == "stopped" and any((folder / "checkpoints").glob("step=*"))
-    assert_same(train(compose([*words, "experiment_name=stopped"])), alone)
+    if to == "everybody":
+        assert_same(train(compose([*words, f"experiment_name={name}"])), alone)
+
+
+TWICE = """
+import os, signal, sys, time
+from posbench.interruption import StopSignals
+with StopSignals("a run", echo_seconds=float(sys.argv[1])) as signals:
+    signals.waits = True
+    for pause in (0.0, 0.0, 0.6):
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("alive", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("echo", "survived"), [(0.0, 1), (0.5, 2), (5.0, 3)])
+def test_a_signal_that_comes_again_at_once_is_its_echo(echo: float, survived: int) -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE, str(echo)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("alive") == survived and done.returncode == (0 if survived == 3 else 143)
+
+
+def test_another_launch_on_the_same_folder_is_refused_and_changes_nothing(words: list[str], alone: Run) -> None:
+    first = subprocess.Popen(command(words, "twice", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment())
+    until(lambda: len(workers(first.pid)) == 2)
+    second = subprocess.run(
+        [*command(words, "twice", 2, "ddp"), "train.lr=5e-3"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+    )
+    _, said = first.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 2), said + second.stderr
+    assert_same(load_run(folder_of(words, "twice")), alone)
+
+
+def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
+    given = [*command(words, "sweep", 1, "ddp"), "-m", "seed=0,1"]
+    done = subprocess.run(
+        given, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
+    )
+    assert done.returncode == 2 and "a sweep (-m) under torchrun" in done.stderr
 
 
 def test_refusals_come_before_any_process(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
