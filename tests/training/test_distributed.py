@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from posbench import compose, load_run
 from posbench.config import ConfigError
+from posbench.fit import check_fits
 from posbench.runs import Run
 from posbench.training import train
 from posbench.training.distributed import Alone, Together
@@ -225,3 +227,23 @@ def test_shares_are_the_batch(size: int, rows: int) -> None:
         member.rank, member.size = rank, size
         shares.append(member.share_of(part))
     assert torch.equal(torch.cat(shares), part) and torch.equal(Alone().share_of(part), part)
+
+
+@pytest.mark.parametrize(
+    ("where", "strategy", "nproc", "fits"),
+    [
+        ("gpus", "ddp", 1, False),  # 1.2 billion parameters, 16 bytes each, in 12 GB
+        ("gpus", "ddp", 8, False),
+        ("gpus", "fsdp", 8, True),
+        ("cpu", "fsdp", 8, False),  # which share one memory
+    ],
+)
+def test_what_several_gpus_hold_together_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch, where: str, strategy: str, nproc: int, fits: bool
+) -> None:
+    monkeypatch.setattr("posbench.fit.memory_bytes", lambda config: 12 * 10**9)
+    monkeypatch.setattr("posbench.fit.is_on_gpus", lambda config: where == "gpus")
+    words = ["model=1b", "model.vocab_size=32768", "train.batch_size=8", "train.context_length=64"]
+    config = compose([*words, f"launch.nproc={nproc}", f"launch.strategy={strategy}"])
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"lower model\.num_layers"):
+        check_fits(config)
