@@ -118,12 +118,14 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
-    runs, peaks = {}, {}
+    runs: dict[str, _Step] = {}
+    peaks: dict[str, int | None] = {}
     for name, config in configs.items():
         held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
         device.reset_peak_memory()
         runs[name] = _Step(config, device)
-        peaks[name] = device.peak_memory_bytes() - held
+        # A process on a CPU has one resident set, whose peak is the first scheme's alone.
+        peaks[name] = device.peak_memory_bytes() - held if device.is_cuda or not peaks else None
     rates: dict[str, list[float]] = {name: [] for name in runs}
     phases: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     machine = []
@@ -251,7 +253,7 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
             f"{100 * of['mfu']:.1f}%",
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
             f"{of['first_step_seconds']:.1f}",
-            f"{of['peak_memory_bytes'] / 2**20:,.0f}",
+            f"{of['peak_memory_bytes'] / 2**20:,.0f}" if of["peak_memory_bytes"] else "–",
         )
     console.print(table)
 

@@ -141,11 +141,13 @@ def _train_job(composed: DictConfig) -> None:
     from posbench.fit import check_fits
     from posbench.training import train
     from posbench.training.device import spread
-    from posbench.training.launch import is_worker, launch
+    from posbench.training.distributed import is_worker
 
     spread(config)
     check_fits(config)
     if config.launch.nproc > 1 and not is_worker():
+        from posbench.training.launch import launch
+
         launch(config)
     else:
         train(config)

@@ -167,6 +167,14 @@ def check_divides(config: Config, processes: int) -> None:
         )
 
 
+def is_worker() -> bool:
+    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
+
+    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
+    """
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 @contextmanager
 def group(device: str = "auto") -> Iterator[Alone]:
     """This process among those of its run: `Alone`, or `Together` where a launcher has set RANK and WORLD_SIZE.
@@ -174,7 +182,7 @@ def group(device: str = "auto") -> Iterator[Alone]:
     Arguments: device, `train.device`. Yields: the group, joined; it is left at the end.
     Raises: ConfigError where this machine has fewer GPUs than processes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+    if not is_worker():
         yield Alone()
         return
     if torch.cuda.is_available() and device != "cpu":
@@ -196,9 +204,7 @@ def group(device: str = "auto") -> Iterator[Alone]:
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
     """This process's part of a sharded parameter, in the same memory; one that is not sharded itself."""
-    from torch.distributed.tensor import DTensor
-
-    return nn.Parameter(parameter.to_local().detach()) if isinstance(parameter, DTensor) else parameter
+    return nn.Parameter(parameter.to_local().detach()) if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
@@ -206,10 +212,11 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
     The others get nothing: what does not fit one device must not stand whole in each.
     """
+    if not is_sharded(like):
+        return shard
     from torch.distributed.tensor import DTensor
 
-    if not isinstance(like, DTensor):
-        return shard
+    assert isinstance(like, DTensor)
     whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     gathered = whole.full_tensor()
     return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
@@ -217,13 +224,14 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """This process's part of `value`, which is whole in all of them, laid out as `like` is."""
+    if not is_sharded(like):
+        return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(like, DTensor):
-        return value
+    assert isinstance(like, DTensor)
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local()
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is one process's view of a tensor that several hold."""
+    """Whether it is one process's view of a tensor that several hold (a DTensor)."""
     return hasattr(value, "to_local")

@@ -30,14 +30,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
-def is_worker() -> bool:
-    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
-
-    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
-    """
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def launch(config: Config) -> None:
     """Train the run of `config` in `launch.nproc` processes on this machine, and wait for them.
 
