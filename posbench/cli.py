@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbench.config import ConfigError
+from posbench.interruption import end_with, is_worker
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,6 +50,12 @@ def main() -> None:
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    if is_worker():
+        end_with(_application)
+    _application()
+
+
+def _application() -> None:
     with _explained():
         app()
 
@@ -141,7 +148,6 @@ def _train_job(composed: DictConfig) -> None:
     from posbench.fit import check_fits
     from posbench.training import train
     from posbench.training.device import spread
-    from posbench.training.distributed import is_worker
 
     spread(config)
     check_fits(config)

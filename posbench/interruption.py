@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 
 class Stopped(BaseException):
@@ -67,3 +70,30 @@ class StopSignals:
             self.raise_if_received("before its next step: give the same command again to go on")
         if self.speaks:
             os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
+
+
+def is_worker() -> bool:
+    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
+
+    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
+    """
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def end_with(job: Callable[[], object]) -> NoReturn:
+    """Run `job` and end the process with its exit status at once, without the interpreter's own farewell.
+
+    For one process of several: threads of its process group may want the interpreter to let go of a last tensor, which
+    is then gone, while its end waits for them, for ever.
+    """
+    status = 0
+    try:
+        job()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
+from posbench.interruption import is_worker
 
 if TYPE_CHECKING:
     from posbench.model import Decoder
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
+LETTING_GO_SECONDS = 0.05  # gloo's thread lets go of its last tensors, for which it needs the interpreter
 PREPARATION = timedelta(days=7)  # ... while it fetches and tokenises text
 
 
@@ -167,14 +169,6 @@ def check_divides(config: Config, processes: int) -> None:
         )
 
 
-def is_worker() -> bool:
-    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
-
-    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
-    """
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 @contextmanager
 def group(device: str = "auto") -> Iterator[Alone]:
     """This process among those of its run: `Alone`, or `Together` where a launcher has set RANK and WORLD_SIZE.
@@ -199,6 +193,7 @@ def group(device: str = "auto") -> Iterator[Alone]:
     try:
         yield Together()
     finally:
+        time.sleep(LETTING_GO_SECONDS)
         dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
 from posbench.config import Config, ConfigError
-from posbench.interruption import Stopped
+from posbench.interruption import Stopped, end_with
 
 PATIENCE_SECONDS = 900  # for the checkpoint that a signal asks for
 _STOPPED = (130, 143)
@@ -160,4 +160,4 @@ def _work(file: str) -> None:
 if __name__ == "__main__":
     if not os.environ.get("POSBENCH_TRACEBACK"):
         sys.excepthook = lambda kind, error, trace: None  # the launcher says it, once
-    _work(sys.argv[1])
+    end_with(lambda: _work(sys.argv[1]))

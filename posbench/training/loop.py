@@ -77,8 +77,8 @@ def train(config: Config, console: Console | None = None) -> Run:
     Raises: ConfigError for what a user can mend (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
     a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
     """
-    # One process may train many schemes; each gets compiled code of its own. Before a group is joined: what this imports
-    # would keep that group's threads alive.
+    # One process may train many schemes; each gets compiled code of its own. Before a group is joined: what this
+    # imports would keep that group's threads alive.
     torch.compiler.reset()
     with group(config.train.device) as together:
         return _train(config, console or Console(stderr=True, quiet=not together.is_first), together)
