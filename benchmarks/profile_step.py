@@ -2,8 +2,8 @@
 
     python -m benchmarks.profile_step --shape A --scheme qk_rope
 
-A floor is operations over the measured rate of matrix products, or bytes read and written once over the measured rate of
-a copy. Parts that stay in the cache can fall below theirs.
+A floor is operations over the measured rate of matrix products, or bytes read and written once over the measured
+rate of a copy. Parts that stay in the cache can fall below theirs.
 """
 
 from __future__ import annotations
