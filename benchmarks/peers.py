@@ -79,16 +79,24 @@ class Ours:
 
 
 class Theirs:
-    """A peer: a module from tokens to logits, under autocast for bfloat16, with PyTorch's fused AdamW."""
+    """A peer: a module from tokens to logits, under autocast for bfloat16, with PyTorch's own AdamW."""
 
-    def __init__(self, model: nn.Module, logits: Callable[[Any], Tensor], dtype: str, compiled: bool, device: Device):
+    def __init__(
+        self,
+        model: nn.Module,
+        logits: Callable[[Any], Tensor],
+        dtype: str,
+        compiled: bool,
+        fused: bool | None,
+        device: Device,
+    ) -> None:
         self.model, self.logits, self.device = model.to(device.torch), logits, device
         self.autocast = dtype == "bfloat16"
         self.called = torch.compile(self.model) if compiled else self.model
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         others = [p for p in model.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=fused)
 
     def step(self, tokens: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -233,7 +241,9 @@ NEVER_COMPILED = ("x-transformers rotary", "x-transformers ALiBi", "x-transforme
 BASE = "transformers Llama"
 
 
-def contenders(shape: Shape, dtype: str, compiled: list[bool], only: str, device: Device) -> dict[str, Any]:
+def contenders(
+    shape: Shape, dtype: str, compiled: list[bool], fused: bool | None, only: str, device: Device
+) -> dict[str, Any]:
     """Name -> contender, posbench's schemes first; peers that are not installed are named and left out."""
     found: dict[str, Any] = {}
     for scheme in SCHEMES:
@@ -252,12 +262,19 @@ def contenders(shape: Shape, dtype: str, compiled: list[bool], only: str, device
             if not (how and name in NEVER_COMPILED):
                 torch.manual_seed(0)
                 model, logits = make(shape)
-                found[name + (", compiled" if how else "")] = Theirs(model, logits, dtype, how, device)
+                found[name + (", compiled" if how else "")] = Theirs(model, logits, dtype, how, fused, device)
     return found
 
 
 def compare(
-    shape_name: str, dtype: str, compiled: list[bool], rounds: int, steps: int, only: str, keep: bool
+    shape_name: str,
+    dtype: str,
+    compiled: list[bool],
+    rounds: int,
+    steps: int,
+    only: str,
+    keep: bool,
+    fused: bool | None = True,
 ) -> dict[str, Any]:
     """Tokens per second of every contender, medians of alternating rounds.
 
@@ -270,7 +287,7 @@ def compare(
     device = choose_device(config_of(shape, "nope", dtype, False).train)
     tokens = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
-    runs = contenders(shape, dtype, compiled, only, device)
+    runs = contenders(shape, dtype, compiled, fused, only, device)
     first: dict[str, float] = {}
     for name, run in runs.items():
         first[name] = float(run.step(tokens))
@@ -298,6 +315,7 @@ def compare(
         **shape,
         "dtype": dtype,
         "freed_memory_kept": keep,
+        "peers_adamw": "fused" if fused else "torch's default",
         "device": device.describe(),
         "rounds": rounds,
         "steps_a_round": steps,
@@ -343,10 +361,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="a round")
     parser.add_argument("--only", default="", help="contenders whose name holds this")
     parser.add_argument("--free", action="store_true", help="glibc's own settings: freed memory goes back")
+    parser.add_argument("--default-adamw", action="store_true", help="the peers' AdamW as torch chooses it, not fused")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     compiled = [False] if given.eager else [False, True]
-    result = compare(given.shape, given.dtype, compiled, given.rounds, given.steps, given.only, not given.free)
+    fused = None if given.default_adamw else True
+    result = compare(given.shape, given.dtype, compiled, given.rounds, given.steps, given.only, not given.free, fused)
     show(result)
     if given.output:
         given.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

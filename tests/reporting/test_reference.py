@@ -1,0 +1,65 @@
+"""The results in the repository are those of the runs beside them, and the README quotes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from posbench.reporting import report
+
+ROOT = Path(__file__).parents[2]
+REFERENCES = sorted(path for path in (ROOT / "runs" / "reference").iterdir() if path.is_dir())
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
+
+
+def same(a: str, b: str) -> bool:
+    """Equal, numbers to rounding: the last digits of a t quantile are scipy's."""
+    try:
+        return float(a) == pytest.approx(float(b), rel=1e-6, abs=1e-9, nan_ok=True)
+    except ValueError:
+        return a == b
+
+
+@pytest.mark.parametrize("folder", REFERENCES, ids=lambda path: path.name)
+def test_a_committed_table_is_what_its_runs_say(folder: Path, tmp_path: Path) -> None:
+    report(folder, against="kexue-10862", output=tmp_path, console=Console(file=io.StringIO()))
+    for name in ("table.csv", "pairs.csv"):
+        made, kept = rows(tmp_path / name), rows(folder / "report" / name)
+        assert len(made) == len(kept) > 0
+        for ours, theirs in zip(made, kept, strict=True):
+            assert ours.keys() == theirs.keys()
+            assert not [(key, ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])]
+
+
+def test_the_readme_quotes_the_reports() -> None:
+    known = {
+        tuple(cells(line))
+        for folder in REFERENCES
+        for line in (folder / "report" / "report.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    }
+    results = (ROOT / "README.md").read_text(encoding="utf-8").split("## Results")[1].split("\n## ")[0]
+    schemes = {path.stem for path in (ROOT / "conf" / "scheme").iterdir()}
+    quoted = [cells(line) for line in results.splitlines() if line.startswith("|") and cells(line)[0] in schemes]
+    assert {row[0] for row in quoted} == schemes
+    for row in quoted:
+        assert any(row[0] == of[0] and all(cell in of for cell in row) for of in known), row
+
+
+def test_reference_runs_are_small() -> None:
+    kept = [path for folder in REFERENCES for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) < 20 * 2**20
+    assert not {path.suffix for path in kept} & {".safetensors", ".bin", ".pt", ".png"}
