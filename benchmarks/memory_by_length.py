@@ -27,7 +27,7 @@ def measure(scheme: str, length: int) -> dict[str, float]:
 
 
 def draw(figures: dict[str, dict[str, dict[str, float]]], file: Path) -> None:
-    """Two panels over length: peak memory and seconds, both axes logarithmic."""
+    """Two panels over length: peak memory, and seconds on a logarithmic axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,12 +51,15 @@ def draw(figures: dict[str, dict[str, dict[str, float]]], file: Path) -> None:
                 marker=look.marker,
             )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        axes.set_xticks(LENGTHS, [f"{length // 1024}k" for length in LENGTHS])
         axes.set_xlabel("length (tokens)")
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
+    panels[0].set_ylim(0, 2300)
     panels[0].axhline(2048, color="0.5", linestyle=":", linewidth=1)
-    panels[0].legend(frameon=False)
+    panels[0].text(LENGTHS[0], 2080, "2 GiB", color="0.4")
+    panels[1].set_yscale("log")
+    panels[1].legend(frameon=False)
     figure.savefig(file)
 
 
