@@ -7,6 +7,7 @@ stopped by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def main() -> None:
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    gc.set_threshold(50_000)  # little that an import makes is garbage: a tenth of the start goes to looking for it
     if is_worker():
         end_with(_application)
     _application()
