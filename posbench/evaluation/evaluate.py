@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention.py", "model.py", "schemes/*.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -50,6 +51,7 @@ def score_split(
     bits_per_byte.
     """
     from posbench.evaluation.protocols import PROTOCOLS
+    from posbench.training.fingerprints import code_fingerprint
 
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -77,6 +79,7 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
+        "code": code_fingerprint(_CODE),
     }
     return rows, summary
 

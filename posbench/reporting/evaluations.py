@@ -100,13 +100,14 @@ class Evaluation:
 
     @cached_property
     def task(self) -> tuple[Any, ...]:
-        """What was scored. Two evaluations of one task can be set beside each other window by window."""
+        """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
         keys = [
             name
             for name in self.windows
             if name in ("document", "start", "gap", "bucket_start", "bucket_end", "targets")
         ]
-        return tuple((name, self.windows[name].to_numpy().tobytes()) for name in sorted(keys))
+        how = tuple(str(self.header.get(key)) for key in ("data", "tokenizer", "dtype", "code"))
+        return how, tuple((name, self.windows[name].to_numpy().tobytes()) for name in sorted(keys))
 
 
 def evaluations(run: Path) -> list[Evaluation]:

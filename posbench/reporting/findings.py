@@ -10,7 +10,7 @@ import numpy as np
 
 from posbench.config import ConfigError
 from posbench.reporting import probes
-from posbench.reporting.evaluations import evaluations
+from posbench.reporting.evaluations import VALIDATION, evaluations
 from posbench.reporting.frame import records, results
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
@@ -91,7 +91,8 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         published = load_published(config.experiment.published)
     found = {(run["scheme"], run["seed"]): evaluations(Path(run["path"])) for run in runs}
     measurements = measure(found, joined, config.train.context_length, notes)
-    pairs = compare_all(_matrix(joined), joined.schemes)
+    schemes, seeds, losses = _matrix(joined, measurements)
+    pairs = compare_all(losses, schemes)
     position = probes.position(found, notes)
     return Findings(
         experiment=", ".join(sorted({run["experiment"] for run in runs})),
@@ -101,7 +102,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         joined=joined,
         measurements=measurements,
         pairs=pairs,
-        chain=chain(pairs) if pairs else Chain(joined.schemes, [], [], len(joined.seeds)),
+        chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
         position=position,
         retrieval=probes.retrieval(found, notes),
         early=probes.early_tokens(measurements, position, config.train.context_length),
@@ -123,10 +124,16 @@ def _any_config(frame: pd.DataFrame) -> Config:
     raise failure
 
 
-def _matrix(joined: Joined) -> Floats:
-    """Validation losses [seeds, schemes], nats/token, in the order of `joined.seeds` and `joined.schemes`."""
+def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str], int, Floats]:
+    """The schemes, the number of seeds, and the validation losses [seeds, schemes], nats/token, that are ranked.
+
+    They are those of the loss table, of the same windows; where no run stored its windows, those of the manifests.
+    """
+    stored = [m for m in measurements if m.protocol == VALIDATION]
+    if stored:
+        return [m.scheme for m in stored], len(stored[0].seeds), np.array([m.losses for m in stored]).T
     table = joined.runs.pivot(index="seed", columns="scheme", values="loss")
-    return np.asarray(table.loc[joined.seeds, joined.schemes], dtype=np.float64)
+    return joined.schemes, len(joined.seeds), np.asarray(table.loc[joined.seeds, joined.schemes], dtype=np.float64)
 
 
 def _curves(joined: Joined, notes: list[str]) -> pd.DataFrame:

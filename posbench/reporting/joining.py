@@ -5,6 +5,7 @@ Nothing is left out silently: every run that does not take part is named with th
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,8 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
     """The largest set of finished runs whose fingerprints agree, cut down to the seeds that its schemes share.
 
     data, tokenizer, configuration (the number format is in it) and code must agree between all runs; initial weights
-    and batches between the schemes of one seed. Where sets are equally large, the one with the baseline is taken,
-    then the latest.
+    and batches between the schemes of one seed; a scheme's options between its seeds. Where sets are equally large,
+    the one with the baseline is taken, then the latest.
 
     Raises: ConfigError where no run is finished, or the baseline is not among the schemes that ran.
     """
@@ -98,6 +99,16 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
         leave(apart, [_differs(row, same, per_seed) for _, row in apart.iterrows()])
         kept.append(same)
     finished = _concat(kept)
+
+    options = "scheme's options"
+    finished = finished.assign(**{options: [_options(path) for path in finished["path"]]})
+    kept = []
+    for _, group in finished.groupby("scheme"):
+        same, apart = _largest(group, [options], baseline)
+        here = json.loads(same[options].iloc[0])
+        leave(apart, [f"has other options{_values(json.loads(row), here, 'most have')}" for row in apart[options]])
+        kept.append(same)
+    finished = _concat(kept).drop(columns=options)
 
     twice = finished.duplicated(["scheme", "seed"])
     leave(finished[twice], ["another run of the same scheme and seed is already in"] * int(twice.sum()))
@@ -155,7 +166,7 @@ def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:
     names = [c.removeprefix("fingerprint.") for c in columns if row[c] != kept[c].iloc[0]]
     words = [_MEANING[name] for name in names]
     if "config" in names:
-        words[names.index("config")] += _values(_identity(row["path"]), _identity(kept["path"].iloc[0]))
+        words[names.index("config")] += _values(_common(row["path"]), _common(kept["path"].iloc[0]))
     return "differs from the others in " + " and ".join(words)
 
 
@@ -165,14 +176,25 @@ def _identity(path: str) -> dict[str, Any]:
     return identity if isinstance(identity, dict) else {}
 
 
-def _values(here: dict[str, Any], there: dict[str, Any]) -> str:
+def _common(path: str) -> dict[str, Any]:
+    """What of it is in the configuration's fingerprint."""
+    return {
+        key: value
+        for key, value in _identity(path).items()
+        if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
+    }
+
+
+def _options(path: str) -> str:
+    """The options of a run's scheme, as JSON: runs of one name must agree in them."""
+    identity = _identity(path)
+    return json.dumps({key: identity[key] for key in sorted(identity) if key.startswith("scheme.")})
+
+
+def _values(here: dict[str, Any], there: dict[str, Any], others: str = "others") -> str:
     """` (train.lr: 0.001, others 0.003)`, the first three differences that tell."""
-    keys = [
-        k
-        for k in {**here, **there}
-        if here.get(k) != there.get(k) and not k.startswith("scheme.") and k not in ("seed", "device.compiled")
-    ]
-    told = [f"{k}: {here.get(k)}, others {there.get(k)}" for k in keys[:3]] + ["..."] * (len(keys) > 3)
+    keys = [k for k in {**here, **there} if here.get(k) != there.get(k)]
+    told = [f"{k}: {here.get(k)}, {others} {there.get(k)}" for k in keys[:3]] + ["..."] * (len(keys) > 3)
     return f" ({'; '.join(told)})" if told else ""
 
 

@@ -87,9 +87,10 @@ def same_task(found: Found, protocol: str, length: int, notes: list[str]) -> Pla
     same = {key: e for key, e in there.items() if e.task == task}
     if count < len(there):
         others = ", ".join(f"{scheme} seed {seed}" for scheme, seed in there if (scheme, seed) not in same)
+        mend = "train them again with the same settings" if protocol == VALIDATION else "run `posbench eval --again`"
         notes.append(
-            f"{protocol} at {length}: left out {others}, which scored other windows than the rest; run "
-            "`posbench eval --again` on them."
+            f"{protocol} at {length}: left out {others}, which scored other windows than the rest, or in another number "
+            f"format or by other code; {mend} on them."
         )
     return same
 

@@ -280,7 +280,8 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
     Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
     [documents], its scored tokens. All means are resampled by the same documents. The standard error of the bootstrap
     is widened by sqrt(n / (n - 1)) and Student's t for n documents, since resampling few documents understates their
-    spread.
+    spread; n is (sum of targets)^2 / (sum of squares), the number of equally long documents that would weigh the same
+    (Kish 1965).
     Returns: [means] in nats/token; NaN with one document, or where a loss is no number.
     """
     count, error = len(targets), np.full(len(nll), math.nan)
@@ -296,7 +297,8 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
         return np.asarray(nll @ times.T / (targets @ times.T)).reshape(len(nll), *index.shape[:-1])
 
     batch = max(1, min(resamples, 8_000_000 // count))
-    widened = math.sqrt(count / (count - 1)) * student(count - 1, confidence)
+    alike = max(1.5, float(targets.sum() ** 2 / (targets**2).sum()))
+    widened = math.sqrt(alike / (alike - 1)) * student(alike - 1, confidence)
     error[finite] = widened * bootstrap_error(ratios, count, resamples, batch)
     return error
 

@@ -68,6 +68,11 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
     return digest(json.dumps(shared, sort_keys=True))
 
 
+def continued(before: str | None, now: str) -> str:
+    """What a run was made with from its first step on: `now`, or `before+now` where it went on under something else."""
+    return now if before is None or before == now else before if before.endswith(f"+{now}") else f"{before}+{now}"
+
+
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`key: before -> now`, a line for each value that differs."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -85,11 +90,11 @@ def weights_fingerprint(model: Decoder) -> str:
 
 
 @cache
-def code_fingerprint() -> str:
-    """Of the source files that decide what a run computes."""
+def code_fingerprint(patterns: tuple[str, ...] = _CODE) -> str:
+    """Of source files, given as patterns within the package; those that decide what training computes by default."""
     package = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
-    for pattern in _CODE:
+    for pattern in patterns:
         for file in sorted(package.glob(pattern)):
             total.update(file.relative_to(package).as_posix().encode())
             total.update(file.read_bytes())

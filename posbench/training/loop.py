@@ -337,6 +337,9 @@ class _Training:
                 f"{kept} belongs to a run of another configuration: {'; '.join(changed)}. Delete {self.checkpoints} to "
                 "begin anew"
             )
+        for kind in ("versions", "fingerprints"):  # a mixture of two codes is neither of them
+            for key, now in self.facts[kind].items():
+                self.facts[kind][key] = fingerprints.continued(state["manifest"][kind].get(key), now)
         checkpoint.put_weights(self.model, checkpoint.load_tensors(kept, checkpoint.MODEL))
         self.optimizer.load_state(checkpoint.load_tensors(kept, checkpoint.OPTIMIZER))
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})

@@ -55,6 +55,14 @@ def test_initial_weights_and_batches_are_compared_within_a_seed_only(experiment:
     assert not joined(experiment).left_out
 
 
+def test_runs_of_one_name_with_other_options_are_not_one_scheme(own: Path) -> None:
+    for seed in range(4):
+        run_of(own, "qk_rope", seed).update_manifest(identity={"scheme.base": 5e5 if seed == 3 else 1e4})
+    found = joined(own)
+    assert "has other options (scheme.base: 500000.0, most have 10000.0)" in why(found)[("qk_rope", 3)]
+    assert found.seeds == [0, 1, 2]
+
+
 def test_the_values_that_differ_are_told(own: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         run_of(own, scheme, 0).update_manifest(identity={"train.lr": 0.01 if scheme == "nope" else 0.003, "seed": 0})

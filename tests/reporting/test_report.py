@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import shutil
@@ -205,3 +206,22 @@ def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path)
     text = " ".join(said(own, tmp_path).split())
     assert "validation at 256: left out nope seed 1, which scored other windows than the rest" in text
     assert "Compared over seeds 0, 2, 3, since the others lack this evaluation: validation at 256." in text
+    assert "Paired t-tests over 3 seeds" in text  # the ranking is of the losses in the table
+
+
+@pytest.mark.parametrize("key", ["dtype", "code", "data", "tokenizer"])
+def test_losses_in_another_number_format_or_of_other_code_are_not_set_side_by_side(
+    own: Path, tmp_path: Path, key: str
+) -> None:
+    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: "another"}))
+    assert "validation at 256: left out nope seed 1" in " ".join(said(own, tmp_path).split())
+
+
+def test_a_scheme_far_noisier_than_the_others_is_pointed_at(own: Path, tmp_path: Path) -> None:
+    assert "spread more" not in said(own, tmp_path / "before")
+    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
+    frame = pd.read_parquet(file)
+    frame["nll"] *= 1.2
+    frame.to_parquet(file, index=False)
+    assert re.search(r"the losses of nope \(\d+ times\) spread more", " ".join(said(own, tmp_path / "after").split()))

@@ -232,6 +232,16 @@ def test_what_changed_since_the_run_began_is_said(config: Make, at_step: AtStep)
 # Refused, or left alone
 
 
+def test_a_run_of_two_codes_is_the_run_of_neither(
+    config: Make, at_step: AtStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = cut_off(at_step, config())
+    old = begun.manifest["fingerprints"]["code"]
+    monkeypatch.setattr(loop.fingerprints, "code_fingerprint", lambda *_: "newcode")
+    cut_off(at_step, config(), 8)
+    assert train(config()).manifest["fingerprints"]["code"] == f"{old}+newcode"
+
+
 def test_a_finished_run_is_left_alone(config: Make) -> None:
     run = train(config())
     before = files(run.path)

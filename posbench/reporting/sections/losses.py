@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from posbench.reporting.evaluations import VALIDATION
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, letters, sd_range
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
+
+UNEVEN = 3.0  # times the median spread over seeds
 
 
 def losses(findings: Findings, drawn: list[str]) -> Section:
@@ -109,10 +113,12 @@ def ranking(findings: Findings) -> Section | None:
         return Section("Ranking", [f"By loss, lowest first: {chain.text}", why], chain=chain)
     words = [
         chain.text,
-        f"Paired t-tests over {chain.seeds} seeds for all {len(pairs)} pairs, Holm's correction: the chance of any "
-        f"false “>” is at most {LEVEL:.0%}. “>” stands where every scheme to its left is decided better than every "
-        "scheme to its right; “~” where that cannot be said, which is no evidence that they are equal.",
+        f"Paired t-tests over {chain.seeds} seeds for all {len(pairs)} pairs, Holm's correction: where differences "
+        f"between seeds are about normal, the chance of any false “>” is at most {LEVEL:.0%}. “>” stands where every "
+        "scheme to its left is decided better than every scheme to its right; “~” where that cannot be said, which is "
+        "no evidence that they are equal.",
     ]
+    words += _uneven(findings)
     tables = []
     neighbours = zip(chain.order, chain.signs, chain.order[1:], strict=False)
     undecided = [(left, right) for left, sign, right in neighbours if sign == "~"]
@@ -133,6 +139,20 @@ def ranking(findings: Findings) -> Section | None:
         )
         words.append(f"Decided although no “>” stands between them: {more}.")
     return Section("Ranking", words, tables, chain=chain)
+
+
+def _uneven(findings: Findings) -> list[str]:
+    """Schemes whose losses spread far more over seeds than the others' do: their tests are the least trustworthy."""
+    spread = {m.scheme: float(np.std(m.losses, ddof=1)) for m in findings.at(VALIDATION).values()}
+    usual = float(np.median(list(spread.values()))) if spread else 0.0
+    far = [f"{name} ({of / usual:.0f} times)" for name, of in spread.items() if of > UNEVEN * usual > 0]
+    if not far:
+        return []
+    return [
+        f"Over seeds the losses of {', '.join(far)} spread more than those of the scheme in the middle. Where some "
+        "seeds fail to learn what others learn, differences are not normal, and a t-test of few seeds is wrong more "
+        "often than it says."
+    ]
 
 
 def undecided_table(pairs: list[Pair]) -> Table:
