@@ -139,7 +139,7 @@ def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str],
 def _curves(joined: Joined, notes: list[str]) -> pd.DataFrame:
     """Validation losses while training, all of the same first tokens of the split.
 
-    The last loss of a run is of the whole split and stands at the step of the one before it, so it is not among them.
+    The last loss of a run is of more of the split and stands at the step of the one before it, so it is not among them.
     """
     import pandas as pd
 

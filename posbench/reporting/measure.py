@@ -89,8 +89,8 @@ def same_task(found: Found, protocol: str, length: int, notes: list[str]) -> Pla
         others = ", ".join(f"{scheme} seed {seed}" for scheme, seed in there if (scheme, seed) not in same)
         mend = "train them again with the same settings" if protocol == VALIDATION else "run `posbench eval --again`"
         notes.append(
-            f"{protocol} at {length}: left out {others}, which scored other windows than the rest, or in another number "
-            f"format or by other code; {mend} on them."
+            f"{protocol} at {length}: left out {others}, which scored other windows than the rest, or in another "
+            f"number format or by other code; {mend} on them."
         )
     return same
 
