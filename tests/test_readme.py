@@ -1,0 +1,59 @@
+"""What the README and the other documents say can be followed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from posbench.composition import compose
+from posbench.training import train
+from tests.conftest import small_run
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
+    for link in links:
+        assert link.startswith("https://") or (document.parent / link).exists(), link
+
+
+def test_files_that_documents_and_code_name_exist() -> None:
+    texts = [*DOCUMENTS, *(ROOT / "posbench").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
+    named = {name for file in texts for name in re.findall(r"\bdocs/[\w-]+\.\w+", file.read_text(encoding="utf-8"))}
+    assert named and not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_the_python_of_the_readme_runs(
+    documents: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(compose(small_run(documents, cache, tmp_path / "made")))
+    shutil.copytree(run.path, tmp_path / "runs" / "demo" / "vo_rope" / "seed=0")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert blocks and names["logits"].shape[-1] == 512  # type: ignore[attr-defined]
+
+
+def test_what_the_readme_says_of_the_reference_is_so() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    folder = ROOT / "runs" / "reference" / "demo_cpu"
+    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*/*/run.json")]
+    assert {run["device"]["dtype"] for run in manifests} == {"bfloat16"} and "bfloat16 (`train.dtype=auto`" in text
+    assert len(manifests) == 55 and "11 schemes x 5 seeds" in text
+    report = (folder / "report" / "report.md").read_text(encoding="utf-8")
+    found = re.search(r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) against", report)
+    assert found and f"Kendall's tau {found[1]} (p = {found[2]}, nine schemes)" in text
+    against = report.split("### Pairs that stand the other way round")[1].split("\n##")[0]
+    turned = [line for line in against.splitlines() if re.match(r"\| \w+_?\w*, \w+ ", line)]
+    decided = [line for line in turned if "| yes" in line]
+    assert f"{len(turned)} stand the other way round, {len(decided)} of them decided" in text
+    assert f"{36 - len(turned)} of 36 pairs stand as published" in text
