@@ -9,10 +9,10 @@ A small grouped-query decoder with random weights is built under the scheme and 
     future  do other tokens from t on leave the logits before t as they were?
     fp64    do the logits equal those of `posbench.reference`, the definition?
 
-and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: by every path
-that attention takes when runs train and are read (as chosen for the scheme, in query blocks, by FlexAttention where there
-is a bias, piece by piece on kept keys and values), are the logits those of the definition, but for roundings? Does each
-hook alone give what it gives in float64?
+and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: by every
+path that attention takes when runs train and are read (as chosen for the scheme, in query blocks, by FlexAttention
+where there is a bias, piece by piece on kept keys and values), are the logits those of the definition, but for
+roundings? Does each hook alone give what it gives in float64?
 
 A certificate that does not apply shows as "-". A kind of scheme that `posbench.reference` does not define (a plug-in's)
 cannot be held to a definition, and the table says so; its formats are held to its own float64 logits instead.
