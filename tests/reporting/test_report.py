@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -74,6 +75,19 @@ def test_the_chain_is_printed_with_what_could_be_seen(written: Path) -> None:
         text,
         re.MULTILINE,
     )
+
+
+def test_the_set_up_states_the_options_of_every_scheme(tmp_path: Path, world: Callable[..., World]) -> None:
+    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.1, "sinusoidal": 0.2}, seeds=(0, 1)))
+    for seed in (0, 1):
+        file = run_of(folder, "sinusoidal", seed).path / "config.yaml"
+        file.write_text(file.read_text().replace("amplitude: 1.0", "amplitude: 0.5"))
+    said(folder, tmp_path / "report")
+    table = html.unescape((tmp_path / "report" / "report.md").read_text().rpartition("## Set-up")[2])
+    amount = "sines of amplitude 0.01; token embeddings begin with standard deviation 0.02"
+    assert "\n| qk_rope | rotary | base=10000.0, sites=['q', 'k'] | – |" in table
+    assert "\n| nope | nope | – | – |" in table
+    assert f"\n| sinusoidal | sinusoidal | amplitude=0.5, base=10000.0 | {amount} |" in table
 
 
 def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:
