@@ -66,6 +66,8 @@ class Past:
 class Attention(nn.Module):
     """Causal self-attention with the scheme's hooks. Grouped-query where num_kv_heads < num_heads."""
 
+    attend = staticmethod(attend)  # one of the ways of `posbench.attention`: `posbench verify` asks for each
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.head_dim and config.num_kv_heads
@@ -80,7 +82,7 @@ class Attention(nn.Module):
         q, k, v = scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos)
         if past is not None:
             k, v = past.with_new(k, v)
-        o = attend(q, k, v, scheme.bias if scheme.has_bias else None, offset)
+        o = self.attend(q, k, v, scheme.bias if scheme.has_bias else None, offset)
         return self.out(scheme.o(o, pos).transpose(1, 2).reshape(B, T, -1))
 
 

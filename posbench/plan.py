@@ -41,12 +41,13 @@ class Plan:
     tokens_a_run: int  # of the first
     tokens_in_all: int
     training_flops: float  # of all runs
+    validation_flops: float  # of what training reads without a gradient, now and then and at the end
     evaluation_flops: float
     device: str
     flops_per_second: float  # its rate in bf16 by the datasheet
     mfu: float
     gpus: int
-    hours: float  # GPU-hours of all runs, training and evaluation
+    hours: float  # GPU-hours of all runs: training, its validation and evaluation
     wall_hours: float  # with `gpus` of them busy all the time
     memory_bytes: dict[str, int]  # per GPU while training, one process a run
     disk_bytes: dict[str, int]
@@ -83,13 +84,14 @@ def plan(
     ]
     first = configs[0]
     vocab_size = _vocab_size(first)
-    training = evaluation = 0.0
+    training = validation = evaluation = 0.0
     all_tokens = checkpoints = 0
     largest, memory = first, training_memory(first, vocab_size)
     for config in configs:
         vocab = _vocab_size(config)
         tokens = config.train.num_steps * config.train.tokens_per_step
         training += seeds * tokens * training_flops_per_token(config.model, vocab, config.train.context_length)
+        validation += seeds * _validation_flops(config, vocab)
         evaluation += seeds * _evaluation_flops(config, vocab)
         all_tokens += seeds * tokens
         # Weights and two moments in float32.
@@ -98,7 +100,7 @@ def plan(
         if sum(wanted.values()) > sum(memory.values()):
             largest, memory, vocab_size = config, wanted, vocab
     parameters = largest.model.num_parameters(vocab_size)
-    hours = (training / mfu + evaluation / mfu) / rate / 3600
+    hours = (training + validation + evaluation) / mfu / rate / 3600
     runs = seeds * len(configs)
     total = sum(parameters.values())
     text = first.data.token_budget or 0
@@ -113,6 +115,7 @@ def plan(
         context_length=first.train.context_length,
         tokens_a_run=first.train.num_steps * first.train.tokens_per_step,
         training_flops=training,
+        validation_flops=validation,
         evaluation_flops=evaluation,
         device=device if flops_per_second is None else "as given",
         flops_per_second=rate,
@@ -152,6 +155,16 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
         "activations": width * model.num_layers * layer * tokens,
         "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
     }
+
+
+def _validation_flops(config: Config, vocab_size: int) -> float:
+    """Of the validation while one run trains, before its first step too, and of the longer one after its last."""
+    train, context = config.train, config.train.context_length
+    every = train.validate_every or max(1, math.ceil(train.num_steps / 10))
+    watched = max(train.validation_tokens, context) // context * context
+    final = config.evaluation.max_tokens // context * context
+    tokens = (1 + (train.num_steps - 1) // every) * watched + final
+    return tokens * forward_flops_per_token(config.model, vocab_size, context)
 
 
 def _evaluation_flops(config: Config, vocab_size: int) -> float:
@@ -198,7 +211,8 @@ def show(plan: Plan, console: Console) -> None:
         f"{_big(plan.parameters_embedding)} in the embeddings",
         "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_in_all)} in all; context "
         f"{plan.context_length:,}",
-        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.evaluation_flops:.3g} to evaluate",
+        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate meanwhile, "
+        f"{plan.evaluation_flops:.3g} to evaluate",
         "memory": f"{_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
         f"{_bytes(memory['state'])}, activations {_bytes(memory['activations'])}, logits {_bytes(memory['logits'])}",
         "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.0f} "

@@ -8,7 +8,7 @@ from posbench import reference
 from posbench.attention import attend
 from posbench.composition import choices, compose
 from posbench.config import ConfigError
-from posbench.model import build_model
+from posbench.model import Attention, build_model
 from posbench.schemes import SCHEMES, Scheme
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.rotary import Rotary
@@ -155,7 +155,7 @@ def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name, mon
         queries.append(q.shape[2])
         return attend(q, *rest)
 
-    monkeypatch.setattr("posbench.model.attend", watched)
+    monkeypatch.setattr(Attention, "attend", staticmethod(watched))
     config = compose([f"scheme={name}", *MODEL])
     model = build_model(config, VOCAB)
     randomise(model)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +13,12 @@ from typer.testing import CliRunner
 
 from posbench import build_model, compose
 from posbench.cli import app
+from posbench.composition import choices, conf_dir
 from posbench.config import ConfigError
 from posbench.costs import forward_flops_per_token, training_flops_per_token
+from posbench.model import Decoder
 from posbench.plan import plan, training_memory
+from posbench.training import train
 
 
 def test_flops_are_those_of_the_products_that_run() -> None:
@@ -48,10 +54,45 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
     half, quarter = plan(words, mfu=0.5), plan(words, mfu=0.25, gpus=8)
     assert quarter.hours == pytest.approx(2 * half.hours)
     assert quarter.wall_hours == pytest.approx(quarter.hours * 4 / 27)  # 27 runs on 8: four rounds
-    total = half.training_flops + half.evaluation_flops
+    total = half.training_flops + half.validation_flops + half.evaluation_flops
     assert half.hours == pytest.approx(total / 0.5 / 989e12 / 3600)
     given = plan(words, device="nonsense", flops_per_second=1e15, mfu=1.0)
     assert given.hours == pytest.approx(total / 1e15 / 3600)
+
+
+@pytest.mark.parametrize("every", ["null", "3", "7"])
+def test_validation_is_what_a_run_reads_without_a_gradient(
+    every: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    nll = Decoder.nll
+
+    def counted(model: Decoder, tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        read.append(tokens.numel())
+        return nll(model, tokens, *rest, **named)
+
+    monkeypatch.setattr(Decoder, "nll", counted)
+    for n in range(40):
+        (tmp_path / f"{n}.txt").write_text(f"{n} " + "words " * 50, encoding="utf-8")
+    words = ["experiment=demo", "scheme=nope", "model=tiny", "tokenizer=bytes", "data=files"]
+    words += [f"data.path={tmp_path}/*.txt"]
+    words += [f"data.cache_dir={tmp_path}/cache", f"runs_dir={tmp_path}/runs", "data.validation_fraction=0.3"]
+    words += ["train.steps=12", "train.context_length=32", "train.batch_size=2", f"train.validate_every={every}"]
+    words += ["train.validation_tokens=100", "evaluation.max_tokens=1000", "train.compile=false"]
+    train(compose(words))
+    config = compose(words)
+    forward = forward_flops_per_token(config.model, 257, 32)
+    assert plan(words).validation_flops == sum(read) * forward > 0
+
+
+@pytest.mark.parametrize("name", [name for name in choices("experiment") if name != "demo"])
+def test_the_cost_in_an_experiments_header_is_what_plan_says(name: str) -> None:
+    header = (conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    found = re.search(r"\(posbench plan\): (\d+) runs .*, (\S+) FLOPs, (?:about ([\d,]+) H100-hours)?", header)
+    said = plan([f"experiment={name}"])
+    assert found
+    assert int(found[1]) == said.runs and found[2] == f"{said.training_flops:.1e}"
+    assert not found[3] or found[3] == f"{said.hours:,.0f}"
 
 
 def test_memory_is_about_what_a_compiled_step_keeps() -> None:

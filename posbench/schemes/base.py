@@ -39,6 +39,10 @@ class Scheme(nn.Module):
         super().__init__()
         self.shape = shape
 
+    def describe(self) -> str:
+        """What the options amount to in this decoder, a phrase for the report; empty where they say it themselves."""
+        return ""
+
     def prepare(self, pos: Tensor) -> Any:
         """What the hooks below need to know of the positions [T], such as the cosines and sines of a rotation.
 

@@ -32,6 +32,10 @@ class Sinusoidal(Scheme):
             raise ConfigError(f"scheme.base={base} must lie above 1 and below 1e15 (10000 is usual)")
         self.amplitude, self.base = float(amplitude), float(base)
 
+    def describe(self) -> str:
+        std = self.shape.embedding_std
+        return f"sines of amplitude {self.amplitude * std:g}; token embeddings begin with standard deviation {std:g}"
+
     def prepare(self, pos: Tensor) -> Tensor:
         """The table to add, [T, C] float64."""
         width = self.shape.d_model

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import math
 import platform
@@ -234,6 +235,9 @@ def _kept_of(manifest: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str
     return {key: manifest[key] for key in ("started", "wandb") if key in manifest}
 
 
+_numbers = itertools.count()  # of the runs that this process trains
+
+
 class _Training:
     """The loop over one run; `go` runs it to the end."""
 
@@ -254,6 +258,8 @@ class _Training:
         self.together = together
         self.config, self.run, self.corpus, self.batches = config, run, corpus, batches
         self.device, self.facts, self.console, self.notice, self.signals = device, facts, console, notice, signals
+        # A process on a CPU has one resident set, which later runs find as the first left it.
+        self.has_own_memory = next(_numbers) == 0 or device.is_cuda
         self.model = model.to(device.torch)
         self.model.compute_dtype = device.dtype
         if device.compiled:
@@ -498,7 +504,7 @@ class _Training:
     def _finish(self, tracker: Tracker, bar: TrainingProgress) -> None:
         """Score the whole validation split, store it window by window, and close the manifest."""
         p, config = self.progress, self.config
-        peak = self.device.peak_memory_bytes()
+        peak = self.device.peak_memory_bytes() if self.has_own_memory else None
         context = config.train.context_length
         rows, summary = score_split(
             self.model, self.corpus, "validation", "validation", context, config.evaluation, None, self._stop_validating

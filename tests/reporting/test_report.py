@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
@@ -75,6 +76,30 @@ def test_the_chain_is_printed_with_what_could_be_seen(written: Path) -> None:
         text,
         re.MULTILINE,
     )
+
+
+def test_the_set_up_states_the_options_of_every_scheme(tmp_path: Path, world: Callable[..., World]) -> None:
+    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.1, "sinusoidal": 0.2}, seeds=(0, 1)))
+    for seed in (0, 1):
+        file = run_of(folder, "sinusoidal", seed).path / "config.yaml"
+        file.write_text(file.read_text().replace("amplitude: 1.0", "amplitude: 0.5"))
+    said(folder, tmp_path / "report")
+    table = html.unescape((tmp_path / "report" / "report.md").read_text().rpartition("## Set-up")[2])
+    amount = "sines of amplitude 0.01; token embeddings begin with standard deviation 0.02"
+    assert "\n| qk_rope | rotary | base=10000.0, sites=['q', 'k'] | – |" in table
+    assert "\n| nope | nope | – | – |" in table
+    assert f"\n| sinusoidal | sinusoidal | amplitude=0.5, base=10000.0 | {amount} |" in table
+
+
+def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp_path: Path) -> None:
+    peaks = {"nope": [300 * 2**20, None, 100 * 2**20, None], "alibi": [None] * 4}
+    for scheme, of_seeds in peaks.items():
+        for seed, (speed, peak) in enumerate(zip([100.0, 1000.0, 300.0, 200.0], of_seeds, strict=True)):
+            run_of(own, scheme, seed).update_manifest(costs={"tokens_per_second": speed, "peak_memory_bytes": peak})
+    text = said(own, tmp_path, width=160)
+    assert re.search(r"^nope .* 250 +200 *$", text, re.MULTILINE)
+    assert re.search(r"^alibi .* 250 +– *$", text, re.MULTILINE)
+    assert "of the machine as it was, not of the scheme alone" in " ".join(text.split())
 
 
 def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:

@@ -6,8 +6,10 @@ from itertools import combinations
 import pytest
 import torch
 
+from posbench import attention
 from posbench.composition import choices
 from posbench.config import SchemeConfig
+from posbench.model import Past
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary
 from posbench.verify import certificate_config, certify
 
@@ -91,6 +93,58 @@ def test_a_fault_in_rotation_is_noticed(fault, monkeypatch):
     where, name, broken, noticed_by = ROTARY_FAULTS[fault]
     monkeypatch.setattr(where, name, broken)
     assert failures(certificate_config("qkvo_rope")).keys() >= set(noticed_by.split())
+
+
+def turn_in_bfloat16_all_but(pair):
+    """`rotary.turn` that leaves one pair of channels as it came, in bfloat16 alone."""
+    turn = rotary.turn
+
+    def broken(x, by, inverse=False):
+        kept = torch.arange(x.shape[-1]) % (x.shape[-1] // 2) == pair
+        return torch.where(kept & (x.dtype == torch.bfloat16), x, turn(x, by, inverse))
+
+    return broken
+
+
+@pytest.mark.parametrize("pair", [0, 7])
+@pytest.mark.parametrize("name", ["qk_rope", "vo_rope", "q_rope"])
+def test_a_pair_that_bfloat16_leaves_as_it_came_is_noticed(name, pair, monkeypatch):
+    monkeypatch.setattr(rotary, "turn", turn_in_bfloat16_all_but(pair))
+    assert failures(certificate_config(name)).keys() == {"bf16"}
+
+
+def zeros_for(way):
+    return lambda q, *rest: torch.zeros_like(way(q, *rest))
+
+
+def forgetful(with_new):
+    """`Past.with_new` whose keys and values of earlier pieces are gone."""
+
+    def broken(self, *new):
+        return tuple(
+            torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
+            for x, part in zip(with_new(self, *new), new, strict=True)
+        )
+
+    return broken
+
+
+PATHS = {
+    "fused": (attention, "fused", zeros_for, ["nope", "qkvo_rope"]),
+    "masked": (attention, "masked", zeros_for, ["alibi"]),
+    "blocks": (attention, "blocks", zeros_for, ["alibi", "nope", "qkvo_rope", "sinusoidal"]),
+    "flex": (attention, "flex", zeros_for, ["alibi"]),
+    "pieces": (Past, "with_new", forgetful, ["alibi", "nope", "qkvo_rope", "sinusoidal"]),
+}
+
+
+@pytest.mark.parametrize("path, name", [(path, name) for path, (*_, names) in PATHS.items() for name in names])
+def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
+    where, function, broken, _ = PATHS[path]
+    monkeypatch.setattr(where, function, broken(getattr(where, function)))
+    certificate = certify(certificate_config(name))
+    for numbers in ("fp32", "bf16"):
+        assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
 
 
 def test_a_base_that_is_not_used_is_noticed(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
-from posbench.training import train
+from posbench.training import loop, train
 from posbench.training.checkpoint import load_tensors, newest
 
 Make = Callable[..., Config]
@@ -39,6 +40,16 @@ def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
     for key in ("initial_weights", "batches"):
         assert other.manifest["fingerprints"][key] != runs[0].manifest["fingerprints"][key]
     assert len({run.manifest["loss"] for run in runs}) == 3
+
+
+def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_numbers", itertools.count())
+    first, second = (train(config(f"scheme={name}", "train.steps=2")) for name in ("nope", "alibi"))
+    assert first.manifest["costs"]["peak_memory_bytes"] > 2**20
+    assert second.manifest["costs"]["peak_memory_bytes"] is None
+    assert second.is_finished and train(config("scheme=alibi", "train.steps=2")).is_finished  # and is found so again
 
 
 def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config: Make) -> None:

@@ -43,6 +43,10 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
             "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
             "leaves around the gap of these models (bootstrap over documents)."
         )
+    words.append(
+        "Speed (median over seeds) and memory (mean of the runs that recorded it: on a CPU the first of each process) "
+        "are of the machine as it was, not of the scheme alone: `posbench bench` compares them."
+    )
     caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; dots below are seeds"
     caption += ", rings above are published." if findings.against else "."
     return Section("Loss on held-out text", words, [loss_table(findings)], pictures(drawn, "gaps", caption))
@@ -76,7 +80,7 @@ def loss_table(findings: Findings) -> Table:
         if base:
             row += [f"± {m.gap_documents:.4f}" if m and scheme != base and m.gap_documents >= 0 else DASH]
         row += [number(m.bits_per_byte if m else runs["bits_per_byte"].mean(), 3)]
-        row += [whole(runs["tokens_per_second"].mean()), whole(runs["peak_memory_bytes"].max() / 2**20)]
+        row += [whole(runs["tokens_per_second"].median()), whole(runs["peak_memory_bytes"].mean() / 2**20)]
         rows.append(row)
     for scheme, status in absent_schemes(findings).items():
         rows.append([scheme, DASH, status, *[DASH] * (len(headers) - 3)])

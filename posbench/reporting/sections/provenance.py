@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posbench.config import ConfigError
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import FINGERPRINTS, records
 from posbench.reporting.sections.against import millions
 from posbench.reporting.sections.section import Section
 from posbench.reporting.tables import DASH, Table, whole
+from posbench.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +33,31 @@ def setup(findings: Findings) -> Section:
     ]
     for group in ("model", "data", "tokenizer", "train", "evaluation"):
         rows.append([group, ", ".join(f"{k}={v}" for k, v in mapping[group].items() if v is not None)])
-    return Section("Set-up", tables=[_facts("Set-up", rows)], on_terminal=False)
+    return Section("Set-up", tables=[_facts("Set-up", rows), schemes_table(findings)], on_terminal=False)
+
+
+def schemes_table(findings: Findings) -> Table:
+    """One row a scheme: its kind, its options as its runs have stored them, and what they amount to."""
+    rows = []
+    for scheme in findings.schemes:
+        runs = findings.joined.runs
+        found = [_scheme_text(Run(Path(path))) for path in runs.loc[runs["scheme"] == scheme, "path"]]
+        kinds, options, amounts = (", or ".join(dict.fromkeys(column)) or DASH for column in zip(*found, strict=True))
+        rows.append([scheme, kinds, options, amounts])
+    return Table("Schemes", ["scheme", "kind", "options", "that is"], rows, left=frozenset(range(4)))
+
+
+def _scheme_text(run: Run) -> tuple[str, str, str]:
+    from posbench.model import shape_of
+    from posbench.schemes import build_scheme
+
+    config = run.config
+    options = ", ".join(f"{key}={value}" for key, value in config.scheme.options.items())
+    try:
+        amounts = build_scheme(config.scheme, shape_of(config.model)).describe()
+    except (ConfigError, ValueError, RuntimeError):  # of a package that is not installed here, or another version
+        amounts = "not known here"
+    return config.scheme.kind, options, amounts
 
 
 def fingerprints(findings: Findings) -> Section:
