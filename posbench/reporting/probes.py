@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,46 +16,71 @@ from posbench.reporting.statistics import t_interval
 if TYPE_CHECKING:
     import pandas as pd
 
+    Score = Callable[[pd.DataFrame], pd.Series]  # of the sums of a group
+    Scores = Mapping[str, Score]
+SHUFFLED = "shuffled_nll"  # the column that older retrieval results lack
+
 
 def position(found: Found, notes: list[str]) -> pd.DataFrame:
     """Loss (nats/token) by scheme, window length and bucket: token-weighted in each run, then the mean over runs."""
-    return _probe(found, POSITION, ["bucket_start", "bucket_end"], lambda s: s["nll"] / s["targets"], "loss", notes)
+    scores: Scores = {"loss": lambda s: s["nll"] / s["targets"]}
+    return _probe(found, POSITION, ["bucket_start", "bucket_end"], scores, notes).drop(columns=["rows", "targets"])
 
 
 def retrieval(found: Found, notes: list[str]) -> pd.DataFrame:
     """By how much a passage is easier for having been read before, nats/token, by gap in tokens.
 
-    Both readings end with the same tokens at the same positions; in the control another passage stood in its place.
+    All readings end with the same tokens at the same positions. `drop`: against a reading with another passage in place
+    of the first copy, what an expectation of words seen before gives too; `by_order`: against one with the first copy
+    shuffled, NaN at lengths where a result was stored before there was this control.
     """
 
-    def drop(sums: pd.DataFrame) -> pd.Series:
-        return (sums["control_nll"] - sums["second_nll"]) / sums["targets"]
+    def less_second(column: str) -> Score:
+        return lambda sums: (sums.get(column, math.nan) - sums["second_nll"]) / sums["targets"]
 
-    return _probe(found, RETRIEVAL, ["gap"], drop, "drop", notes)
+    scores = {"drop": less_second("control_nll"), "by_order": less_second(SHUFFLED)}
+    made = _probe(found, RETRIEVAL, ["gap"], scores, notes).rename(columns={"rows": "trials"})
+    older = {e.length for held in found.values() for e in held if e.protocol == RETRIEVAL and SHUFFLED not in e.windows}
+    if older:
+        made.loc[made["length"].isin(older), ["by_order", "by_order_low", "by_order_high"]] = math.nan
+        lengths = ",".join(map(str, sorted(older)))
+        notes.append(
+            f"retrieval at {lengths}: results without the shuffled control, so the part by order is not known there; "
+            f"`posbench eval --protocol retrieval --length {lengths}` scores them again."
+        )
+    return made
 
 
 def _probe(
     found: Found,
     protocol: str,
     by: list[str],
-    score: Callable[[pd.DataFrame], pd.Series],
-    name: str,
+    scores: Scores,
     notes: list[str],
 ) -> pd.DataFrame:
-    """One row a scheme, length and group of `by`: the mean over runs of `score` of the group's sums."""
+    """One row a scheme, length and group of `by`: each score of the group's sums, the mean over runs with its interval.
+
+    The interval of the first is `low` and `high`, that of others `<score>_low` and `<score>_high`; `rows` and `targets`
+    count what each run scored in the group.
+    """
     import pandas as pd
 
-    rows = []
+    ends = {name: ("low", "high") if n == 0 else (f"{name}_low", f"{name}_high") for n, name in enumerate(scores)}
+    made = []
     for length in lengths_of(found, protocol):
-        values: dict[tuple[Any, ...], list[float]] = {}
-        for (scheme, _), e in sorted(same_task(found, protocol, length, notes).items()):
-            for key, value in score(e.sums(by)).items():
-                values.setdefault((scheme, *(key if isinstance(key, tuple) else (key,))), []).append(float(value))
-        for (scheme, *keys), each in values.items():
-            mean = t_interval(np.array(each))
-            place = {"scheme": scheme, "length": length, **dict(zip(by, keys, strict=True))}
-            rows.append({**place, name: mean.mean, "low": mean.low, "high": mean.high, "seeds": len(each)})
-    return pd.DataFrame(rows, columns=["scheme", "length", *by, name, "low", "high", "seeds"])
+        runs = []
+        for (scheme, _), e in same_task(found, protocol, length, notes).items():
+            sums = e.sums(by).assign(scheme=scheme, rows=e.windows.groupby(by, sort=True).size())
+            runs.append(sums.assign(**{name: score(sums) for name, score in scores.items()}).reset_index())
+        for keys, each in pd.concat(runs).groupby(["scheme", *by], sort=True):
+            row = {"length": length, "seeds": len(each), **dict(zip(["scheme", *by], keys, strict=True))}
+            row |= {count: int(each[count].iloc[0]) for count in ("rows", "targets")}
+            for name, (low, high) in ends.items():
+                mean = t_interval(each[name].to_numpy())
+                row |= {name: mean.mean, low: mean.low, high: mean.high}
+            made.append(row)
+    columns = [column for name in scores for column in (name, *ends[name])]
+    return pd.DataFrame(made, columns=["scheme", "length", *by, *columns, "seeds", "rows", "targets"])
 
 
 def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, training_length: int) -> pd.DataFrame:

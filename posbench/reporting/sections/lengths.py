@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from posbench.reporting.evaluations import LENGTH_PROTOCOLS
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, length_text, number, perplexity_text
+from posbench.reporting.tables import DASH, Table, length_text, number, perplexity_text, plus_minus
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PROTOCOLS = {
     "fixed": "Fixed targets: the same tokens are scored at every length, only the context to their left grows.",
@@ -100,16 +105,43 @@ def position(drawn: list[str]) -> Section | None:
 
 
 def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
-    """The retrieval probe: one row a scheme, one column a gap."""
-    if findings.retrieval.empty:
+    """The retrieval probe, by two scores: one row a scheme, one column a gap."""
+    rows = findings.retrieval
+    if rows.empty:
         return None
-    grid = findings.retrieval.pivot_table(index="scheme", columns="gap", values=["drop"])["drop"]
-    headers = ["scheme", *(length_text(int(gap)) for gap in grid.columns.tolist())]
-    shown = [[s, *(number(v, 3, sign=True) for v in grid.loc[s].tolist())] for s in findings.schemes if s in grid.index]
-    table = Table("Retrieval: drop of the loss by gap in tokens, nats/token", headers, shown)
+    tables = [retrieval_table(findings, "drop", "benefit of repetition", "low", "high")]
     words = [
-        "A held-out passage, other text, the same passage again: how much lower its loss is than behind the same text "
-        "with another passage in front. 0 is a model that finds nothing, whatever its perplexity."
+        "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is than "
+        "behind the same text with another passage in front. A model that merely expects words it has seen gains here "
+        f"too. {_of_each(rows, 'trials')} trials, "
+        f"{_of_each(rows, 'targets')} targets a gap; ± is the 95 % interval over seeds, where there are several."
     ]
+    if rows["by_order"].notna().any():
+        tables.append(retrieval_table(findings, "by_order", "the part by order", "by_order_low", "by_order_high"))
+        words.append(
+            "The part by order: the same against a reading whose first copy is shuffled. Both hold the same words, so "
+            "only a model that uses the order of the passage gains."
+        )
     caption = "How much easier a passage is for having been read before, against the gap between its two copies."
-    return Section(table.title, words, [table], pictures(drawn, "retrieval", caption), short="Retrieval")
+    return Section("Retrieval", words, tables, pictures(drawn, "retrieval", caption))
+
+
+def retrieval_table(findings: Findings, score: str, name: str, low: str, high: str) -> Table:
+    """One score of the retrieval probe with its interval over seeds."""
+    rows = findings.retrieval.set_index(["scheme", "gap"])
+    gaps = sorted(set(findings.retrieval["gap"]))
+
+    def cell(scheme: str, gap: int) -> str:
+        if (scheme, gap) not in rows.index:
+            return DASH
+        row = rows.loc[(scheme, gap)]
+        return plus_minus(row[score], (row[high] - row[low]) / 2, sign=True, digits=3)
+
+    shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(findings.retrieval["scheme"])]
+    headers = ["scheme", *(length_text(int(gap)) for gap in gaps)]
+    return Table(f"Retrieval: {name} by gap in tokens, nats/token", headers, shown)
+
+
+def _of_each(rows: pd.DataFrame, column: str) -> str:
+    """`496`, or `465 to 496` where it differs between gaps."""
+    return " to ".join(f"{count:,}" for count in sorted({rows[column].min(), rows[column].max()}))
