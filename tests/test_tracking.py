@@ -411,7 +411,6 @@ def test_scrub_takes_out_credentials_and_leaves_the_rest(monkeypatch: pytest.Mon
 
 def test_no_time_is_lost_on_a_name_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "getproxies", dict)
-
     def hang(*_: object) -> None:
         time.sleep(30)
         raise OSError

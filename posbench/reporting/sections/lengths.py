@@ -111,10 +111,9 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
         return None
     tables = [retrieval_table(findings, "drop", "benefit of repetition", "low", "high")]
     words = [
-        "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is than "
-        "behind the same text with another passage in front. A model that merely expects words it has seen gains here "
-        f"too. {_of_each(rows, 'trials')} trials, "
-        f"{_of_each(rows, 'targets')} targets a gap; ± is the 95 % interval over seeds, where there are several."
+        "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is "
+        "than behind the same text with another passage in front. A model that merely expects words it has seen "
+        f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a gap; ± is the 95 % interval over seeds, where there are several."
     ]
     if rows["by_order"].notna().any():
         tables.append(retrieval_table(findings, "by_order", "the part by order", "by_order_low", "by_order_high"))
