@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from posbench.reporting.evaluations import LENGTH_PROTOCOLS
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, length_text, number, perplexity_text, plus_minus
+from posbench.reporting.tables import DASH, Table, length_text, perplexity_text, plus_minus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,10 +19,12 @@ _PROTOCOLS = {
     "sliding": "Sliding windows: windows overlap and only the last tokens of each are scored.",
 }
 _EARLY = (
-    "“Early”: what windows longer than the training length T would gain if more than T tokens of context made no "
-    "token better or worse, only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at "
-    "T - loss at the end of a T-token window; of its last bucket, so at least this much). Gain less early is what the "
-    "longer context did."
+    "“Gain”: the mean loss in windows of the training length T less that in longer ones, over the targets that all "
+    "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
+    "only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at T - loss in the last "
+    "positions of a T-token window). ± is half the 95 % interval over documents. The last positions hold other tokens "
+    "than the first, and loss need not fall with position: early is no bound, and gain less early no measure of what "
+    "longer contexts do."
 )
 
 
@@ -46,7 +48,7 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
             words.append(_EARLY)
         elif protocol == "nonoverlapping":
             at = findings.training_length
-            words.append(f"How much of a gain is only that: posbench eval -p position,nonoverlapping -l {at}")
+            words.append(f"An estimate of how much of a gain is only that: posbench eval -p position,nonoverlapping -l {at}")
         caption = f"Perplexity against length, both on log scales ({protocol})."
         found = pictures(drawn, f"perplexity-{protocol}", caption)
         if protocol == "nonoverlapping":
@@ -56,9 +58,9 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
 
 
 _PROTOCOLS_CAPTION = (
-    "The same runs by both protocols: loss against length, from the loss at the training length. Where longer "
-    "non-overlapping windows (dashed) gain and fixed targets (solid) do not, the gain is only fewer early tokens; "
-    "dotted: what fewer early tokens alone would give. Scales differ between panels."
+    "The same runs by both protocols: loss against length, from the loss at the training length, by fixed targets "
+    "(solid) and in non-overlapping windows (dashed); dotted: an estimate of what fewer early tokens alone would give "
+    "the latter. Scales differ between panels."
 )
 
 
@@ -75,7 +77,7 @@ def perplexity_table(findings: Findings, protocol: str) -> Table:
 
 
 def early_table(findings: Findings) -> Table:
-    """How much of the gain of long non-overlapping windows is only fewer early tokens."""
+    """The gain of long non-overlapping windows, and what fewer early tokens alone would give."""
     early = findings.early.set_index(["scheme", "length"])
     lengths = sorted(set(findings.early["length"]))
     schemes = [s for s in findings.schemes if s in set(findings.early["scheme"])]
@@ -85,7 +87,9 @@ def early_table(findings: Findings) -> Table:
         [
             s,
             *(
-                number(early.loc[(s, n), part], 3, sign=True) if (s, n) in early.index else DASH
+                plus_minus(early.loc[(s, n), part], early.loc[(s, n), f"{part}_documents"], sign=True, digits=3)
+                if (s, n) in early.index
+                else DASH
                 for n in lengths
                 for part in parts
             ),
@@ -93,7 +97,7 @@ def early_table(findings: Findings) -> Table:
         for s in schemes
     ]
     at = length_text(findings.training_length)
-    return Table(f"Gain over windows of {at}, nats/token, and how much of it is fewer early tokens", headers, rows)
+    return Table(f"Gain over windows of {at}, and of fewer early tokens alone, nats/token", headers, rows)
 
 
 def position(drawn: list[str]) -> Section | None:
@@ -113,7 +117,8 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
     words = [
         "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is "
         "than behind the same text with another passage in front. A model that merely expects words it has seen "
-        f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a gap; ± is the 95 % interval over seeds, where there are several."
+        f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a "
+        "gap; ± is the 95 % interval over seeds, where there are several."
     ]
     if rows["by_order"].notna().any():
         tables.append(retrieval_table(findings, "by_order", "the part by order", "by_order_low", "by_order_high"))
