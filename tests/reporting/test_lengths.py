@@ -23,3 +23,15 @@ def test_the_early_part_is_an_estimate_with_its_doubt(findings: Findings) -> Non
     words = said(found, "nonoverlapping")
     assert "an estimate" in words and "over documents" in words and "is no bound" in words
     assert "at least" not in words and "is what the longer context did" not in words
+
+
+def test_columns_that_score_different_numbers_of_tokens_each_say_theirs(findings: Findings) -> None:
+    fewer = {(n, protocol): 99_000 - n for n in (128, 256) for protocol in ("nonoverlapping",)}
+    changed = [replace(m, targets=fewer.get((m.length, m.protocol), m.targets)) for m in findings.measurements]
+    there = findings.at("fixed", 512)["nope"]
+    all_of_them = f"{there.targets:,} tokens of 12 documents"
+    found = replace(findings, measurements=changed)
+    assert f"On the test split, {all_of_them} scored at each length." in said(found, "fixed")
+    words = said(found, "nonoverlapping")
+    assert "scored at 128: 98,872 tokens of 12 documents; at 256: 98,744 tokens of 12 documents; at 512: " in words
+    assert f"; at 2k: {all_of_them}." in words and "each length" not in words

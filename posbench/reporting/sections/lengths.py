@@ -38,9 +38,8 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
         some = next(m for m in findings.measurements if m.protocol == protocol)
         seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
         words = [
-            f"{_PROTOCOLS[protocol]} On the {some.split} split: {some.targets:,} tokens of {some.documents:,} "
-            f"documents scored at {length_text(some.length)}. exp of the mean loss over {seeds}; * marks the training "
-            "length."
+            f"{_PROTOCOLS[protocol]} On the {some.split} split, {_scored(findings, protocol)}. exp of the mean loss "
+            f"over {seeds}; * marks the training length."
         ]
         tables = [table]
         if protocol == "nonoverlapping" and not findings.early.empty:
@@ -48,7 +47,7 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
             words.append(_EARLY)
         elif protocol == "nonoverlapping":
             at = findings.training_length
-            words.append(f"An estimate of how much of a gain is only that: posbench eval -p position,nonoverlapping -l {at}")
+            words.append(f"What of a gain may be only that: posbench eval -p position,nonoverlapping -l {at}")
         caption = f"Perplexity against length, both on log scales ({protocol})."
         found = pictures(drawn, f"perplexity-{protocol}", caption)
         if protocol == "nonoverlapping":
@@ -62,6 +61,15 @@ _PROTOCOLS_CAPTION = (
     "(solid) and in non-overlapping windows (dashed); dotted: an estimate of what fewer early tokens alone would give "
     "the latter. Scales differ between panels."
 )
+
+
+def _scored(findings: Findings, protocol: str) -> str:
+    """How many tokens of how many documents stand behind a column; of each, where columns differ."""
+    counts = {m.length: (m.targets, m.documents) for m in findings.measurements if m.protocol == protocol}
+    each = [f"{targets:,} tokens of {documents:,} documents" for targets, documents in counts.values()]
+    if len(set(each)) == 1:
+        return f"{each[0]} scored at each length"
+    return "scored at " + "; at ".join(f"{length_text(n)}: {what}" for n, what in zip(counts, each, strict=True))
 
 
 def perplexity_table(findings: Findings, protocol: str) -> Table:
