@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
+from fabricate import World, fabricate
 
-from posbench.reporting.findings import Findings
+from posbench.reporting.findings import Findings, find
 from posbench.reporting.sections import lengths
 
 
@@ -35,3 +38,13 @@ def test_columns_that_score_different_numbers_of_tokens_each_say_theirs(findings
     words = said(found, "nonoverlapping")
     assert "scored at 128: 98,872 tokens of 12 documents; at 256: 98,744 tokens of 12 documents; at 512: " in words
     assert f"; at 2k: {all_of_them}." in words and "each length" not in words
+
+
+def test_just_past_the_training_length_few_targets_are_beyond_it(tmp_path: Path, world: Callable[..., World]) -> None:
+    """The last 64 targets of a window: at 256 + 10 tokens those of positions 257 to 266 are beyond, 10 of them."""
+    effects = {"qk_rope": 0.0, "nope": 0.1}
+    near = find(fabricate(tmp_path / "near", world(effects, seeds=(0,), lengths=(256, 257, 266, 319, 320, 512))))
+    assert "of the 64 targets at a window's end" in said(near, "fixed")
+    assert "Beyond it stand 1 at 257, 10 at 266, 63 at 319." in said(near, "fixed")
+    far = find(fabricate(tmp_path / "far", world(effects, seeds=(0,), lengths=(128, 256, 320))))
+    assert "Beyond it stand" not in said(far, "fixed") and "Beyond it stand" not in said(near, "nonoverlapping")

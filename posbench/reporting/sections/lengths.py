@@ -41,6 +41,8 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
             f"{_PROTOCOLS[protocol]} On the {some.split} split, {_scored(findings, protocol)}. exp of the mean loss "
             f"over {seeds}; * marks the training length."
         ]
+        if protocol == "fixed":
+            words += _just_past(findings)
         tables = [table]
         if protocol == "nonoverlapping" and not findings.early.empty:
             tables.append(early_table(findings))
@@ -70,6 +72,19 @@ def _scored(findings: Findings, protocol: str) -> str:
     if len(set(each)) == 1:
         return f"{each[0]} scored at each length"
     return "scored at " + "; at ".join(f"{length_text(n)}: {what}" for n, what in zip(counts, each, strict=True))
+
+
+def _just_past(findings: Findings) -> list[str]:
+    """How few of a window's targets stand beyond the training length, at lengths where not all do."""
+    at = findings.training_length
+    targets = max((int(m.evaluations[0].windows["targets"].max()) for m in findings.at("fixed").values()), default=0)
+    past = [f"{n - at} at {length_text(n)}" for n in findings.lengths("fixed") if at < n < at + targets]
+    if not past:
+        return []
+    return [
+        f"Just past the training length most of the {targets} targets at a window's end still stand within it. Beyond it "
+        f"stand {', '.join(past)}."
+    ]
 
 
 def perplexity_table(findings: Findings, protocol: str) -> Table:
