@@ -114,6 +114,7 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
     schemes, seeds = common_seeds(has, joined.baseline or "")
     first = there[schemes[0], seeds[0]]
     losses = {s: np.array([there[s, seed].loss for seed in seeds]) for s in schemes}
+    windows = first.header.get("windows")  # a window is a row for each document in it
     documents = sorted(first.windows["document"].unique())
     targets = _by_document(first, "targets", documents)
     nll = {s: np.mean([_by_document(there[s, seed], "nll", documents) for seed in seeds], axis=0) for s in schemes}
@@ -133,7 +134,7 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
             bits_per_byte=float(np.mean([there[s, seed].bits_per_byte for seed in seeds])),
             targets=int(targets.sum()),
-            windows=len(first.windows),
+            windows=windows if isinstance(windows, int) else len(first.windows),
             documents=len(documents),
             evaluations=tuple(there[s, seed] for seed in seeds),
         )

@@ -1,4 +1,4 @@
-"""What the sections on lengths say, by findings whose counts are changed by hand."""
+"""What the sections on lengths say, and the counts behind their columns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from fabricate import World, fabricate
 
+from posbench.reporting.evaluations import evaluations
 from posbench.reporting.findings import Findings, find
+from posbench.reporting.joining import Joined
+from posbench.reporting.measure import measure
 from posbench.reporting.sections import lengths
 
 
@@ -38,6 +42,17 @@ def test_columns_that_score_different_numbers_of_tokens_each_say_theirs(findings
     words = said(found, "nonoverlapping")
     assert "scored at 128: 98,872 tokens of 12 documents; at 256: 98,744 tokens of 12 documents; at 512: " in words
     assert f"; at 2k: {all_of_them}." in words and "each length" not in words
+
+
+@pytest.mark.parametrize(("protocol", "length"), [("validation", 256), ("nonoverlapping", 1024), ("fixed", 512)])
+def test_windows_are_counted_and_not_their_documents(protocol: str, length: int) -> None:
+    """Of a reference run, by where in the stream its rows begin."""
+    run = Path(__file__).parents[2] / "runs" / "reference" / "demo_cpu" / "qk_rope" / "seed=0"
+    (e,) = [e for e in evaluations(run) if (e.protocol, e.length) == (protocol, length)]
+    (found,) = measure({("qk_rope", 0): [e]}, Joined(pd.DataFrame(), ["qk_rope"], [0], None), 256, [])
+    windows = set(e.windows["start"] if protocol == "fixed" else (e.windows["start"] - 1) // length)
+    assert found.windows == len(windows) <= len(e.windows)
+    assert (len(windows) < len(e.windows)) == (protocol != "fixed")
 
 
 def test_just_past_the_training_length_few_targets_are_beyond_it(tmp_path: Path, world: Callable[..., World]) -> None:
