@@ -129,7 +129,8 @@ def _summary(file: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
         whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
-        whole |= {"fixed": {"anchor": int}, "retrieval": {"by_order": float}}.get(file.parent.name, {})
+        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
+        whole |= {"by_order": float} if file.parent.name == "retrieval" else {}
         if all(isinstance(summary[key], kind) for key, kind in whole.items()) and str(summary["length"]) == file.stem:
             return dict(summary)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

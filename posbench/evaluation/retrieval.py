@@ -118,8 +118,8 @@ def probe(
             nll = model.nll(tokens[:, :-1], tokens[:, 1:], last=passage - 1)
             losses.append(nll.double().sum(1).cpu().numpy())
             advance(reading.size)
-        for (start, _, _), *nll in zip(batch, *losses, strict=True):
+        for (start, _, _), *sums in zip(batch, *losses, strict=True):
             document = int(np.searchsorted(split.starts, start, side="right") - 1)
-            rows.append((document, start, gap, passage - 1, *nll))
+            rows.append((document, start, gap, passage - 1, *sums))
     names = [f"{name}_nll" for name in ("first", "second", "control", "shuffled")]
     return pd.DataFrame(rows, columns=["document", "start", "gap", "targets", *names])

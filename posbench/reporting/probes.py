@@ -176,7 +176,7 @@ def _ends(rows: pd.DataFrame) -> Floats:
 
 def _by_document(rows: pd.DataFrame, column: str) -> Floats:
     """Sums over the rows of each document, from document 0 on. A NaN is not skipped."""
-    return np.bincount(rows["document"], weights=rows[column])
+    return np.asarray(np.bincount(rows["document"], weights=rows[column]), dtype=np.float64)
 
 
 def _with_doubt(nll: Floats, targets: Floats) -> tuple[float, float]:

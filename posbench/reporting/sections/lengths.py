@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from posbench.reporting.evaluations import LENGTH_PROTOCOLS
 from posbench.reporting.findings import Findings
+from posbench.reporting.frame import records
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.tables import DASH, Table, length_text, perplexity_text, plus_minus
 
@@ -82,8 +83,8 @@ def _just_past(findings: Findings) -> list[str]:
     if not past:
         return []
     return [
-        f"Just past the training length most of the {targets} targets at a window's end still stand within it. Beyond it "
-        f"stand {', '.join(past)}."
+        f"Just past the training length not all of the {targets} targets at a window's end stand beyond it: only "
+        f"{', '.join(past)}. The others stand where training had positions too."
     ]
 
 
@@ -155,13 +156,13 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
 
 def retrieval_table(findings: Findings, score: str, name: str, low: str, high: str) -> Table:
     """One score of the retrieval probe with its interval over seeds."""
-    rows = findings.retrieval.set_index(["scheme", "gap"])
+    rows = {(row["scheme"], row["gap"]): row for row in records(findings.retrieval)}
     gaps = sorted(set(findings.retrieval["gap"]))
 
     def cell(scheme: str, gap: int) -> str:
-        if (scheme, gap) not in rows.index:
+        if (scheme, gap) not in rows:
             return DASH
-        row = rows.loc[(scheme, gap)]
+        row = rows[scheme, gap]
         return plus_minus(row[score], (row[high] - row[low]) / 2, sign=True, digits=3)
 
     shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(findings.retrieval["scheme"])]
