@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PROTOCOLS = {
     "fixed": "Fixed targets: the same tokens are scored at every length, only the context to their left grows.",
     "nonoverlapping": "Non-overlapping windows: the text is cut into windows and every token scored. A longer window "
-    "gains already by having fewer tokens near its start.",
+    "can gain already by having fewer tokens near its start.",
     "sliding": "Sliding windows: windows overlap and only the last tokens of each are scored.",
 }
 _EARLY = (
