@@ -173,7 +173,7 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
     lengths = settings.lengths or [context * 2**n // 2 for n in range(7)]
     total = 0.0
     for protocol, length in itertools.product(settings.protocols, lengths):
-        readings = 2 if protocol == "retrieval" else 1  # and its control
+        readings = 3 if protocol == "retrieval" else 1  # and its two controls
         tokens = settings.max_tokens if protocol in _READ_ALL else readings * settings.windows * length
         total += tokens * forward_flops_per_token(config.model, vocab_size, length)
     return total

@@ -108,12 +108,12 @@ def evaluate_runs(
 
 
 def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) -> None:
-    """One figure by scheme and length, the mean over seeds: perplexity, or what the retrieval probe drops."""
+    """One figure by scheme and length, the mean over seeds: perplexity, or the benefit of repetition."""
     lengths = sorted({s["length"] for s in summaries})
     targets = sorted({s["targets_total"] for s in summaries})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     drop = protocol == "retrieval"
-    what = "drop of the second copy's loss, nats/token," if drop else "perplexity"
+    what = "benefit of repetition, nats/token," if drop else "perplexity"
     console.print(f"\n{experiment}: {what} by length in tokens ({protocol}, {scored} targets)", highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme")

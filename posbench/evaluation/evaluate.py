@@ -117,7 +117,7 @@ def _make_inside(run: Run, folder: Path) -> None:
 
 
 def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> summary of the results that a run holds for `protocol`, the damaged left out."""
+    """Length -> summary of the results that a run holds for `protocol`, the damaged and incomplete left out."""
     folder = run.path / "eval" / protocol
     found = {}
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
@@ -128,11 +128,12 @@ def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
 
 
 def _summary(file: Path) -> dict[str, Any] | None:
-    """A stored result, or None where the file is none."""
+    """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
         whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
         whole |= {"anchor": int} if file.parent.name == "fixed" else {}
+        whole |= {"by_order": float} if file.parent.name == "retrieval" else {}
         if all(isinstance(summary[key], kind) for key, kind in whole.items()) and str(summary["length"]) == file.stem:
             return dict(summary)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

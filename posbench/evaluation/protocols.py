@@ -5,7 +5,7 @@ fixed           the same targets at every length, only the left context grows
 nonoverlapping  windows back to back, every target scored
 sliding         windows moved by a stride, the last targets of each scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
-retrieval       how much a passage's loss drops when it was read before, against the gap
+retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Retrieval(Protocol):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         rows = probe(model, split, length, settings, corpus.bos_id, advance)
         targets = int(rows["targets"].sum())
-        mean = {name: float(rows[f"{name}_nll"].sum()) / targets for name in ("first", "second", "control")}
+        names = ("first", "second", "control", "shuffled")
+        mean = {name: float(rows[f"{name}_nll"].sum()) / targets for name in names}
         return rows, {
             "windows": len(rows),
             "documents": int(rows["document"].nunique()),
@@ -108,7 +109,9 @@ class Retrieval(Protocol):
             "nll_mean": mean["second"],
             "first_nll_mean": mean["first"],
             "control_nll_mean": mean["control"],
+            "shuffled_nll_mean": mean["shuffled"],
             "drop": mean["control"] - mean["second"],
+            "by_order": mean["shuffled"] - mean["second"],
         }
 
 

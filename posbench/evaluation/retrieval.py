@@ -1,11 +1,13 @@
-"""The retrieval probe: does a model that has read a passage find it again, `gap` tokens later?
+"""The retrieval probe: is a passage easier for having been read `gap` tokens before, and is its order what helps?
 
-    [ passage | other text, gap tokens | the same passage ]   against   [ another passage | the same other text | the
-    passage ]
+    again      [ passage               | other text, gap tokens | the passage ]
+    shuffled   [ its tokens, shuffled  | the same other text    | the passage ]
+    control    [ another passage       | the same other text    | the passage ]
 
-Both readings end with the same tokens at the same positions; they differ only in whether the passage has been read
-before. The score is the drop of the loss between them, nats per token: 0 for a model that finds nothing, whatever its
-perplexity.
+The three readings end with the same tokens at the same positions. Two scores, losses in nats per token:
+
+    drop       control - again     the benefit of repetition. Expecting words that were seen before is enough for it.
+    by_order   shuffled - again    the part that needs the order of the passage: both readings hold the same words.
 """
 
 from __future__ import annotations
@@ -88,8 +90,9 @@ def probe(
     """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
 
     first_nll: read for the first time, at the start of the reading. second_nll: read again after the gap.
-    control_nll: at the same place after the same gap, but read for the first time. The passage's first token is no
-    target: nothing announces it.
+    control_nll: at the same place after the same gap, but read for the first time. shuffled_nll: after its own tokens
+    in another order, that of a permutation drawn from `start`. The passage's first token is no target: nothing
+    announces it.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     device = model.embedding.weight.device
@@ -107,13 +110,16 @@ def probe(
         ]
         again = np.stack([np.concatenate((p, text, p)) for p, text, _ in of])
         control = np.stack([np.concatenate((other, text, p)) for p, text, other in of])
+        orders = [np.random.default_rng(start).permutation(passage) for start, _, _ in batch]
+        shuffled = np.stack([np.concatenate((p[o], text, p)) for o, (p, text, _) in zip(orders, of, strict=True)])
         losses = []
-        for reading in (again[:, :passage], again, control):
+        for reading in (again[:, :passage], again, control, shuffled):
             tokens = torch.from_numpy(reading.astype(np.int64)).to(device)
             nll = model.nll(tokens[:, :-1], tokens[:, 1:], last=passage - 1)
             losses.append(nll.double().sum(1).cpu().numpy())
             advance(reading.size)
-        for (start, _, _), first, second, unseen in zip(batch, *losses, strict=True):
+        for (start, _, _), *sums in zip(batch, *losses, strict=True):
             document = int(np.searchsorted(split.starts, start, side="right") - 1)
-            rows.append((document, start, gap, passage - 1, first, second, unseen))
-    return pd.DataFrame(rows, columns=["document", "start", "gap", "targets", "first_nll", "second_nll", "control_nll"])
+            rows.append((document, start, gap, passage - 1, *sums))
+    names = [f"{name}_nll" for name in ("first", "second", "control", "shuffled")]
+    return pd.DataFrame(rows, columns=["document", "start", "gap", "targets", *names])

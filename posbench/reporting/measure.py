@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Measurement:
     targets: int  # tokens scored, each seed
     windows: int
     documents: int
+    evaluations: tuple[Evaluation, ...] = ()  # one a seed, what the figures above are of
 
     @property
     def perplexity(self) -> float:
@@ -57,14 +59,10 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
             made += here
             missing = sorted(set(joined.schemes) - {m.scheme for m in here})
             if missing or set(here[0].seeds) != set(joined.seeds):
-                only = f"seed{'s' * (len(here[0].seeds) > 1)} {', '.join(map(str, here[0].seeds))}" + (
-                    f" without {', '.join(missing)}" if missing else ""
-                )
-                partly.setdefault(only, []).append(f"{protocol} at {length}")
+                partly.setdefault(only(here[0].seeds, missing), []).append(f"{protocol} at {length}")
             if protocol == "fixed":
                 targets[length] = next(iter(same.values())).task
-    for only, places in partly.items():
-        notes.append(f"Compared over {only}, since the others lack this evaluation: {', '.join(places)}.")
+    notes += compared_over(partly)
     if len(set(targets.values())) > 1:
         usual = Counter(targets.values()).most_common(1)[0][0]
         others = ", ".join(str(length) for length, task in targets.items() if task != usual)
@@ -73,6 +71,20 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
             "with the others; run `posbench eval --again`."
         )
     return made
+
+
+def only(seeds: Iterable[int], missing: list[str]) -> str:
+    """`seeds 0, 2 without nope`"""
+    which = ", ".join(map(str, seeds))
+    return f"seed{'s' * (',' in which)} {which}" + (f" without {', '.join(missing)}" if missing else "")
+
+
+def compared_over(partly: dict[str, list[str]]) -> list[str]:
+    """The notes that name where only some seeds and schemes (see `only`) could be compared."""
+    return [
+        f"Compared over {those}, since the others lack this evaluation: {', '.join(places)}."
+        for those, places in partly.items()
+    ]
 
 
 def lengths_of(found: Found, protocol: str) -> list[int]:
@@ -103,6 +115,7 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
     schemes, seeds = common_seeds(has, joined.baseline or "")
     first = there[schemes[0], seeds[0]]
     losses = {s: np.array([there[s, seed].loss for seed in seeds]) for s in schemes}
+    windows = first.header.get("windows")  # a window is a row for each document in it
     documents = sorted(first.windows["document"].unique())
     targets = _by_document(first, "targets", documents)
     nll = {s: np.mean([_by_document(there[s, seed], "nll", documents) for seed in seeds], axis=0) for s in schemes}
@@ -122,8 +135,9 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
             bits_per_byte=float(np.mean([there[s, seed].bits_per_byte for seed in seeds])),
             targets=int(targets.sum()),
-            windows=len(first.windows),
+            windows=windows if isinstance(windows, int) else len(first.windows),
             documents=len(documents),
+            evaluations=tuple(there[s, seed] for seed in seeds),
         )
         for n, s in enumerate(schemes)
     ]

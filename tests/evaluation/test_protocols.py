@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus)
     assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)
 
 
-def test_the_probe_reads_the_passage_twice_or_once(model: Decoder, corpus: Corpus) -> None:
+def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, corpus: Corpus) -> None:
     length = 60
     rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
     tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
@@ -110,11 +111,17 @@ def test_the_probe_reads_the_passage_twice_or_once(model: Decoder, corpus: Corpu
         assert row.first_nll == pytest.approx(again[:7].sum(), abs=1e-3)
         assert row.second_nll == pytest.approx(again[-7:].sum(), abs=1e-3)
         assert row.control_nll == pytest.approx(control[-7:].sum(), abs=1e-3)
-    assert summary["drop"] == pytest.approx((rows["control_nll"] - rows["second_nll"]).sum() / rows["targets"].sum())
+        order = np.random.default_rng(start).permutation(8)
+        assert sorted(order) == list(range(8)) and list(order) != list(range(8))
+        shuffled = _nll(model, np.concatenate((passage[order], between, passage)))
+        assert row.shuffled_nll == pytest.approx(shuffled[-7:].sum(), abs=1e-3)
+    for score, against in (("drop", "control_nll"), ("by_order", "shuffled_nll")):
+        expected = (rows[against] - rows["second_nll"]).sum() / rows["targets"].sum()
+        assert summary[score] == pytest.approx(expected)
 
 
 def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder, corpus: Corpus) -> None:
-    """A stand-in that expects what it has read before finds the passage; the untrained decoder does not."""
+    """A stand-in that expects what it has read before gains, and by order; the untrained decoder does not."""
 
     class Copier(Decoder):
         def nll(
@@ -133,10 +140,40 @@ def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder
                     losses[b, t] = 0.1
             return losses if last is None else losses[:, -last:]
 
-    untrained = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]["drop"]
+    untrained = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
     model.__class__ = Copier
-    copying = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]["drop"]
-    assert abs(untrained) < 0.3 and copying > 1.5
+    copying = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
+    for score in ("drop", "by_order"):
+        assert abs(untrained[score]) < 0.3 and copying[score] > 1
+
+
+def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_order(
+    model: Decoder, corpus: Corpus
+) -> None:
+    """A cache of word frequencies: each token has the probability of its count so far."""
+
+    class Cache(Decoder):
+        def nll(
+            self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None
+        ) -> torch.Tensor:
+            counts = torch.nn.functional.one_hot(tokens, 257).cumsum(1) + 0.01
+            chosen = counts.gather(2, targets[..., None])[..., 0] / counts.sum(2)
+            return -chosen.log()[:, -(last or targets.shape[1]) :]
+
+    model.__class__ = Cache
+    figures = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
+    assert figures["drop"] > 0.1 and figures["by_order"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_result_without_the_shuffled_control_is_scored_again(config: Make) -> None:
+    run = train(config("train.steps=1", "evaluation.passage=8"))
+    file = run.path / "eval" / "retrieval" / "64.json"
+    _evaluate(run, "64", protocol="retrieval")
+    older = {key: value for key, value in json.loads(file.read_text()).items() if key != "by_order"}
+    file.write_text(json.dumps(older))
+    assert stored(run, "retrieval") == {}
+    _evaluate(run, "64", protocol="retrieval")
+    assert "by_order" in json.loads(file.read_text()) and list(stored(run, "retrieval")) == [64]
 
 
 def _evaluate(run: Run, *lengths: str, protocol: str = "fixed", again: bool = False) -> list[dict]:

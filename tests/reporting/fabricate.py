@@ -171,6 +171,7 @@ def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
     second = level - found * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
     trials = {"document": np.arange(world.documents), "start": np.arange(world.documents) * 64, "gap": gap}
     losses = {"first_nll": targets * (level + 1), "second_nll": targets * second, "control_nll": targets * level}
+    losses["shuffled_nll"] = targets * (second + (level - second) / 3)  # a third of it is by order
     return pd.DataFrame({**trials, "targets": targets, **losses})
 
 

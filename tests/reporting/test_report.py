@@ -223,6 +223,27 @@ def test_a_model_that_gives_no_numbers_is_not_flattered(experiment: Path, tmp_pa
     assert re.search(r"^nope .* nan ", said(folder, tmp_path / "report"), re.MULTILINE)
 
 
+def test_retrieval_shows_repetition_and_the_part_by_order(written: Path) -> None:
+    text = " ".join((written / "report.md").read_text().split("## Retrieval\n")[1].split("\n## ")[0].split())
+    cell = r"[+-]?\d\.\d{3} ± \d\.\d{3} \| "
+    for title in ("benefit of repetition", "the part by order"):
+        assert re.search(rf"### Retrieval: {title} by gap in tokens, nats/token .*\| qk_rope \| ({cell}){{5}}", text)
+    assert "12 trials, 372 targets a gap" in text and "only a model that uses the order of the passage gains" in text
+
+
+def test_retrieval_from_before_the_shuffled_control_is_shown_without_the_part_by_order(
+    experiment: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
+    for file in folder.glob("nope/seed=*/eval/retrieval/*.parquet"):
+        pd.read_parquet(file).drop(columns="shuffled_nll").to_parquet(file, index=False)
+    found = find(folder)
+    assert found.retrieval["drop"].notna().all() and found.retrieval["by_order"].isna().all()
+    text = " ".join(said(folder, tmp_path / "report").split())
+    assert "Retrieval: benefit of repetition" in text and "Retrieval: the part by order" not in text
+    assert "`posbench eval --protocol retrieval --length 128,256,512,1024,2048` scores them again" in text
+
+
 def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
     file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
     frame = pd.read_parquet(file)

@@ -96,6 +96,11 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         each = [windows(experiment, place, row["scheme"], seed) for seed in SEEDS]
         drops = [(w["control_nll"].sum() - w["second_nll"].sum()) / w["targets"].sum() for w in each]
         assert float(row["drop"]) == pytest.approx(np.mean(drops))
+        orders = [(w["shuffled_nll"].sum() - w["second_nll"].sum()) / w["targets"].sum() for w in each]
+        half = stats.t.ppf(0.975, 3) * np.std(orders, ddof=1) / 2
+        assert float(row["by_order"]) == pytest.approx(np.mean(orders))
+        assert float(row["by_order_high"]) == pytest.approx(np.mean(orders) + half)
+        assert (row["trials"], row["targets"]) == (str(len(each[0]["gap"])), str(each[0]["targets"].sum()))
     for row in read(written / "position.csv"):
         place = {"protocol": "position", "length": row["length"]}
         each = [windows(experiment, place, row["scheme"], seed) for seed in SEEDS]

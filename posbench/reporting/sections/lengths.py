@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from posbench.reporting.evaluations import LENGTH_PROTOCOLS
 from posbench.reporting.findings import Findings
+from posbench.reporting.frame import records
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, length_text, number, perplexity_text
+from posbench.reporting.tables import DASH, Table, length_text, perplexity_text, plus_minus
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PROTOCOLS = {
     "fixed": "Fixed targets: the same tokens are scored at every length, only the context to their left grows.",
     "nonoverlapping": "Non-overlapping windows: the text is cut into windows and every token scored. A longer window "
-    "gains already by having fewer tokens near its start.",
+    "can gain already by having fewer tokens near its start.",
     "sliding": "Sliding windows: windows overlap and only the last tokens of each are scored.",
 }
 _EARLY = (
-    "“Early”: what windows longer than the training length T would gain if more than T tokens of context made no "
-    "token better or worse, only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at "
-    "T - loss at the end of a T-token window; of its last bucket, so at least this much). Gain less early is what the "
-    "longer context did."
+    "“Gain”: the mean loss in windows of the training length T less that in longer ones, over the targets that all "
+    "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
+    "only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at T - loss in the last "
+    "positions of a T-token window). ± is half the 95 % interval over documents. The last positions hold other tokens "
+    "than the first, and loss need not fall with position: early is no bound, and gain less early no measure of what "
+    "longer contexts do."
 )
 
 
@@ -31,17 +39,18 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
         some = next(m for m in findings.measurements if m.protocol == protocol)
         seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
         words = [
-            f"{_PROTOCOLS[protocol]} On the {some.split} split: {some.targets:,} tokens of {some.documents:,} "
-            f"documents scored at {length_text(some.length)}. exp of the mean loss over {seeds}; * marks the training "
-            "length."
+            f"{_PROTOCOLS[protocol]} On the {some.split} split, {_scored(findings, protocol)}. exp of the mean loss "
+            f"over {seeds}; * marks the training length."
         ]
+        if protocol == "fixed":
+            words += _just_past(findings)
         tables = [table]
         if protocol == "nonoverlapping" and not findings.early.empty:
             tables.append(early_table(findings))
             words.append(_EARLY)
         elif protocol == "nonoverlapping":
             at = findings.training_length
-            words.append(f"How much of a gain is only that: posbench eval -p position,nonoverlapping -l {at}")
+            words.append(f"What of a gain may be only that: posbench eval -p position,nonoverlapping -l {at}")
         caption = f"Perplexity against length, both on log scales ({protocol})."
         found = pictures(drawn, f"perplexity-{protocol}", caption)
         if protocol == "nonoverlapping":
@@ -51,10 +60,32 @@ def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
 
 
 _PROTOCOLS_CAPTION = (
-    "The same runs by both protocols: loss against length, from the loss at the training length. Where longer "
-    "non-overlapping windows (dashed) gain and fixed targets (solid) do not, the gain is only fewer early tokens; "
-    "dotted: what fewer early tokens alone would give. Scales differ between panels."
+    "The same runs by both protocols: loss against length, from the loss at the training length, by fixed targets "
+    "(solid) and in non-overlapping windows (dashed); dotted: an estimate of what fewer early tokens alone would give "
+    "the latter. Scales differ between panels."
 )
+
+
+def _scored(findings: Findings, protocol: str) -> str:
+    """How many tokens of how many documents stand behind a column; of each, where columns differ."""
+    counts = {m.length: (m.targets, m.documents) for m in findings.measurements if m.protocol == protocol}
+    each = [f"{targets:,} tokens of {documents:,} documents" for targets, documents in counts.values()]
+    if len(set(each)) == 1:
+        return f"{each[0]} scored at each length"
+    return "scored at " + "; at ".join(f"{length_text(n)}: {what}" for n, what in zip(counts, each, strict=True))
+
+
+def _just_past(findings: Findings) -> list[str]:
+    """How few of a window's targets stand beyond the training length, at lengths where not all do."""
+    at = findings.training_length
+    targets = max((int(m.evaluations[0].windows["targets"].max()) for m in findings.at("fixed").values()), default=0)
+    past = [f"{n - at} at {length_text(n)}" for n in findings.lengths("fixed") if at < n < at + targets]
+    if not past:
+        return []
+    return [
+        f"Just past the training length not all of the {targets} targets at a window's end stand beyond it: only "
+        f"{', '.join(past)}. The others stand where training had positions too."
+    ]
 
 
 def perplexity_table(findings: Findings, protocol: str) -> Table:
@@ -70,7 +101,7 @@ def perplexity_table(findings: Findings, protocol: str) -> Table:
 
 
 def early_table(findings: Findings) -> Table:
-    """How much of the gain of long non-overlapping windows is only fewer early tokens."""
+    """The gain of long non-overlapping windows, and what fewer early tokens alone would give."""
     early = findings.early.set_index(["scheme", "length"])
     lengths = sorted(set(findings.early["length"]))
     schemes = [s for s in findings.schemes if s in set(findings.early["scheme"])]
@@ -80,7 +111,9 @@ def early_table(findings: Findings) -> Table:
         [
             s,
             *(
-                number(early.loc[(s, n), part], 3, sign=True) if (s, n) in early.index else DASH
+                plus_minus(early.loc[(s, n), part], early.loc[(s, n), f"{part}_documents"], sign=True, digits=3)
+                if (s, n) in early.index
+                else DASH
                 for n in lengths
                 for part in parts
             ),
@@ -88,7 +121,7 @@ def early_table(findings: Findings) -> Table:
         for s in schemes
     ]
     at = length_text(findings.training_length)
-    return Table(f"Gain over windows of {at}, nats/token, and how much of it is fewer early tokens", headers, rows)
+    return Table(f"Gain over windows of {at}, and of fewer early tokens alone, nats/token", headers, rows)
 
 
 def position(drawn: list[str]) -> Section | None:
@@ -100,16 +133,43 @@ def position(drawn: list[str]) -> Section | None:
 
 
 def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
-    """The retrieval probe: one row a scheme, one column a gap."""
-    if findings.retrieval.empty:
+    """The retrieval probe, by two scores: one row a scheme, one column a gap."""
+    rows = findings.retrieval
+    if rows.empty:
         return None
-    grid = findings.retrieval.pivot_table(index="scheme", columns="gap", values=["drop"])["drop"]
-    headers = ["scheme", *(length_text(int(gap)) for gap in grid.columns.tolist())]
-    shown = [[s, *(number(v, 3, sign=True) for v in grid.loc[s].tolist())] for s in findings.schemes if s in grid.index]
-    table = Table("Retrieval: drop of the loss by gap in tokens, nats/token", headers, shown)
+    tables = [retrieval_table(findings, "drop", "benefit of repetition", "low", "high")]
     words = [
-        "A held-out passage, other text, the same passage again: how much lower its loss is than behind the same text "
-        "with another passage in front. 0 is a model that finds nothing, whatever its perplexity."
+        "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is "
+        "than behind the same text with another passage in front. A model that merely expects words it has seen "
+        f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a "
+        "gap; ± is the 95 % interval over seeds, where there are several."
     ]
+    if rows["by_order"].notna().any():
+        tables.append(retrieval_table(findings, "by_order", "the part by order", "by_order_low", "by_order_high"))
+        words.append(
+            "The part by order: the same against a reading whose first copy is shuffled. Both hold the same words, so "
+            "only a model that uses the order of the passage gains."
+        )
     caption = "How much easier a passage is for having been read before, against the gap between its two copies."
-    return Section(table.title, words, [table], pictures(drawn, "retrieval", caption), short="Retrieval")
+    return Section("Retrieval", words, tables, pictures(drawn, "retrieval", caption))
+
+
+def retrieval_table(findings: Findings, score: str, name: str, low: str, high: str) -> Table:
+    """One score of the retrieval probe with its interval over seeds."""
+    rows = {(row["scheme"], row["gap"]): row for row in records(findings.retrieval)}
+    gaps = sorted(set(findings.retrieval["gap"]))
+
+    def cell(scheme: str, gap: int) -> str:
+        if (scheme, gap) not in rows:
+            return DASH
+        row = rows[scheme, gap]
+        return plus_minus(row[score], (row[high] - row[low]) / 2, sign=True, digits=3)
+
+    shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(findings.retrieval["scheme"])]
+    headers = ["scheme", *(length_text(int(gap)) for gap in gaps)]
+    return Table(f"Retrieval: {name} by gap in tokens, nats/token", headers, shown)
+
+
+def _of_each(rows: pd.DataFrame, column: str) -> str:
+    """`496`, or `465 to 496` where it differs between gaps."""
+    return " to ".join(f"{count:,}" for count in sorted({rows[column].min(), rows[column].max()}))
