@@ -24,7 +24,7 @@ import copy
 import math
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from posbench import attention, reference
 from posbench.attention import attend
 from posbench.composition import choices, compose, conf_dir
 from posbench.config import Config, ConfigError, SchemeConfig
-from posbench.model import Decoder, build_model
+from posbench.model import Attention, Decoder, build_model
 from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
 from posbench.schemes.rotary import Rotary
 
@@ -295,13 +295,14 @@ def low_precision(
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         narrow = copy.deepcopy(model).to(device)
         narrow.compute_dtype = dtype
+        paths: dict[str, tuple[Callable[..., Tensor], int | None]]
         paths = {"masked" if biased and device == "cpu" else "blocks" if biased else "fused": (attend, None)}
         paths |= {"blocks": (attention.blocks, None), "pieces": (attend, PIECE)}
         if biased and wide.scheme.shape.head_dim >= attention.FLEX_FROM:
             paths["flex"] = (attention.flex, None)
         for path, (way, narrow.piece) in paths.items():
-            for block in narrow.blocks:
-                block.attention.attend = way
+            for layer in (module for module in narrow.modules() if isinstance(module, Attention)):
+                layer.attend = way
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens.to(device), offset=FAR)[0], far)
