@@ -38,8 +38,8 @@ class Findings:
     pairs: list[Pair]
     chain: Chain
     position: pd.DataFrame  # scheme, length, bucket_start, bucket_end, loss, low, high, seeds
-    retrieval: pd.DataFrame  # scheme, length, gap, drop, low, high, seeds
-    early: pd.DataFrame  # scheme, length, gain, early: see `probes.early_tokens`
+    retrieval: pd.DataFrame  # scheme, length, gap, drop, by_order and their intervals: see `probes.retrieval`
+    early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
