@@ -77,6 +77,21 @@ def test_the_chain_is_printed_with_what_could_be_seen(written: Path) -> None:
     )
 
 
+def test_the_one_scheme_that_keeps_the_chain_whole_is_named(tmp_path: Path, world: Callable[..., World]) -> None:
+    """vo_rope is so noisy that no test decides it, and stands last: no place can be cut."""
+    effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2, "vo_rope": 0.6}
+    folder = fabricate(tmp_path / "runs", world(effects, seeds=(0, 1, 2, 3)))
+    for seed, times in enumerate((0.9, 1.6, 0.8, 1.1)):
+        file = folder / "vo_rope" / f"seed={seed}" / "eval" / "validation" / "256.parquet"
+        pd.read_parquet(file).assign(nll=lambda rows, by=times: rows["nll"] * by).to_parquet(file, index=False)
+    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    assert "qk_rope ~ nope ~ alibi ~ vo_rope" in text
+    assert "No “>” stands here, but without vo_rope it would read: qk_rope > nope > alibi. This is read after" in text
+    shutil.rmtree(folder / "vo_rope")
+    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    assert "qk_rope > nope > alibi" in text and "No “>” stands here" not in text
+
+
 def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:
     folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5, "alibi": 1.0}, seeds=(0,)))
     text = said(folder, tmp_path / "report")
