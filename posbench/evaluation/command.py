@@ -129,7 +129,7 @@ def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[
         for length in lengths:
             of_cell = [s for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
             mean = sum(s["drop" if drop else "nll_mean"] for s in of_cell) / max(1, len(of_cell))
-            cells.append("" if not of_cell else f"{mean:.3f}" if drop else perplexity(mean))
+            cells.append("" if not of_cell else f"{mean:z.3f}" if drop else perplexity(mean))
         table.add_row(scheme, *cells)
     console.print(table)
     if uneven:

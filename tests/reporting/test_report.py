@@ -53,6 +53,12 @@ def test_all_files_are_there_and_named(written: Path) -> None:
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
 
 
+def test_the_last_line_names_what_to_open_and_where_the_rest_is(written: Path) -> None:
+    made = len(list(written.iterdir())) - 1  # terminal.txt is the test's own
+    last = (written / "terminal.txt").read_text().splitlines()[-1]
+    assert last == f"wrote report.html, report.md, table.csv and {made - 3} more in {written}/"
+
+
 def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written: Path, tmp_path: Path) -> None:
     said(experiment, tmp_path)
     for name in ("table.csv", "report.md", "report.html", "curves.svg"):
