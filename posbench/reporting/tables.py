@@ -120,13 +120,13 @@ def csv_text(text: str) -> str:
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
     """`1.2345`, `+0.0123`, a dash for NaN; no zero has a minus.
 
-    With a sign, what rounds to zero shows one or two digits more, `+0.00003`, and `±0` where those are zeros too.
+    With a sign, what rounds to zero shows one digit more, `+0.00003`, and `±0` where that is a zero too.
     """
     if math.isnan(value):
         return DASH
     if not sign or round(value, digits):
         return f"{value:{'+' if sign else ''}z.{digits}f}"
-    return next((f"{value:+.{n}f}" for n in (digits + 1, digits + 2) if round(value, n)), "±0")
+    return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "±0"
 
 
 def whole(value: float) -> str:
