@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from posbench.reporting.drawing import (
 )
 from posbench.reporting.findings import Findings
 from posbench.reporting.palette import looks
-from posbench.reporting.plots import by_length, draw_all
+from posbench.reporting.plots import by_length, by_position, draw_all, gaps
 
 
 def test_a_scheme_looks_the_same_whatever_stands_beside_it() -> None:
@@ -125,6 +126,25 @@ def test_what_is_drawn_is_what_was_measured(findings: Findings) -> None:
     for scheme in findings.schemes:
         x, y = lines[scheme].get_data()
         assert [findings.at("fixed", int(n))[scheme].perplexity for n in x] == pytest.approx(list(y))
+
+
+def test_lines_that_lie_on_each_other_are_told_apart_by_their_gaps(findings: Findings) -> None:
+    with style():
+        above, below = by_position(findings).axes
+    there = findings.position[findings.position["length"] == findings.position["length"].max()]
+    losses = there.pivot(index="bucket_start", columns="scheme", values="loss")
+    for axes, drawn in ((above, losses), (below, losses.sub(losses["qk_rope"], axis=0))):
+        lines = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}
+        for scheme in findings.schemes:
+            assert lines[scheme] == pytest.approx(drawn[scheme].to_numpy())
+    assert below.get_ylabel() == "gap to qk_rope, nats/token"
+
+
+def test_dots_and_rings_are_explained(findings: Findings) -> None:
+    for found, said in ((findings, ["a seed", "published"]), (replace(findings, against=[]), ["a seed"])):
+        with style():
+            (legend,) = gaps(found, "qk_rope").legends
+        assert [text.get_text() for text in legend.get_texts()] == said
 
 
 def test_every_picture_draws_and_names_its_units(findings: Findings) -> None:

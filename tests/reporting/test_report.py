@@ -143,6 +143,14 @@ def test_the_page_needs_nothing_else(written: Path) -> None:
     assert policy and policy.startswith("default-src 'none'") and "script-src" not in policy
 
 
+def test_pictures_shrink_with_the_page(written: Path) -> None:
+    text = (written / "report.html").read_text()
+    rule = re.search(r"^figure svg {(.*)}$", text, re.MULTILINE)
+    assert rule and "max-width: 100%; height: auto;" in rule[1] and "min-width" not in rule[1]
+    drawn = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "class" not in attributes]
+    assert len(drawn) == 7 and all("viewbox" in a and not {"width", "height"} & set(a) for a in drawn)
+
+
 def test_ids_on_the_page_are_unique(written: Path) -> None:
     page = Page((written / "report.html").read_text())
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
