@@ -110,6 +110,7 @@ def evaluate_runs(
 def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) -> None:
     """One figure by scheme and length, the mean over seeds: perplexity, or the benefit of repetition."""
     lengths = sorted({s["length"] for s in summaries})
+    schemes = list(dict.fromkeys(s["scheme"] for s in summaries))
     targets = sorted({s["targets_total"] for s in summaries})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     drop = protocol == "retrieval"
@@ -117,16 +118,22 @@ def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[
     console.print(f"\n{experiment}: {what} by length in tokens ({protocol}, {scored} targets)", highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme")
+    seeds = {scheme: sorted({s["seed"] for s in summaries if s["scheme"] == scheme}) for scheme in schemes}
+    uneven = len(set(map(tuple, seeds.values()))) > 1
+    if uneven:
+        table.add_column("seeds")
     for length in lengths:
         table.add_column(short_length(length), justify="right")
-    for scheme in dict.fromkeys(s["scheme"] for s in summaries):
-        cells = []
+    for scheme in schemes:
+        cells = [",".join(map(str, seeds[scheme]))] if uneven else []
         for length in lengths:
             of_cell = [s for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
             mean = sum(s["drop" if drop else "nll_mean"] for s in of_cell) / max(1, len(of_cell))
-            cells.append("" if not of_cell else f"{mean:.3f}" if drop else perplexity(mean))
+            cells.append("" if not of_cell else f"{mean:z.3f}" if drop else perplexity(mean))
         table.add_row(scheme, *cells)
     console.print(table)
+    if uneven:
+        console.print("Each is the mean over its own seeds: `posbench report` compares over those that all have.")
 
 
 def perplexity(nll: float) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.frame import FINGERPRINTS, perplexity_columns, row
+from posbench.reporting.joining import PER_SEED
 from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table, whole
 from posbench.runs import Run, load_run
 
@@ -31,10 +33,12 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
     names = _names(runs)
     rows = [row(run) for run in runs]
     settings = [_flat(run.config.to_mapping()) for run in runs]
+    costs = _costs(rows)
+    shared = [f"{line[0]} {line[1]}" for line in costs if len(set(line[1:])) == 1 and line[1] != DASH]
     for title, lines in (
         ("Configuration: what differs", _differing(settings)),
         ("What came out", _outcome(rows)),
-        ("Costs", _costs(rows)),
+        ("Costs", [line for line in costs if len(set(line[1:])) > 1]),
     ):
         if lines:
             print_table(
@@ -46,7 +50,8 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
                 ),
                 console,
             )
-    print_notes(_remarks(rows, names), console)
+    alike = [f"Costs that are the same in all: {'; '.join(shared)}."] if shared else []
+    print_notes([*alike, *_remarks(rows, names)], console)
 
 
 def _names(runs: list[Run]) -> list[str]:
@@ -81,13 +86,26 @@ def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     lines = [["status", *(str(r["status"]) for r in rows)]]
     for key, title, digits in (("loss", "loss, nats/token", 4), ("bits_per_byte", "bits per byte", 4)):
         lines.append([title, *(number(r[key], digits) for r in rows)])
-    lines.append(["loss less the first", "0", *(number(r["loss"] - rows[0]["loss"], 4, sign=True) for r in rows[1:])])
+    of_seed = _first_by_seed(rows)
+    title = "loss less the first" if len({r["seed"] for r in rows}) == 1 else "loss less the first, same seed"
+    less = [number(r["loss"] - of_seed[r["seed"]]["loss"], sign=True) if r["seed"] in of_seed else DASH for r in rows]
+    lines.append([title, *("0" if r is of_seed.get(r["seed"]) else text for r, text in zip(rows, less, strict=True))])
     lines.append(["perplexity", *(perplexity_text(r["perplexity"]) for r in rows)])
     measured = dict.fromkeys(key for r in rows for key in r if key.startswith("perplexity@"))
     for key in perplexity_columns(measured):
         values = (perplexity_text(r[key]) if key in r else DASH for r in rows)
         lines.append([key.replace("@", " at ").replace("/", ", "), *values])
     return lines
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str]:
+    """What runs of several seeds have in common."""
+    return row["experiment"], row["scheme"]
+
+
+def _first_by_seed(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Seed -> the run of the first one's scheme and experiment that others of the seed are compared with."""
+    return {r["seed"]: r for r in reversed(rows) if _kind(r) == _kind(rows[0])}
 
 
 def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -103,10 +121,13 @@ def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
     """What stands in the way of a fair comparison."""
-    differ = [name for name in FINGERPRINTS if len({r[f"fingerprint.{name}"] for r in rows}) > 1]
     seeds = {r["seed"] for r in rows}
-    if len(seeds) > 1:
-        differ = [name for name in differ if name not in ("initial_weights", "batches")]
+    differ = [  # initial weights and batches are those of a seed
+        name
+        for name in FINGERPRINTS
+        if len({(r["seed"] if name in PER_SEED else 0, r[f"fingerprint.{name}"]) for r in rows})
+        > (len(seeds) if name in PER_SEED else 1)
+    ]
     said = [
         f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}"
         for n, r in zip(names, rows, strict=True)
@@ -115,6 +136,16 @@ def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
     if differ:
         said.append(f"Not a fair comparison: these runs differ in {', '.join(differ)} (fingerprints).")
     if len(seeds) > 1:
-        said.append("The runs have different seeds, so initial weights and batches differ between them.")
-    said.append("Two runs say nothing about seeds: `posbench report` tests differences over paired seeds.")
+        said.append(
+            "The runs have different seeds, so initial weights and batches differ between them: a loss is compared "
+            f"with the first scheme's of the same seed ({DASH}: it has none)."
+        )
+    of_seed = _first_by_seed(rows)
+    most = max(
+        Counter(_kind(r) for r in rows if r["seed"] in of_seed and _kind(r) != _kind(rows[0])).values(), default=0
+    )
+    if most > 1:
+        said.append("What these differences say of other seeds, `posbench report` tests.")
+    elif most == 1:
+        said.append("One seed says nothing about others: `posbench report` tests differences over paired seeds.")
     return said

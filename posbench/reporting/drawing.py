@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 8.6  # inches, at 96 dots the width of a page's column
 LABEL_POINTS = 8.5
+LEAST_SPAN = 1.02  # of a scale of perplexities, highest to lowest
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -29,6 +30,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.linewidth": 0.6,
+    "axes.formatter.useoffset": False,  # each tick says its whole number
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -156,14 +158,28 @@ def length_axis(axes: Axes, lengths: list[int], training_length: int, label: str
 
 
 def log_numbers(axes: Axes) -> None:
-    """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+    """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is.
+
+    It spans a factor of LEAST_SPAN at least, so that what hardly differs looks so.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    wider = max(1.0, LEAST_SPAN / (high / low)) ** 0.5
+    low, high = axes.set_ylim(low / wider, high * wider)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if y >= 100 else f"{y:g}"))
+    ticks = [float(y) for y in axes.get_yticks() if low <= y <= high]
+    axes.set_yticks(ticks, tick_texts(ticks))
     axes.minorticks_off()
+
+
+def tick_texts(ticks: list[float]) -> list[str]:
+    """`350.8`, `351.0`: as many decimals as the ticks that need most; `0.5`, `1`, `10` where each is ten times more."""
+    if ticks and ticks[-1] > 6 * ticks[0]:
+        return [f"{y:,.0f}" if y >= 1 else f"{y:g}" for y in ticks]
+    digits = next((n for n in range(9) if all(math.isclose(round(y, n), y, rel_tol=1e-9) for y in ticks)), 9)
+    return [f"{y:,.{digits}f}" for y in ticks]
 
 
 def tokens_text(value: float, _: int = 0) -> str:

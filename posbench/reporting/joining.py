@@ -116,7 +116,7 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
 
     schemes, seeds = common_seeds({str(s): set(g["seed"]) for s, g in finished.groupby("scheme")}, baseline)
     away = ~finished["scheme"].isin(schemes) | ~finished["seed"].isin(seeds)
-    leave(finished[away], [_unshared(row, schemes, seeds) for _, row in finished[away].iterrows()])
+    leave(finished[away], [_unshared(row, finished, schemes, seeds) for _, row in finished[away].iterrows()])
     if away.any():
         notes.append(f"Compared over the seeds that all compared schemes have: {', '.join(map(str, seeds))}.")
     runs = finished[~away].sort_values(["scheme", "seed"], ignore_index=True)
@@ -140,14 +140,14 @@ def common_seeds(seeds: dict[str, set[int]], baseline: str) -> tuple[list[str], 
 
     Where they do not, those with the fewest seeds go first (the baseline last, and never more than half of them) if
     that leaves two shared seeds: one scheme tried with one seed shall not take the other seeds' evidence away.
-    Failing that, as few go as leave one seed to share.
+    Failing that, as few go as leave one seed to share. Whatever has all the seeds that are shared then stays.
     """
     order = sorted(seeds, key=lambda name: (name == baseline, len(seeds[name]), name))
     for wanted, fewest in ((2, (len(order) + 1) // 2), (1, 1)):
         for dropped in range(len(order) - fewest + 1):
             shared = set.intersection(*(seeds[name] for name in order[dropped:]))
             if len(shared) >= wanted:
-                return sorted(order[dropped:]), sorted(shared)
+                return sorted(name for name in order if shared <= seeds[name]), sorted(shared)
     return [], []
 
 
@@ -198,10 +198,17 @@ def _values(here: dict[str, Any], there: dict[str, Any], others: str = "others")
     return f" ({'; '.join(told)})" if told else ""
 
 
-def _unshared(row: pd.Series, schemes: list[str], seeds: list[int]) -> str:
-    if row["scheme"] not in schemes:
-        return "its scheme has too few seeds in common with the others"
-    return f"seed {row['seed']} is not finished for every compared scheme"
+def _unshared(row: pd.Series, finished: pd.DataFrame, schemes: list[str], seeds: list[int]) -> str:
+    if row["scheme"] in schemes:
+        return f"seed {row['seed']} is not finished for every compared scheme"
+    there = set(finished.loc[finished["scheme"] == row["scheme"], "seed"])
+    has, lacks = [n for n in seeds if n in there], [n for n in seeds if n not in there]
+    return f"its scheme has {_seeds(has)} of {', '.join(map(str, seeds))}: train {_seeds(lacks)} of it"
+
+
+def _seeds(seeds: list[int]) -> str:
+    """`seed 0`, `seeds 1, 2`, `none`."""
+    return f"seed{'s' if seeds[1:] else ''} {', '.join(map(str, seeds))}" if seeds else "none"
 
 
 def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from posbench.reporting.findings import Findings
 
+RING: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.8}
+
 
 def draw_all(findings: Findings) -> dict[str, Figure]:
     """File stem -> figure, in the order of the report; only those that have data."""
@@ -65,9 +67,12 @@ def gaps(findings: Findings, baseline: str) -> Figure:
             axes.errorbar([m.gap.mean], [y], xerr=half, color=colour, linewidth=1.3, capsize=3, capthick=1.1)
         axes.plot([m.gap.mean], [y], look[scheme].marker, color=colour, markersize=5, markeredgewidth=0)
         if not math.isnan(published.get(scheme, math.nan)):
-            ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.8}
-            axes.plot([published[scheme]], [y - 0.26], "o", markersize=3.6, **ring)
+            axes.plot([published[scheme]], [y - 0.26], "o", markersize=3.6, **RING)
     axes.axvline(0, color=INK, linewidth=0.6)
+    axes.plot([], [], ".", color=INK, markersize=4, label="a seed")
+    if published:
+        axes.plot([], [], "o", markersize=3.6, label="published", **RING)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8, handletextpad=0.1)
     axes.set_yticks(range(len(order)), [short(s) for s in order])
     axes.set_ylim(len(order) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -159,21 +164,28 @@ def protocols(findings: Findings) -> Figure:
 
 
 def by_position(findings: Findings) -> Figure:
-    """Loss by position within the longest windows, in log-spaced buckets."""
-    figure, (axes,) = new_figure(4.1)
+    """Loss by position within the longest windows, in log-spaced buckets; below, the same as gaps to the baseline."""
+    look, base = looks(findings.schemes), findings.baseline
     rows = findings.position[findings.position["length"] == findings.position["length"].max()]
-    series = {}
-    for scheme in findings.schemes:
-        part = rows[rows["scheme"] == scheme].sort_values("bucket_start")
-        width = part["bucket_end"] - part["bucket_start"]
-        part = part[(width >= width.shift(fill_value=0) / 2)]  # the last bucket may be a stub of few tokens
-        if len(part):  # positions from 1, so that the first has a place on the scale
-            series[scheme] = (np.sqrt((part["bucket_start"] + 1) * part["bucket_end"]), part["loss"])
-    draw_lines(axes, series, looks(findings.schemes))
-    axes.set_ylabel("loss, nats/token")
+    losses = rows.pivot(index=["bucket_start", "bucket_end"], columns="scheme", values="loss").sort_index()
+    edges = losses.index.to_frame()
+    width = edges["bucket_end"] - edges["bucket_start"]
+    kept = width >= width.shift(fill_value=0) / 2  # the last bucket may be a stub of few tokens
+    losses, edges = losses[kept], edges[kept]
+    x = np.sqrt((edges["bucket_start"] + 1) * edges["bucket_end"])  # from 1, so that the first has a place on the scale
+    there = [s for s in findings.schemes if s in losses]
+    both = base in there and len(there) > 1
+    figure, panels = new_figure(6.6 if both else 4.1, rows=2 if both else 1)
+    draw_lines(panels[0], {s: (x, losses[s]) for s in there}, look)
+    panels[0].set_ylabel("loss, nats/token")
+    if both:
+        draw_lines(panels[1], {s: (x, losses[s] - losses[base]) for s in there}, look)
+        panels[1].set_ylabel(f"gap to {short(base or '')}, nats/token")
     ticks = [2**n for n in range(0, int(math.log2(rows["bucket_end"].max())) + 1, 2)]
-    length_axis(axes, ticks, findings.training_length, "position in the window, tokens (log-spaced buckets)")
-    name_lines(figure, axes)
+    for axes in panels:
+        length_axis(axes, ticks, findings.training_length, "")
+    panels[-1].set_xlabel("position in the window, tokens (log-spaced buckets)")
+    name_lines(figure, panels[-1])
     return figure
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from posbench.reporting.measure import Measurement
 
 _FOLDER = Path(__file__).parent / "published"
+FEWEST = 4  # schemes: the order of fewer agrees by chance too often for Kendall's tau to say anything
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
 SETUP = (
     "runs a scheme",
@@ -172,6 +173,7 @@ def _compare(
         for n, a in enumerate(both)
         for b in both[n + 1 :]
         if (a, b) in reversed_pairs and theirs.losses[a] < theirs.losses[b]
+        if round(reversed_pairs[a, b].difference, 4) > 0  # what is 0 at the digits shown is a tie
     ]
     where = f"{one.protocol} at {one.length} tokens" if one and both else ""
     return Comparison(published, theirs, where, base, rows, tau, p, disagreements)

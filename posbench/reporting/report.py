@@ -46,7 +46,9 @@ def report(
         files[f"{stem}.png"] = drawing.png(figure)
     for name, content in files.items():
         write(target / name, content)
-    console.print(f"wrote {target}/: {', '.join(files)}", highlight=False, markup=False, soft_wrap=True)
+    first = ("report.html", "report.md", "table.csv")
+    more = f"{', '.join(first)} and {len(files) - len(first)} more"
+    console.print(f"wrote {more} in {target}/", highlight=False, markup=False, soft_wrap=True)
     return [target / name for name in files]
 
 

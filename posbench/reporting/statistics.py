@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -196,6 +196,13 @@ def chain(pairs: list[Pair]) -> Chain:
     place = {name: n for n, name in enumerate(order)}
     inside = [p for p in pairs if p.is_decided and ">" not in signs[place[p.left] : place[p.right]]]
     return Chain(order, signs, inside, seeds)
+
+
+def chain_without(pairs: list[Pair], name: str) -> Chain:
+    """The chain had `name` not been compared: the others' tests, corrected for their own number."""
+    rest = [pair for pair in pairs if name not in (pair.left, pair.right)]
+    adjusted = holm(np.array([pair.p for pair in rest]))
+    return chain([replace(pair, p_holm=float(p)) for pair, p in zip(rest, adjusted, strict=True)])
 
 
 def _order(pairs: list[Pair]) -> list[str]:

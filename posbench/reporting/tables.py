@@ -118,10 +118,15 @@ def csv_text(text: str) -> str:
 
 
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """`1.2345`, `+0.0123`, a dash for NaN; what rounds to zero has no sign."""
+    """`1.2345`, `+0.0123`, a dash for NaN; no zero has a minus.
+
+    With a sign, what rounds to zero shows one digit more, `+0.00003`, and `±0` where that is a zero too.
+    """
     if math.isnan(value):
         return DASH
-    return f"{value:{'+' if sign and round(value, digits) else ''}z.{digits}f}"
+    if not sign or round(value, digits):
+        return f"{value:{'+' if sign else ''}z.{digits}f}"
+    return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "±0"
 
 
 def whole(value: float) -> str:

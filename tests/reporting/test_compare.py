@@ -27,7 +27,32 @@ def test_what_differs_and_only_that(experiment: Path) -> None:
     assert re.search(r"loss, nats/token +\d\.\d{4} +\d\.\d{4}", text)
     assert re.search(r"loss less the first +0 +\+0\.0\d{3}", text)
     assert re.search(r"perplexity at 512, fixed +\d+\.\d\d +\d+\.\d\d", text)
-    assert re.search(r"tokens/s +20,000 +20,000", text)
+    assert "Costs that are the same in all: tokens/s 20,000; training, s 62;" in text
+    costs = said(experiment / "qk_rope" / "seed=0", experiment / "alibi" / "seed=1", width=200)
+    assert re.search(r"tokens/s +20,000 +20,100", costs)
+    assert "same in all: training, s 62; peak memory, MiB 900; tokens trained on 399,360;" in costs
+    assert "device a CPU (float32)." in costs
+
+
+def test_a_loss_is_compared_within_a_seed_alone(experiment: Path) -> None:
+    runs = [experiment / "qk_rope" / f"seed={n}" for n in (0, 1, 2)]
+    text = " ".join(said(*runs, experiment / "alibi" / "seed=1", width=200).split())
+    losses = {key: float(loss) for key, loss in zip("abcd", re.findall(r"\d\.\d{4}", text)[:4], strict=True)}
+    found = re.search(r"loss less the first, same seed 0 0 0 (\S+)", text)
+    assert found and float(found[1]) == pytest.approx(losses["d"] - losses["b"], abs=1.1e-4)
+    assert "One seed says nothing about others" in text
+    text = " ".join(said(*runs[:2], experiment / "alibi" / "seed=3", width=200).split())
+    assert "same seed 0 0 –" in text and "posbench report" not in text
+    others = [experiment / "alibi" / f"seed={n}" for n in (0, 2)]
+    text = " ".join(said(*runs, *others, width=200).split())
+    assert "of other seeds, `posbench report` tests" in text and "nothing about others" not in text
+
+
+def test_initial_weights_are_compared_within_a_seed(own: Path) -> None:
+    runs = [own / scheme / f"seed={seed}" for scheme in ("qk_rope", "alibi") for seed in (0, 1)]
+    assert "Not a fair" not in said(*runs)
+    change_manifest(run_of(own, "alibi", 1), initial_weights="0ther")
+    assert "these runs differ in initial_weights" in said(*runs)
 
 
 @pytest.mark.parametrize("width", [80, 120])

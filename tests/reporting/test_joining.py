@@ -94,6 +94,14 @@ def test_unfinished_and_died_runs_are_left_out_with_their_reason(own: Path) -> N
     assert found.seeds == [2, 3]
 
 
+def test_a_scheme_with_too_few_seeds_is_told_which_to_train(own: Path) -> None:
+    for seed in (1, 2, 3):
+        run_of(own, "nope", seed).update_manifest(status=RUNNING)
+    found = joined(own)
+    assert (found.schemes, found.seeds) == (["alibi", "qk_rope", "qkvo_rope"], [0, 1, 2, 3])
+    assert why(found)[("nope", 0)] == "its scheme has seed 0 of 0, 1, 2, 3: train seeds 1, 2, 3 of it"
+
+
 def test_versions_that_differ_are_said(own: Path) -> None:
     run = run_of(own, "nope", 0)
     run.update_manifest(versions={**run.manifest["versions"], "torch": "2.12.0"})
@@ -118,6 +126,8 @@ def test_seeds_in_common() -> None:
     assert common_seeds({"a": {0, 1, 2}, "b": {0, 1, 2}, "c": {0}}, "a") == (["a", "b"], [0, 1, 2])  # c is only a trial
     assert common_seeds({"a": {0, 1}, "b": {0}, "c": {0}}, "a") == (["a", "b", "c"], [0])  # one scheme is no comparison
     assert common_seeds({"a": {0}, "b": {1}}, "a") == (["a"], [0])
+    far = {"a": {0, 1, 2}, "b": {4, 5, 6}, "c": {0, 1}, "d": {0, 1, 3}}
+    assert common_seeds(far, "a") == (["a", "c", "d"], [0, 1])  # c has fewer than b, and is not in the way
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.integers(0, 4), min_size=1), min_size=1))

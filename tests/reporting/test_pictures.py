@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,10 +12,20 @@ from fabricate import PUBLISHED_ORDER, T
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbench.reporting.drawing import png, short, stand_clear, style, svg, tokens_text
+from posbench.reporting.drawing import (
+    LEAST_SPAN,
+    log_numbers,
+    new_figure,
+    png,
+    short,
+    stand_clear,
+    style,
+    svg,
+    tokens_text,
+)
 from posbench.reporting.findings import Findings
 from posbench.reporting.palette import looks
-from posbench.reporting.plots import by_length, draw_all
+from posbench.reporting.plots import by_length, by_position, draw_all, gaps
 
 
 def test_a_scheme_looks_the_same_whatever_stands_beside_it() -> None:
@@ -85,6 +96,29 @@ def test_perplexity_stands_on_log_scales_with_the_training_length_marked(finding
     assert f"trained at {T}" in [text.get_text() for text in axes.texts]
 
 
+@pytest.mark.parametrize(
+    "values", [(350.9, 351.1), (350, 360), (99, 103), (18, 19.5), (100, 520), (0.8, 40), (90, 4e5)]
+)
+def test_every_tick_says_its_number_and_no_two_the_same(values: tuple[float, float]) -> None:
+    with style():
+        figure, (axes,) = new_figure(4.1)
+        axes.plot([1, 2], values)
+        log_numbers(axes)
+        figure.draw_without_rendering()
+    shown = {tick.get_text(): y for tick, y in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)}
+    assert 3 <= len(shown) == len(axes.get_yticks()) <= 20
+    assert all(float(text.replace(",", "")) == pytest.approx(y, rel=1e-9) for text, y in shown.items())
+    assert len({len(text.partition(".")[2]) for text in shown}) == 1 or values[0] < 1
+
+
+def test_what_hardly_differs_does_not_fill_the_picture() -> None:
+    _, (axes,) = new_figure(4.1)
+    axes.plot([1, 2], [351.0, 351.2])
+    log_numbers(axes)
+    low, high = axes.get_ylim()
+    assert high / low == pytest.approx(LEAST_SPAN) and low * high == pytest.approx(351.0 * 351.2, rel=1e-4)
+
+
 def test_what_is_drawn_is_what_was_measured(findings: Findings) -> None:
     with style():
         (axes,) = by_length(findings, "fixed").axes
@@ -92,6 +126,25 @@ def test_what_is_drawn_is_what_was_measured(findings: Findings) -> None:
     for scheme in findings.schemes:
         x, y = lines[scheme].get_data()
         assert [findings.at("fixed", int(n))[scheme].perplexity for n in x] == pytest.approx(list(y))
+
+
+def test_lines_that_lie_on_each_other_are_told_apart_by_their_gaps(findings: Findings) -> None:
+    with style():
+        above, below = by_position(findings).axes
+    there = findings.position[findings.position["length"] == findings.position["length"].max()]
+    losses = there.pivot(index="bucket_start", columns="scheme", values="loss")
+    for axes, drawn in ((above, losses), (below, losses.sub(losses["qk_rope"], axis=0))):
+        lines = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}
+        for scheme in findings.schemes:
+            assert lines[scheme] == pytest.approx(drawn[scheme].to_numpy())
+    assert below.get_ylabel() == "gap to qk_rope, nats/token"
+
+
+def test_dots_and_rings_are_explained(findings: Findings) -> None:
+    for found, said in ((findings, ["a seed", "published"]), (replace(findings, against=[]), ["a seed"])):
+        with style():
+            (legend,) = gaps(found, "qk_rope").legends
+        assert [text.get_text() for text in legend.get_texts()] == said
 
 
 def test_every_picture_draws_and_names_its_units(findings: Findings) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fabricate import World, fabricate
 from scipy import stats
@@ -13,6 +14,8 @@ from scipy import stats
 from posbench.config import ConfigError
 from posbench.reporting.findings import Findings, find
 from posbench.reporting.published import SETUP, Comparison, load_published, published_names, set_against
+from posbench.reporting.sections.against import against
+from posbench.reporting.statistics import compare_all
 
 KEXUE = {
     "qk_rope": 2.712,
@@ -81,6 +84,24 @@ def test_a_pair_that_stands_the_other_way_round_is_named_and_judged(
     assert sure.pair.difference == pytest.approx(0.1, abs=0.01) and sure.pair.is_decided
     if ("qk_rope", "qkvo_rope") in pairs:
         assert not pairs["qk_rope", "qkvo_rope"].pair.is_decided
+
+
+@pytest.mark.parametrize(("gap", "listed"), [(0.0, False), (0.00004, False), (0.0002, True)])
+def test_a_tie_is_no_reversal(findings: Findings, gap: float, listed: bool) -> None:
+    """nope is published behind qk_rope: here it stands in front by `gap`."""
+    of_seed = np.array([3.0, 3.1])
+    pairs = compare_all(np.stack([of_seed - gap, of_seed], axis=1), ["nope", "qk_rope"])
+    ours = [m for m in findings.measurements if m.scheme in ("nope", "qk_rope")]
+    (found,) = set_against(load_published("kexue-10862"), ours, pairs, findings.config)
+    assert [(d.better, d.worse) for d in found.disagreements] == [("qk_rope", "nope")] * listed
+
+
+def test_an_order_of_few_schemes_has_no_tau(findings: Findings, tmp_path: Path, world: Callable[..., World]) -> None:
+    said = " ".join(against(findings, findings.against[0]).words)
+    assert "tau of the two orders is given for 4 schemes or more; here are 3." in said
+    effects = {"qk_rope": 0.0, "k_rope": 0.2, "nope": 0.1, "v_rope": 0.3}
+    four = find(fabricate(tmp_path, world(effects, seeds=(0, 1))))
+    assert "orders: 0.67 over 4 schemes (p = 0.33" in " ".join(against(four, four.against[0]).words)
 
 
 def test_lengths_are_matched_in_training_lengths_and_by_protocol(findings: Findings) -> None:

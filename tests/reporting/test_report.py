@@ -54,6 +54,12 @@ def test_all_files_are_there_and_named(written: Path) -> None:
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
 
 
+def test_the_last_line_names_what_to_open_and_where_the_rest_is(written: Path) -> None:
+    made = len(list(written.iterdir())) - 1  # terminal.txt is the test's own
+    last = (written / "terminal.txt").read_text().splitlines()[-1]
+    assert last == f"wrote report.html, report.md, table.csv and {made - 3} more in {written}/"
+
+
 def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written: Path, tmp_path: Path) -> None:
     said(experiment, tmp_path)
     for name in ("table.csv", "report.md", "report.html", "curves.svg"):
@@ -102,6 +108,21 @@ def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp
     assert "of the machine as it was, not of the scheme alone" in " ".join(text.split())
 
 
+def test_the_one_scheme_that_keeps_the_chain_whole_is_named(tmp_path: Path, world: Callable[..., World]) -> None:
+    """vo_rope is so noisy that no test decides it, and stands last: no place can be cut."""
+    effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2, "vo_rope": 0.6}
+    folder = fabricate(tmp_path / "runs", world(effects, seeds=(0, 1, 2, 3)))
+    for seed, times in enumerate((0.9, 1.6, 0.8, 1.1)):
+        file = folder / "vo_rope" / f"seed={seed}" / "eval" / "validation" / "256.parquet"
+        pd.read_parquet(file).assign(nll=lambda rows, by=times: rows["nll"] * by).to_parquet(file, index=False)
+    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    assert "qk_rope ~ nope ~ alibi ~ vo_rope" in text
+    assert "No “>” stands here, but without vo_rope it would read: qk_rope > nope > alibi. This is read after" in text
+    shutil.rmtree(folder / "vo_rope")
+    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    assert "qk_rope > nope > alibi" in text and "No “>” stands here" not in text
+
+
 def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:
     folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5, "alibi": 1.0}, seeds=(0,)))
     text = said(folder, tmp_path / "report")
@@ -145,6 +166,14 @@ def test_the_page_needs_nothing_else(written: Path) -> None:
     assert "url(http" not in text and "@import" not in text
     policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy and policy.startswith("default-src 'none'") and "script-src" not in policy
+
+
+def test_pictures_shrink_with_the_page(written: Path) -> None:
+    text = (written / "report.html").read_text()
+    rule = re.search(r"^figure svg {(.*)}$", text, re.MULTILINE)
+    assert rule and "max-width: 100%; height: auto;" in rule[1] and "min-width" not in rule[1]
+    drawn = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "class" not in attributes]
+    assert len(drawn) == 7 and all("viewbox" in a and not {"width", "height"} & set(a) for a in drawn)
 
 
 def test_ids_on_the_page_are_unique(written: Path) -> None:

@@ -13,6 +13,7 @@ from scipy import stats
 from posbench.reporting.statistics import (
     LEVEL,
     chain,
+    chain_without,
     compare_all,
     document_error,
     holm,
@@ -244,3 +245,11 @@ def test_a_document_counts_by_its_tokens() -> None:
 
 def test_one_document_leaves_no_estimate() -> None:
     assert math.isnan(document_error(np.array([[3.0]]), np.array([2.0]))[0])
+
+
+@given(losses_of_schemes)
+def test_leaving_one_out_is_having_compared_the_others_alone(losses: np.ndarray) -> None:
+    every = names(losses.shape[1])
+    left = chain_without(compare_all(losses, every), every[0])
+    alone = chain(compare_all(losses[:, 1:], every[1:]))
+    assert (left.order, left.signs) == (alone.order, alone.signs)

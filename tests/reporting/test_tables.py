@@ -28,7 +28,11 @@ from posbench.reporting.tables import (
         (1.23456, False, "1.2346"),
         (0.01, True, "+0.0100"),
         (-0.01, True, "-0.0100"),
-        (-1e-9, True, "0.0000"),
+        (-0.00003, True, "-0.00003"),
+        (0.000004, True, "±0"),
+        (-1e-9, True, "±0"),
+        (0.0, True, "±0"),
+        (-0.00003, False, "0.0000"),
         (math.nan, True, DASH),
     ],
 )
@@ -51,6 +55,13 @@ def test_perplexities(value: float, text: str) -> None:
 def test_lengths_and_counts() -> None:
     assert [length_text(n) for n in (256, 1000, 1024, 8192, 8193)] == ["256", "1000", "1k", "8k", "8193"]
     assert whole(399_360) == "399,360" and whole(math.nan) == DASH
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 5))
+def test_a_signed_number_has_a_sign_and_no_zero_a_minus(value: float, digits: int) -> None:
+    assert number(value, digits, sign=True)[0] in "+-±"
+    for text in (number(value, digits, sign=True), number(value, digits)):
+        assert not text.startswith("-") or set(text) & set("123456789")
 
 
 @given(st.text())

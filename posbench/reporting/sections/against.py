@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.published import SETUP, Comparison
+from posbench.reporting.published import FEWEST, SETUP, Comparison
 from posbench.reporting.sections.losses import gap_text
 from posbench.reporting.sections.section import Section
 from posbench.reporting.statistics import Pair
@@ -21,8 +21,9 @@ def against(findings: Findings, c: Comparison) -> Section:
     words = [f"Ours: {c.where}. Gaps in nats/token, each side of its own tokens."]
     tables = [values_table(c)]
     if len(c.rows) > 1:
-        sure = f"p = {c.p:.2g} against no relation" if len(c.rows) > 2 else "with two it can only be 1 or -1"
-        words.append(f"Kendall's tau of the two orders: {c.tau:.2f} over {len(c.rows)} schemes ({sure}).")
+        tau = f": {c.tau:.2f} over {len(c.rows)} schemes (p = {c.p:.2g} against no relation)."
+        few = f" is given for {FEWEST} schemes or more; here are {len(c.rows)}."
+        words.append(f"Kendall's tau of the two orders{tau if len(c.rows) >= FEWEST else few}")
         if c.disagreements:
             tables.append(disagreements_table(c))
         else:

@@ -9,7 +9,7 @@ import numpy as np
 from posbench.reporting.evaluations import VALIDATION
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, letters, sd_range
+from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, chain_without, letters, sd_range
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
 
@@ -123,6 +123,7 @@ def ranking(findings: Findings) -> Section | None:
         "scheme to its left is decided better than every scheme to its right; “~” where that cannot be said, which is "
         "no evidence that they are equal.",
     ]
+    words += _in_the_way(findings)
     words += _uneven(findings)
     tables = []
     neighbours = zip(chain.order, chain.signs, chain.order[1:], strict=False)
@@ -144,6 +145,20 @@ def ranking(findings: Findings) -> Section | None:
         )
         words.append(f"Decided although no “>” stands between them: {more}.")
     return Section("Ranking", words, tables, chain=chain)
+
+
+def _in_the_way(findings: Findings) -> list[str]:
+    """Where nothing is cut although pairs are decided: each scheme without which something would be."""
+    if ">" in findings.chain.signs or not findings.chain.inside:
+        return []
+    others = {name: chain_without(findings.pairs, name) for name in findings.schemes}
+    cut = [f"without {name} it would read: {other.text}" for name, other in others.items() if ">" in other.signs]
+    if not cut:
+        return ["No “>” stands here, and leaving out any one scheme would change nothing about that."]
+    return [
+        f"No “>” stands here, but {'; '.join(cut)}. This is read after the fact and corrected for fewer pairs, so the "
+        f"{LEVEL:.0%} are not promised for it."
+    ]
 
 
 def _uneven(findings: Findings) -> list[str]:

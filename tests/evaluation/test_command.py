@@ -1,0 +1,42 @@
+"""The table that `posbench eval` ends with."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+
+from rich.console import Console
+
+from posbench.config import Config
+from posbench.evaluation.command import _show, evaluate_runs
+from posbench.runs import Run
+from posbench.training import train
+
+
+def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: Callable[..., Config]) -> None:
+    names = [("qk_rope", 0), ("qk_rope", 1), ("nope", 0)]
+    runs = [train(config(f"scheme={name}", f"seed={seed}", "train.steps=1")) for name, seed in names]
+
+    def said(runs: list[Run]) -> str:
+        console = Console(file=io.StringIO(), width=100)
+        evaluate_runs(runs, ["64"], ["fixed"], "cpu", "float32", False, console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    text = said(runs)
+    assert re.search(r"scheme +seeds +64\nqk_rope +0,1 +\d+\.\d\d\nnope +0 +\d+\.\d\d\n", text)
+    assert "mean over its own seeds: `posbench report` compares" in text
+    text = said([runs[0], runs[2]])
+    assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
+
+
+def test_no_zero_has_a_minus() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    drops = {64: -0.00004, 128: -0.0006}
+    _show(
+        console,
+        "demo",
+        "retrieval",
+        [{"scheme": "nope", "seed": 0, "length": n, "targets_total": 9, "drop": drop} for n, drop in drops.items()],
+    )
+    assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]
