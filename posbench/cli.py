@@ -267,7 +267,8 @@ def evaluate(
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
 
-    evaluate_runs(_runs(runs, runs_dir), length or [], protocol or [], device, dtype, again, _console(), piece)
+    found = _runs(runs, runs_dir)
+    evaluate_runs(found, length or [], protocol or [], device, dtype, again, _console(), piece, named=bool(runs))
 
 
 @app.command()
