@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, nearest
 from posbench.interruption import end_with, is_worker
 
 if TYPE_CHECKING:
@@ -212,22 +212,37 @@ def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
     """The runs that the words name, each a folder as given or below `runs_dir`; all of `runs_dir` without a word."""
     from posbench.runs import find_runs
 
+    if not names and not runs_dir.is_dir():
+        raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
     found: list[Run] = []
     for name in names or [""]:
-        places = [runs_dir] if not name else [Path(name), runs_dir / name]
-        place = next((p for p in places if p.is_dir()), None)
-        if place is None and not name:
-            raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
+        place = _place(name, runs_dir)
         if place is None:
+            runs = [run.path.relative_to(runs_dir) for run in find_runs(runs_dir)]
+            known = sorted({str(there) for run in runs for there in (run, *run.parents[:2])})
             raise ConfigError(
-                f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as "
+                f"there is no run {name!r}, here or under {runs_dir}/{nearest(name, known)}: give a folder such as "
                 f"{runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo"
             )
-        runs = find_runs(place)
-        if not runs:
+        of_place = find_runs(place)
+        if not of_place:
             raise ConfigError(f"{place} holds no runs: train one first (posbench train scheme=vo_rope)")
-        found.extend(run for run in runs if run not in found)
+        found.extend(run for run in of_place if run not in found)
     return found
+
+
+def _place(name: str, runs_dir: Path) -> Path | None:
+    """The folder of that name, here or below `runs_dir`; or the one experiment whose folder is called so."""
+    given = next((place for place in (Path(name), runs_dir / name) if name and place.is_dir()), None)
+    called = [folder for folder in _experiments(runs_dir) if folder.name == name]
+    return runs_dir if not name else given or (called[0] if len(called) == 1 else None)
+
+
+def _experiments(runs_dir: Path) -> list[Path]:
+    from posbench.runs import find_runs
+
+    folders = {run.path.parent.parent for run in find_runs(runs_dir)}
+    return sorted(folder for folder in folders if folder.is_relative_to(runs_dir))
 
 
 @app.command(name="eval")
@@ -298,26 +313,29 @@ def report(
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
+    there = _experiments(runs_dir)
     if name is not None:
-        place = next((p for p in (Path(name), runs_dir / name) if p.is_dir()), None)
+        place = _place(name, runs_dir)
         if place is None:
-            known = sorted(p.name for p in runs_dir.iterdir() if p.is_dir()) if runs_dir.is_dir() else []
+            from posbench.composition import choices
+
+            known = [str(folder.relative_to(runs_dir)) for folder in there]
+            train_it = f": train it first with posbench train -m experiment={name}"
             raise ConfigError(
-                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'}): "
-                f"train it first with posbench train -m experiment={name}"
+                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'})"
+                + (train_it if name in choices("experiment") else nearest(name, known or choices("experiment")))
             )
         return place
-    from posbench.runs import find_runs
-
-    there = sorted({run.path.parent.parent for run in find_runs(runs_dir)})
-    if len(there) != 1:
-        named = ", ".join(str(p) for p in there) or "none"
+    own = [folder for folder in there if "reference" not in folder.relative_to(runs_dir).parts]
+    if len(own) != 1:
+        named = ", ".join(map(str, own or there))
         raise ConfigError(
             f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT"
-            if there
-            else f"{runs_dir}/ holds no runs: train first with posbench train -m experiment=demo"
+            if own
+            else f"{runs_dir}/ holds no runs{f' but {named}' if there else ''}: train first with "
+            "posbench train -m experiment=demo"
         )
-    return there[0]
+    return own[0]
 
 
 @app.command()
