@@ -126,6 +126,16 @@ Overrides = Annotated[
     ),
 ]
 
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option("--config-dir", help="A folder of your own choices: FOLDER/scheme/mine.yaml.", show_default=False),
+]
+
+
+def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
+    """All words of a command; the folder as `posbench.composition` takes it."""
+    return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
+
 
 @app.command(context_settings=HYDRA)
 def train(ctx: typer.Context, words: Overrides = None) -> None:
@@ -172,6 +182,7 @@ def plan(
         float | None, typer.Option(help="A rate in FLOP/s in place of the datasheet's.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config_dir: ConfigDir = None,
 ) -> None:
     """What a sweep would cost before anything is spent: runs, tokens, FLOPs, memory, hours, disk.
 
@@ -179,7 +190,7 @@ def plan(
     """
     from posbench import plan as planning
 
-    planned = planning.plan([*(words or []), *ctx.args], device, mfu, gpus, flops)
+    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, flops)
     if as_json:
         typer.echo(planning.as_json(planned))
     else:
@@ -187,11 +198,11 @@ def plan(
 
 
 @app.command(context_settings=HYDRA)
-def prepare(ctx: typer.Context, words: Overrides = None) -> None:
+def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
     from posbench.composition import compose
 
-    config = compose([*(words or []), *ctx.args])
+    config = compose(_words(words, ctx, config_dir))
     from posbench.data import prepare as prepare_text
 
     corpus = prepare_text(config, notice=_say)
@@ -350,11 +361,14 @@ def compare(
 
 
 @app.command()
-def schemes() -> None:
+def schemes(config_dir: ConfigDir = None) -> None:
     """The position schemes there are."""
+    from posbench.inert import refuse_folder
     from posbench.verify import list_schemes
 
-    list_schemes(_console())
+    if config_dir:
+        refuse_folder(config_dir)
+    list_schemes(_console(), config_dir)
 
 
 @app.command()
@@ -363,11 +377,18 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Measure each scheme's promises in float64: relative or absolute, norms, causality. Exits 1 if one fails."""
     from posbench.verify import verify as certify
 
-    if not certify(names or None, _console()):
+    words = names or []
+    if config_dir:
+        from posbench.composition import choices
+
+        named = any("=" not in word for word in words)
+        words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
+    if not certify(words, _console()):
         raise SystemExit(1)
 
 
@@ -389,6 +410,7 @@ def bench(
     ] = 7,
     steps: Annotated[int, typer.Option(help="Training steps a turn.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
 
@@ -398,7 +420,7 @@ def bench(
     from posbench.evaluation import parse_length
 
     lengths = [parse_length(length) for length in evaluate or []]
-    measure([*(words or []), *ctx.args], scheme.split(","), lengths, rounds, steps, output, _console())
+    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, _console())
 
 
 def _version(wanted: bool) -> None:

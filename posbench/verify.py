@@ -38,6 +38,8 @@ from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
 from posbench.schemes.rotary import Rotary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
@@ -348,8 +350,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: every certificate holds"
 
 
-def list_schemes(console: Console) -> None:
-    """Print every scheme of `conf/scheme` with what it is, and the kinds that a YAML file may name."""
+def list_schemes(console: Console, config_dir: Path | None = None) -> None:
+    """Print every scheme of `conf/scheme`, and of a folder of the user's, and the kinds that a YAML file may name."""
     from omegaconf import OmegaConf
     from rich import box
     from rich.table import Table
@@ -359,8 +361,9 @@ def list_schemes(console: Console) -> None:
     for column in ("scheme", "kind", "promises"):
         table.add_column(column, no_wrap=True)
     table.add_column("what it is")
-    for name in choices("scheme"):
-        path = conf_dir() / "scheme" / f"{name}.yaml"
+    own = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
+    for path in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *own]:
+        name = path.stem
         mapping = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(mapping, dict)
         config = SchemeConfig.from_mapping({str(key): value for key, value in mapping.items()})

@@ -53,6 +53,11 @@ def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_
 
     composed = run("train", "scheme=near", "--config-dir", str(own.parent), "--cfg", "job")
     assert composed.startswith("scheme:\n  name: near\n  kind: distance_bias\n  distances: 32\n")
+    folder = ("--config-dir", str(own.parent))
+    assert "near: posbench/reference.py" in run("verify", "near", *folder)
+    assert "A learned bias for each distance" in next(
+        line for line in run("schemes", *folder).splitlines() if line.startswith("near ")
+    )
     without_file = ["nope", "scheme.name=near", "scheme.kind=distance_bias", "+scheme.distances=24"]
     verified = run("verify", *without_file)
     assert "\nnear   relative relative" in verified
