@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, nearest
 from posbench.interruption import end_with, is_worker
 
 if TYPE_CHECKING:
@@ -126,6 +126,16 @@ Overrides = Annotated[
     ),
 ]
 
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option("--config-dir", help="A folder of your own choices: FOLDER/scheme/mine.yaml.", show_default=False),
+]
+
+
+def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
+    """All words of a command; the folder as `posbench.composition` takes it."""
+    return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
+
 
 @app.command(context_settings=HYDRA)
 def train(ctx: typer.Context, words: Overrides = None) -> None:
@@ -172,6 +182,7 @@ def plan(
         float | None, typer.Option(help="A rate in FLOP/s in place of the datasheet's.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config_dir: ConfigDir = None,
 ) -> None:
     """What a sweep would cost before anything is spent: runs, tokens, FLOPs, memory, hours, disk.
 
@@ -179,7 +190,7 @@ def plan(
     """
     from posbench import plan as planning
 
-    planned = planning.plan([*(words or []), *ctx.args], device, mfu, gpus, flops)
+    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, flops)
     if as_json:
         typer.echo(planning.as_json(planned))
     else:
@@ -187,11 +198,11 @@ def plan(
 
 
 @app.command(context_settings=HYDRA)
-def prepare(ctx: typer.Context, words: Overrides = None) -> None:
+def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
     from posbench.composition import compose
 
-    config = compose([*(words or []), *ctx.args])
+    config = compose(_words(words, ctx, config_dir))
     from posbench.data import prepare as prepare_text
 
     corpus = prepare_text(config, notice=_say)
@@ -212,22 +223,37 @@ def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
     """The runs that the words name, each a folder as given or below `runs_dir`; all of `runs_dir` without a word."""
     from posbench.runs import find_runs
 
+    if not names and not runs_dir.is_dir():
+        raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
     found: list[Run] = []
     for name in names or [""]:
-        places = [runs_dir] if not name else [Path(name), runs_dir / name]
-        place = next((p for p in places if p.is_dir()), None)
-        if place is None and not name:
-            raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
+        place = _place(name, runs_dir)
         if place is None:
+            runs = [run.path.relative_to(runs_dir) for run in find_runs(runs_dir)]
+            known = sorted({str(there) for run in runs for there in (run, *run.parents[:2])})
             raise ConfigError(
-                f"there is no run {name!r}, here or under {runs_dir}/: give a folder such as "
+                f"there is no run {name!r}, here or under {runs_dir}/{nearest(name, known)}: give a folder such as "
                 f"{runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo"
             )
-        runs = find_runs(place)
-        if not runs:
+        of_place = find_runs(place)
+        if not of_place:
             raise ConfigError(f"{place} holds no runs: train one first (posbench train scheme=vo_rope)")
-        found.extend(run for run in runs if run not in found)
+        found.extend(run for run in of_place if run not in found)
     return found
+
+
+def _place(name: str, runs_dir: Path) -> Path | None:
+    """The folder of that name, here or below `runs_dir`; or the one experiment whose folder is called so."""
+    given = next((place for place in (Path(name), runs_dir / name) if name and place.is_dir()), None)
+    called = [folder for folder in _experiments(runs_dir) if folder.name == name]
+    return runs_dir if not name else given or (called[0] if len(called) == 1 else None)
+
+
+def _experiments(runs_dir: Path) -> list[Path]:
+    from posbench.runs import find_runs
+
+    folders = {run.path.parent.parent for run in find_runs(runs_dir)}
+    return sorted(folder for folder in folders if folder.is_relative_to(runs_dir))
 
 
 @app.command(name="eval")
@@ -267,7 +293,8 @@ def evaluate(
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
 
-    evaluate_runs(_runs(runs, runs_dir), length or [], protocol or [], device, dtype, again, _console(), piece)
+    found = _runs(runs, runs_dir)
+    evaluate_runs(found, length or [], protocol or [], device, dtype, again, _console(), piece, named=bool(runs))
 
 
 @app.command()
@@ -297,26 +324,29 @@ def report(
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
+    there = _experiments(runs_dir)
     if name is not None:
-        place = next((p for p in (Path(name), runs_dir / name) if p.is_dir()), None)
+        place = _place(name, runs_dir)
         if place is None:
-            known = sorted(p.name for p in runs_dir.iterdir() if p.is_dir()) if runs_dir.is_dir() else []
+            from posbench.composition import choices
+
+            known = [str(folder.relative_to(runs_dir)) for folder in there]
+            train_it = f": train it first with posbench train -m experiment={name}"
             raise ConfigError(
-                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'}): "
-                f"train it first with posbench train -m experiment={name}"
+                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'})"
+                + (train_it if name in choices("experiment") else nearest(name, known or choices("experiment")))
             )
         return place
-    from posbench.runs import find_runs
-
-    there = sorted({run.path.parent.parent for run in find_runs(runs_dir)})
-    if len(there) != 1:
-        named = ", ".join(str(p) for p in there) or "none"
+    own = [folder for folder in there if "reference" not in folder.relative_to(runs_dir).parts]
+    if len(own) != 1:
+        named = ", ".join(map(str, own or there))
         raise ConfigError(
             f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT"
-            if there
-            else f"{runs_dir}/ holds no runs: train first with posbench train -m experiment=demo"
+            if own
+            else f"{runs_dir}/ holds no runs{f' but {named}' if there else ''}: train first with "
+            "posbench train -m experiment=demo"
         )
-    return there[0]
+    return own[0]
 
 
 @app.command()
@@ -331,11 +361,14 @@ def compare(
 
 
 @app.command()
-def schemes() -> None:
+def schemes(config_dir: ConfigDir = None) -> None:
     """The position schemes there are."""
+    from posbench.inert import refuse_folder
     from posbench.verify import list_schemes
 
-    list_schemes(_console())
+    if config_dir:
+        refuse_folder(config_dir)
+    list_schemes(_console(), config_dir)
 
 
 @app.command()
@@ -344,11 +377,18 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Measure each scheme's promises in float64: relative or absolute, norms, causality. Exits 1 if one fails."""
     from posbench.verify import verify as certify
 
-    if not certify(names or None, _console()):
+    words = names or []
+    if config_dir:
+        from posbench.composition import choices
+
+        named = any("=" not in word for word in words)
+        words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
+    if not certify(words, _console()):
         raise SystemExit(1)
 
 
@@ -370,6 +410,7 @@ def bench(
     ] = 7,
     steps: Annotated[int, typer.Option(help="Training steps a turn.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
 
@@ -379,7 +420,7 @@ def bench(
     from posbench.evaluation import parse_length
 
     lengths = [parse_length(length) for length in evaluate or []]
-    measure([*(words or []), *ctx.args], scheme.split(","), lengths, rounds, steps, output, _console())
+    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, _console())
 
 
 def _version(wanted: bool) -> None:

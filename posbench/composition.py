@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from posbench.config import Config, ConfigError, nearest
-from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_words
+from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_folder, refuse_words
 from posbench.interruption import Stopped
 from posbench.runs import write_json
 
@@ -43,9 +43,9 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def choices(group: str) -> list[str]:
-    """The names that `group=` accepts, such as every scheme of `conf/scheme`."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+def choices(group: str, *folders: Path) -> list[str]:
+    """The names that `group=` accepts, such as every scheme of `conf/scheme`, and those of folders of the user's."""
+    return sorted({path.stem for folder in (conf_dir(), *folders) for path in (folder / group).glob("*.yaml")})
 
 
 def register_schema() -> None:
@@ -79,15 +79,16 @@ def checked(mapping: dict[str, Any]) -> Config:
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """A typed config from the words of the command line.
+    """A typed config from the words of the command line; `--config-dir=FOLDER` adds choices of one's own.
 
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything the command line would refuse.
     """
+    overrides, added = _with_folder(overrides)
     _refuse_words(overrides)
     with _composer():
         try:
-            composed = hydra_compose("config", overrides=list(overrides))
+            composed = hydra_compose("config", overrides=[*overrides, *added])
         except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
             raise ConfigError(explain(error)) from error
         return typed(composed)
@@ -101,13 +102,14 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    words, added = _with_folder(words)
     _refuse_words(words)
     try:
         given = OverridesParser.create().parse_overrides(list(words))
         swept = {o.key_or_group: list(o.sweep_string_iterator()) for o in given if o.is_sweep_override()}
         settled = [str(o.input_line) for o in given if not o.is_sweep_override()]
         with _composer():
-            composed = hydra_compose("config", overrides=settled, return_hydra_config=True)
+            composed = hydra_compose("config", overrides=[*settled, *added], return_hydra_config=True)
         params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
         own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
@@ -121,6 +123,19 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
         if o.key_or_group not in named
     }
     return of_experiment | swept
+
+
+_FOLDER = "--config-dir="
+
+
+def _with_folder(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides among the words, and what Hydra is told of a `--config-dir=FOLDER` among them."""
+    folders = [Path(word.removeprefix(_FOLDER)) for word in words if word.startswith(_FOLDER)]
+    for folder in folders:
+        refuse_folder(folder)
+    quoted = [str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'") for folder in folders]
+    added = [f"hydra.searchpath=['file://{place}']" for place in quoted[-1:]]
+    return [word for word in words if not word.startswith(_FOLDER)], added
 
 
 def _refuse_words(words: Sequence[str]) -> None:

@@ -66,16 +66,20 @@ def refuse_flags(given: Namespace) -> None:
                 "FOLDER/scheme/mine.yaml, are added with --config-dir FOLDER"
             )
     if given.config_dir is not None:
-        folder = Path(given.config_dir)
-        if not folder.is_dir():
-            raise ConfigError(
-                f"--config-dir {folder} is no folder: give one that holds choices, such as FOLDER/scheme/mine.yaml"
-            )
-        if (folder / "config.yaml").exists():
-            raise ConfigError(
-                f"{folder / 'config.yaml'} would take the place of posbench's own root, and --config-dir adds "
-                "choices, such as FOLDER/scheme/mine.yaml or FOLDER/experiment/mine.yaml: rename it"
-            )
+        refuse_folder(Path(given.config_dir))
+
+
+def refuse_folder(folder: Path) -> None:
+    """Hold `--config-dir` to a folder that adds choices."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--config-dir {folder} is no folder: give one that holds choices, such as FOLDER/scheme/mine.yaml"
+        )
+    if (folder / "config.yaml").exists():
+        raise ConfigError(
+            f"{folder / 'config.yaml'} would take the place of posbench's own root, and --config-dir adds "
+            "choices, such as FOLDER/scheme/mine.yaml or FOLDER/experiment/mine.yaml: rename it"
+        )
 
 
 class InertLoader(ConfigLoaderImpl):

@@ -42,6 +42,8 @@ from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
 from posbench.schemes.rotary import Rotary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
@@ -390,8 +392,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: every certificate holds"
 
 
-def list_schemes(console: Console) -> None:
-    """Print every scheme of `conf/scheme` with what it is, and the kinds that a YAML file may name."""
+def list_schemes(console: Console, config_dir: Path | None = None) -> None:
+    """Print every scheme of `conf/scheme`, and of a folder of the user's, and the kinds that a YAML file may name."""
     from omegaconf import OmegaConf
     from rich import box
     from rich.table import Table
@@ -401,13 +403,18 @@ def list_schemes(console: Console) -> None:
     for column in ("scheme", "kind", "promises"):
         table.add_column(column, no_wrap=True)
     table.add_column("what it is")
-    for name in choices("scheme"):
-        path = conf_dir() / "scheme" / f"{name}.yaml"
+    own = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
+    for path in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *own]:
+        name = path.stem
         mapping = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(mapping, dict)
         config = SchemeConfig.from_mapping({str(key): value for key, value in mapping.items()})
-        scheme = build_scheme(config, Shape(d_model=8, num_heads=2, num_kv_heads=2, head_dim=4))
-        comment = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
-        table.add_row(name, config.kind, "relative" if scheme.is_relative else "absolute", Text(comment))
+        told = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        try:
+            scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
+            promise = "relative" if scheme.is_relative else "absolute"
+        except ConfigError as error:  # the other rows are worth having
+            promise, told = "", str(error)
+        table.add_row(name, config.kind, promise, Text(told))
     console.print(table)
     console.print(f"kinds: {', '.join(SCHEMES)}", markup=False, highlight=False)

@@ -150,11 +150,14 @@ def evaluate_run(
     dtype: str = "auto",
     again: bool = False,
     advance: Callable[[int], object] = lambda tokens: None,
+    tell: Callable[[dict[str, Any], bool], object] = lambda summary, is_new: None,
+    notice: Callable[[str], object] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
     `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
-    targets, so that all lengths of a run stay comparable.
+    targets, so that all lengths of a run stay comparable; `notice` is told.
+    Arguments: tell, called with each summary as soon as it is there, and whether it is new.
     Returns: the summaries, new and old, of the lengths asked for.
     Raises: ConfigError where the run is not finished, or was trained on other text or with another tokenizer.
     """
@@ -187,10 +190,15 @@ def evaluate_run(
         has_anchor = protocol_named(protocol).has_anchor
         anchor = max([*wanted, *have]) if has_anchor else 0
         if has_anchor and any(s["anchor"] != anchor for s in have.values()):
+            notice(
+                f"{protocol}: {anchor} tokens is the longest length now, so what was scored at "
+                f"{', '.join(map(str, have))} is scored again, on its targets"
+            )
             wanted = sorted({*wanted, *have})
             have = {}
         for length in wanted:
-            if length not in have:
+            is_new = length not in have
+            if is_new:
                 if model is None:
                     model = run.load_model().to(chosen.torch)
                     model.compute_dtype = chosen.dtype
@@ -206,6 +214,7 @@ def evaluate_run(
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
                 store(run, rows, summary)
                 have[length] = summary
+            tell(have[length], is_new)
             results.append(have[length])
     return results
 

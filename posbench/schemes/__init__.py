@@ -13,10 +13,10 @@ from importlib.metadata import EntryPoint, entry_points
 from posbench.config import ConfigError, SchemeConfig, nearest
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import Scheme, Shape
-from posbench.schemes.rotary import Rotary, rotate
+from posbench.schemes.rotary import Rotary, Turn, rotate, turn
 from posbench.schemes.sinusoidal import Sinusoidal
 
-__all__ = ["SCHEMES", "Scheme", "Shape", "build_scheme", "rotate"]
+__all__ = ["SCHEMES", "Scheme", "Shape", "Turn", "build_scheme", "rotate", "turn"]
 
 
 class _Registry(Mapping[str, type[Scheme]]):

@@ -174,6 +174,41 @@ def test_seeds_that_one_scheme_lacks_are_left_out_and_said(posbench: Give, runs:
     assert re.search(r"seed 1\b.*(vo_rope|nope)|(vo_rope|nope).*seed 1\b|seeds? .*in common|common seed", page), page
 
 
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (
+            ["report", "demoo"],
+            r"no experiment 'demoo' under runs/ \(there: demo, reference/demo_cpu\); did you mean 'demo'",
+        ),
+        (["report", "xyz"], r"\(there: demo, reference/demo_cpu\)$"),
+        (["report", "stdlib_1m"], r": train it first with posbench train -m experiment=stdlib_1m$"),
+        (["eval", "demoo"], r"there is no run 'demoo', here or under runs/; did you mean 'demo'\?"),
+        (["compare", "demo/nope", "demo/vo_ropee"], r"no run 'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
+        (["compare", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
+    ],
+)
+def test_a_misspelt_experiment_or_run_is_told_the_nearest(
+    posbench: Give, runs: Path, words: list[str], says: str
+) -> None:
+    shutil.copytree(runs / "demo", runs / "reference" / "demo_cpu")
+    (runs / ".hydra").mkdir()
+    refusal = posbench(*words).refusal
+    assert re.search(says, refusal), refusal
+
+
+def test_the_reference_is_found_by_its_name_and_left_out_of_what_is_reported_unasked(
+    posbench: Give, runs: Path
+) -> None:
+    reference = Path(shutil.copytree(runs / "demo", runs / "reference" / "demo_cpu"))
+    assert posbench("report").status == 0 and (runs / "demo/report/report.md").is_file()
+    assert not (reference / "report").exists()
+    assert posbench("report", "demo_cpu").status == 0 and (reference / "report/report.md").is_file()
+    assert posbench("compare", "demo_cpu").status == 0
+    shutil.rmtree(runs / "demo")
+    assert "runs/ holds no runs but runs/reference/demo_cpu: train first" in posbench("report").refusal
+
+
 @pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["compare", "demo"]])
 def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
     posbench: Give, runs: Path, words: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
         (["eval"], r"runs/ is not there: train first"),
         (["eval", "nosuch"], r"there is no run 'nosuch', here or under runs/"),
         (["report"], r"runs/ holds no runs: train first with posbench train -m experiment=demo"),
-        (["report", "dmo"], r"there is no experiment 'dmo' under runs/ \(there: none\)"),
+        (["report", "dmo"], r"there is no experiment 'dmo' under runs/ \(there: none\); did you mean 'demo'\?"),
+        (["report", "stdlib_1m"], r"\(there: none\): train it first with posbench train -m experiment=stdlib_1m"),
         (["compare", "a", "b"], r"there is no run 'a'"),
         (["prepare", "data=nosuch"], r"data=nosuch is not there \(conf/data holds files, "),
         (["prepare", "vo_rope"], r"did you mean scheme=vo_rope\?"),
@@ -127,6 +129,25 @@ def test_every_command_says_what_is_missing(posbench: Give, words: list[str], sa
     refusal = posbench(*words).refusal
     assert re.search(says, refusal), refusal
     assert left(Path.cwd()) == {}
+
+
+@pytest.mark.parametrize("folder", ["my_conf", "it's ours, too"])
+def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
+    posbench: Give, cache: Path, words: list[str], folder: str
+) -> None:
+    (Path(folder) / "scheme").mkdir(parents=True)
+    (Path(folder) / "scheme" / "mine.yaml").write_text("# Of my own.\nname: mine\nkind: rotary\nsites: [q]\n")
+    own = ["--config-dir", folder]
+    small = ["scheme=mine", *words]
+    assert json.loads(posbench("plan", *small, "--json", *own).out)["schemes"] == ["mine"]
+    assert posbench("prepare", *small, *own).status == 0
+    said = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *own)
+    assert said.status == 0 and "\nmine " in said.out
+    assert "\nmine        rotary      absolute" in posbench("schemes", *own).out
+    assert "\nmine " in posbench("verify", "mine", *own).out
+    assert "scheme=mine is not there" in posbench("plan", *small).refusal
+    for command in ("plan", "prepare", "bench", "schemes", "verify"):
+        assert "--config-dir nosuch is no folder" in posbench(command, "--config-dir", "nosuch").refusal
 
 
 @pytest.mark.parametrize(

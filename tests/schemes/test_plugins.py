@@ -12,14 +12,15 @@ import pytest
 import posbench
 import posbench.schemes
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import SCHEMES, Shape, build_scheme
+from posbench.schemes import SCHEMES, Shape, build_scheme, rotary
+from posbench.verify import certificate_config, certify
 
 GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
 
 
-def block(language):
-    """The first block of code of that language in docs/adding-a-scheme.md."""
-    return GUIDE.read_text().partition(f"```{language}\n")[2].partition("```")[0]
+def block(language, number=0):
+    """A block of code of that language in docs/adding-a-scheme.md."""
+    return GUIDE.read_text().split(f"```{language}\n")[1 + number].partition("```")[0]
 
 
 def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_own(tmp_path):
@@ -52,12 +53,42 @@ def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_
 
     composed = run("train", "scheme=near", "--config-dir", str(own.parent), "--cfg", "job")
     assert composed.startswith("scheme:\n  name: near\n  kind: distance_bias\n  distances: 32\n")
+    folder = ("--config-dir", str(own.parent))
+    assert "near: posbench/reference.py" in run("verify", "near", *folder)
+    assert "A learned bias for each distance" in next(
+        line for line in run("schemes", *folder).splitlines() if line.startswith("near ")
+    )
     without_file = ["nope", "scheme.name=near", "scheme.kind=distance_bias", "+scheme.distances=24"]
     verified = run("verify", *without_file)
     assert "\nnear   relative relative" in verified
     assert "near: posbench/reference.py has no definition of this kind" in verified  # and verify does not pretend to
     assert "1 scheme: every certificate holds" in verified
     assert "distance_bias" in run("schemes").splitlines()[-1]
+
+
+def guide_class(name, number, change=lambda code: code):
+    scope = {}
+    exec(change(block("python", number)), scope)
+    return scope[name]
+
+
+def measured(monkeypatch, kind):
+    """The certificates of a class, by their names, and whether all hold."""
+    monkeypatch.setitem(SCHEMES._own, "mine", kind)
+    row = certify(certificate_config("nope", ["scheme.name=mine", "scheme.kind=mine"]))
+    return {check.name: check.holds for check in row.checks}, row.holds
+
+
+def test_the_guides_rotary_scheme_holds_and_what_it_warns_of_fails(monkeypatch):
+    assert measured(monkeypatch, guide_class("PartialRope", 1))[1]
+
+    def with_rotate(code):
+        code = code.replace("return Turn(angles.cos(), angles.sin())", "return angles")
+        return code.replace("turn(first, pos)", "rotate(first, pos)").replace("import Turn", "import rotate, Turn")
+
+    checks, holds = measured(monkeypatch, guide_class("PartialRope", 1, with_rotate))
+    assert not holds and not checks["fp32"], "docs/adding-a-scheme.md says so"
+    assert posbench.schemes.turn is rotary.turn and posbench.schemes.Turn is rotary.Turn
 
 
 def plugin(monkeypatch, name, value):

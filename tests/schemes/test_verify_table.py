@@ -1,6 +1,7 @@
 """What `posbench verify` and `posbench schemes` print, and when verify fails."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -71,3 +72,22 @@ def test_schemes_are_listed_with_their_promises(console):
     for name in choices("scheme"):
         assert f"\n{name}" in said
     assert "kinds: nope, rotary, alibi, sinusoidal" in said
+
+
+class Wide(Scheme):
+    """Refuses small heads, and a base."""
+
+    def __init__(self, shape, base=1.0):
+        super().__init__(shape)
+        if shape.head_dim < 64 or base > 1:
+            raise ConfigError("scheme.base is too large")
+
+
+def test_a_scheme_that_refuses_is_a_row_like_the_others(console, monkeypatch):
+    monkeypatch.setitem(SCHEMES._own, "nope", Wide)
+    list_schemes(console)
+    assert "nope        nope        relative" in console.file.getvalue()
+    monkeypatch.setattr(Wide.__init__, "__defaults__", (2.0,))
+    list_schemes(console)
+    said = console.file.getvalue().rpartition("what it is")[2]
+    assert re.search(r"\nnope +nope +scheme\.base is too large *\n", said) and "\nvo_rope" in said

@@ -1,0 +1,73 @@
+"""`posbench eval` over many runs: what is left out, what fails, and what it says was done."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Give
+
+ASKED = ["--length", "64", "--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture
+def reference(runs: Path) -> Path:
+    """Finished runs without weights, as this repository keeps some."""
+    copied = Path(shutil.copytree(runs / "demo", runs / "reference" / "demo_cpu"))
+    for checkpoints in copied.glob("*/*/checkpoints"):
+        shutil.rmtree(checkpoints)
+    return copied
+
+
+def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbench: Give, reference: Path) -> None:
+    said = posbench("eval", *ASKED)
+    assert said.status == 0, said.error
+    assert "left out for want of weights (no checkpoint): 4 of 8 runs\n" in said.out
+    assert "demo: perplexity by length" in said.out and "demo_cpu" not in said.out
+    refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", *ASKED).refusal
+    assert "holds no intact checkpoint" in refusal
+    shutil.rmtree("runs/demo")
+    assert "none of the finished runs has weights: train one first" in posbench("eval", *ASKED).refusal
+
+
+def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, runs: Path) -> None:
+    shutil.rmtree(runs / "demo/nope/seed=0/checkpoints")
+    (runs / "demo/nope/seed=1/run.json").write_text("{")
+    said = posbench("eval", "demo", *ASKED)
+    assert said.status == 2 and "Traceback" not in said.error
+    assert "demo/nope/seed=0: failed\n" in said.out and "demo/vo_rope/seed=1: scored fixed 64\n" in said.out
+    assert "demo: perplexity by length" in said.out and "\nvo_rope" in said.out
+    lines = said.error.splitlines()
+    assert lines[0] == "posbench: 2 of 4 runs failed" and len(lines) == 3
+    assert lines[1].startswith("  demo/nope/seed=0: ") and "holds no intact checkpoint" in lines[1]
+    assert lines[2].startswith("  demo/nope/seed=1: ") and "run.json" in lines[2]
+
+
+def test_a_fault_of_our_own_in_one_run_is_told_as_one(
+    posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench.runs import Run
+
+    load = Run.load_model
+
+    def broken(run: Run) -> object:
+        return load(run) if run.config.scheme.name == "nope" else 1 / 0
+
+    monkeypatch.setattr(Run, "load_model", broken)
+    said = posbench("eval", *ASKED)
+    assert said.status == 1 and "\nnope" in said.out
+    assert "demo/vo_rope/seed=0, demo/vo_rope/seed=1: ZeroDivisionError: division by zero" in said.error
+
+
+def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posbench: Give, runs: Path) -> None:
+    one = ["eval", "demo/nope", "--device", "cpu", "--dtype", "float32"]
+    said = posbench(*one, "--length", "64,128")
+    assert "demo/nope/seed=0: scored fixed 64, 128\n" in said.out and "again" not in said.out
+    assert "demo/nope/seed=0: already there\n" in posbench(*one, "--length", "64").out
+    said = posbench(*one, "--length", "256")
+    assert said.out.count("so what was scored at 64, 128 is scored again") == 1
+    assert "demo/nope/seed=1: scored fixed 64, 128, 256\n" in said.out
+    said = posbench(*one, "--length", "64", "--protocol", "fixed,position")
+    assert "demo/nope/seed=0: scored position 64\n" in said.out
