@@ -289,11 +289,12 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
     is widened by sqrt(n / (n - 1)) and Student's t for n documents, since resampling few documents understates their
     spread; n is (sum of targets)^2 / (sum of squares), the number of equally long documents that would weigh the same
     (Kish 1965).
-    Returns: [means] in nats/token; NaN with one document, or where a loss is no number.
+    Returns: [means] in nats/token; NaN where documents weigh like fewer than two, or where a loss is no number.
     """
     count, error = len(targets), np.full(len(nll), math.nan)
     finite = np.isfinite(nll).all(axis=1)
-    if count < 2 or not finite.any():
+    alike = float(targets.sum()) ** 2 / float((targets.astype(np.float64) ** 2).sum())
+    if alike < 2 or not finite.any():
         return error
     nll = nll[finite]
 
@@ -304,7 +305,6 @@ def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confiden
         return np.asarray(nll @ times.T / (targets @ times.T)).reshape(len(nll), *index.shape[:-1])
 
     batch = max(1, min(resamples, 8_000_000 // count))
-    alike = max(1.5, float(targets.sum() ** 2 / (targets**2).sum()))
     widened = math.sqrt(alike / (alike - 1)) * student(alike - 1, confidence)
     error[finite] = widened * bootstrap_error(ratios, count, resamples, batch)
     return error

@@ -238,13 +238,16 @@ def test_documents_of_equal_length_give_the_t_interval_of_their_means() -> None:
 
 
 def test_a_document_counts_by_its_tokens() -> None:
-    """One huge document decides the mean; where it does, the others leave no doubt and it leaves all."""
-    nll, targets = np.array([[1.0, 2.0, 3e6]]), np.array([1.0, 1.0, 1e6])
-    assert document_error(nll, targets)[0] > 1.0
+    """Two that hold most of the text decide the mean: they weigh like few, and their difference is the doubt."""
+    targets = np.array([1.0, 1.0, 1.0, 1e6, 1e6])
+    nll = np.array([[1.0, 1.0, 1.0, 1e6, 2e6], [9.0, 1.0, 1.0, 1e6, 1.01e6]])
+    few, alike = document_error(nll, targets)
+    assert few > 1.0 > 0.1 > alike
 
 
-def test_one_document_leaves_no_estimate() -> None:
+def test_documents_that_weigh_like_one_leave_no_estimate() -> None:
     assert math.isnan(document_error(np.array([[3.0]]), np.array([2.0]))[0])
+    assert math.isnan(document_error(np.array([[1.0, 2.0, 3e6]]), np.array([1.0, 1.0, 1e6]))[0])
 
 
 @given(losses_of_schemes)

@@ -23,8 +23,8 @@ _EARLY = (
     "“Gain”: the mean loss in windows of the training length T less that in longer ones, over the targets that all "
     "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
     "only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at T - loss in the last "
-    "positions of a T-token window). ± is half the 95 % interval over documents. The last positions hold other tokens "
-    "than the first, and loss need not fall with position: early is no bound, and gain less early no measure of what "
+    "positions of a T-token window). ± is half the 95 % interval over documents, left out where one holds most of the "
+    "text and no interval could be given. The last positions hold other tokens than the first, and loss need not fall with position: early is no bound, and gain less early no measure of what "
     "longer contexts do."
 )
 
@@ -127,7 +127,10 @@ def early_table(findings: Findings) -> Table:
 def position(drawn: list[str]) -> Section | None:
     """Loss by position in the longest windows."""
     found = pictures(
-        drawn, "position", "Mean loss by position in the longest windows there are, in log-spaced buckets."
+        drawn,
+        "position",
+        "Mean loss by position in the longest windows there are, in log-spaced buckets; below, the same as gaps to the "
+        "baseline.",
     )
     return Section("Loss by position", pictures=found, on_terminal=False) if found else None
 
