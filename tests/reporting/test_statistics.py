@@ -240,9 +240,9 @@ def test_documents_of_equal_length_give_the_t_interval_of_their_means() -> None:
 def test_a_document_counts_by_its_tokens() -> None:
     """Two that hold most of the text decide the mean: they weigh like few, and their difference is the doubt."""
     targets = np.array([1.0, 1.0, 1.0, 1e6, 1e6])
-    nll = np.array([[1.0, 1.0, 1.0, 1e6, 2e6], [9.0, 1.0, 1.0, 1e6, 1.01e6]])
+    nll = np.array([[1.0, 1.0, 1.0, 1e6, 2e6], [1.0, 1.0, 1.0, 1e6, 1.01e6]])
     few, alike = document_error(nll, targets)
-    assert few > 1.0 > 0.1 > alike
+    assert few > 1.0 > 0.2 > alike
 
 
 def test_documents_that_weigh_like_one_leave_no_estimate() -> None:

@@ -24,8 +24,8 @@ _EARLY = (
     "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
     "only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at T - loss in the last "
     "positions of a T-token window). ± is half the 95 % interval over documents, left out where one holds most of the "
-    "text and no interval could be given. The last positions hold other tokens than the first, and loss need not fall with position: early is no bound, and gain less early no measure of what "
-    "longer contexts do."
+    "text and no interval could be given. The last positions hold other tokens than the first, and loss need not fall "
+    "with position: early is no bound, and gain less early no measure of what longer contexts do."
 )
 
 
