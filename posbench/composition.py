@@ -7,9 +7,11 @@ type is refused), then `typed` turns the result into a `Config`, whose own rules
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -27,6 +29,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -229,14 +232,17 @@ def complete(incomplete: str) -> list[str]:
     return [word for word in found if not word.startswith("schema")]
 
 
-def run_application(program: str, words: Sequence[str], job: Callable[[DictConfig], object]) -> list[str]:
+def run_application(
+    program: str, words: Sequence[str], job: Callable[[DictConfig], object], say: Callable[[str], object]
+) -> list[str]:
     """Run `job` as a Hydra application: overrides, `-m` sweeps, `--cfg job`, launchers.
 
     Hydra takes flags before overrides only, so those are moved to the end. In a sweep a job that fails does not keep
-    the others from running.
+    the others from running. `say` is told what a sweep will run, each failure when it happens, and all of them again
+    where the sweep is interrupted.
     Returns: a line for each job of a sweep that failed.
-    Raises: ConfigError for anything Hydra refuses, and where every job of a sweep raised it; what the job of a single
-    run raises.
+    Raises: ConfigError for anything Hydra refuses, where two jobs of a sweep would share a run folder, and where every
+    job of a sweep raised it; what the job of a single run raises; Stopped for Ctrl-C between two runs.
     """
     register_schema()
     overrides = [word for word in words if ("=" in word or word.startswith("~")) and not word.startswith("-")]
@@ -255,9 +261,12 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     here = (socket.gethostname(), os.getpid())
     journal = f"jobs-{os.getpid()}-{secrets.token_hex(4)}"  # of jobs in processes that a launcher starts
 
+    already_said: set[str] = set()
+    is_sweep = given.multirun
+
     def carried_out(composed: DictConfig) -> None:
         nonlocal done
-        name = "/".join(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+        name = "/".join(_names(composed))
         failure: Exception | None = None
         try:
             job(composed)
@@ -267,6 +276,9 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if (socket.gethostname(), os.getpid()) == here:
                 raise
             failure = RuntimeError(str(stopped))  # one worker was told to stop: the other jobs go on
+        if failure and is_sweep and str(failure) not in already_said:
+            already_said.add(str(failure))
+            say(f"{name}: {failure}")
         if (socket.gethostname(), os.getpid()) != here:
             _journalise(Path(str(composed.runs_dir)) / ".hydra" / journal, name, failure)
             return
@@ -274,8 +286,9 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         done += 1
 
     lost: Exception | None = None
+    interrupted: BaseException | None = None
     elsewhere: list[tuple[str, Any]] = []
-    with _inert_hydra() as loaders:
+    with _inert_hydra(say) as loaders:
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(carried_out)()
         except ConfigError:
@@ -284,6 +297,8 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if isinstance(error, OSError) and not isinstance(error, MissingConfigException):
                 raise
             lost = error  # of a launcher whose worker was killed, say: what the others have told is told too
+        except (Stopped, KeyboardInterrupt) as error:
+            interrupted = error
         finally:
             elsewhere = [entry for loader in loaders for entry in _read_journal(loader, journal)]
             done += len(elsewhere)
@@ -291,6 +306,12 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if done == len(failures):
                 for loader in loaders:
                     loader.remove_sweep_folder()
+    if interrupted is not None:
+        for line in _lines(failures):
+            say(f"posbench: {line}")
+        if done and isinstance(interrupted, KeyboardInterrupt):
+            raise Stopped(signal.SIGINT, "interrupted between two runs: give the same command again to go on")
+        raise interrupted
     if lost is not None:
         if not elsewhere:
             raise ConfigError(explain(lost)) from lost
@@ -303,9 +324,48 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         raise ConfigError(f"no run comes of {swept}: nothing matches, see the names in conf/")
     if len(failures) == done and len({str(error) for _, error in failures}) == 1:
         raise failures[0][1]  # of the words, not of one job
+    return _lines(failures)
+
+
+def _lines(failures: Sequence[tuple[str, Exception]]) -> list[str]:
     told = (ConfigError, _Elsewhere)
     kinds = ["" if isinstance(error, told) else f"{type(error).__name__}: " for _, error in failures]
     return [f"{name}: {kind}{error}" for kind, (name, error) in zip(kinds, failures, strict=True)]
+
+
+def _names(composed: DictConfig) -> tuple[str, ...]:
+    """What names the run folder: experiment, scheme, seed."""
+    return tuple(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+
+
+def _describe_sweep(jobs: Sequence[tuple[Sequence[str], tuple[str, ...]]]) -> str:
+    """`22 runs: 11 schemes x 2 seeds`, of the words and the names of each job.
+
+    Raises: ConfigError where two jobs of different words have one run folder.
+    """
+    words_of: dict[tuple[str, ...], Sequence[str]] = {}
+    for words, names in jobs:
+        other = words_of.setdefault(names, words)
+        if other == words:
+            continue
+        keys = [word.partition("=")[0] for word in words if word not in other]
+        name = "_".join([names[0], *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
+        remedy = f"name them apart, such as 'experiment_name={name}' (with the quotes)"
+        if any(key in _GROUPS for key in keys):
+            remedy = "give each its own call, with experiment_name=... to name it"
+        raise ConfigError(
+            f"two runs of this sweep would have one folder, {'/'.join(names[:2])}/seed={names[2]}: "
+            f"{' '.join(word for word in other if word not in words)} and "
+            f"{' '.join(word for word in words if word not in other)}; {remedy}"
+        )
+    counts = [len(set(values)) for values in zip(*words_of, strict=True)]
+    named = [
+        f"{count} {what}{'s' * (count > 1)}"
+        for count, what in zip(counts, ("experiment", "scheme", "seed"), strict=True)
+        if count > 1 or what != "experiment"
+    ]
+    total = len(words_of)
+    return f"{total} run{'s' * (total > 1)}: {(' x ' if math.prod(counts) == total else ', ').join(named)}"
 
 
 def _journalise(journal: Path, name: str, failure: Exception | None) -> None:
@@ -335,17 +395,29 @@ class _Elsewhere(Exception):
 
 
 @contextmanager
-def _inert_hydra() -> Iterator[list[InertLoader]]:
-    """Hydra with our loader in place of its own. Yields: the loaders it has made."""
+def _inert_hydra(say: Callable[[str], object]) -> Iterator[list[InertLoader]]:
+    """Hydra with our loader in place of its own; a sweep is described before its first job. Yields: the loaders."""
     loaders: list[InertLoader] = []
 
     def make(config_search_path: ConfigSearchPath) -> InertLoader:
         loaders.append(InertLoader(config_search_path))
         return loaders[-1]
 
+    def check(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
+        """In place of Hydra's, which composes a batch's jobs to see that it can: all batches, with the first."""
+        if sweeper.batch_index == 1:
+            compose_job = sweeper.hydra_context.config_loader.load_sweep_config
+            jobs = [words for words_of_batch in sweeper.overrides for words in words_of_batch]
+            named = [(words, _names(compose_job(sweeper.config, list(words)))) for words in jobs]
+            if named:
+                say(_describe_sweep(named))
+
+    validate = Sweeper.validate_batch_is_legal
+    Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
     original = hydra._internal.hydra.ConfigLoaderImpl
     hydra._internal.hydra.ConfigLoaderImpl = make  # type: ignore[misc,assignment]
     try:
         yield loaders
     finally:
         hydra._internal.hydra.ConfigLoaderImpl = original  # type: ignore[misc]
+        Sweeper.validate_batch_is_legal = validate  # type: ignore[method-assign]
