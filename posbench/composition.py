@@ -6,6 +6,7 @@ type is refused), then `typed` turns the result into a `Config`, whose own rules
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -87,13 +88,14 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything the command line would refuse.
     """
+    folder = [word for word in overrides if word.startswith(_FOLDER)]
     overrides, added = _with_folder(overrides)
     _refuse_words(overrides)
     with _composer():
         try:
             composed = hydra_compose("config", overrides=[*overrides, *added])
         except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
-            raise ConfigError(explain(error)) from error
+            raise ConfigError(explain(error, [*overrides, *folder])) from error
         return typed(composed)
 
 
@@ -105,6 +107,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    folder = [word for word in words if word.startswith(_FOLDER)]
     words, added = _with_folder(words)
     _refuse_words(words)
     try:
@@ -116,7 +119,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
         params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
         own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain(error, [*words, *folder])) from error
     named = {o.key_or_group for o in given}
     of_experiment = {
         o.key_or_group: list(o.sweep_string_iterator())
@@ -143,10 +146,20 @@ def _with_folder(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_words(words: Sequence[str]) -> None:
     refuse_words(words)
+    _refuse_options(words)
     for word in words:
         group, _, value = word.partition("=")
         if group in _GROUPS and (value == "null" or value.startswith("[")):
             raise ConfigError(f"{word!r}: {group} takes the name of one choice: {', '.join(choices(group))}")
+
+
+def _refuse_options(words: Sequence[str]) -> None:
+    """Of `--model tiny`, which is written `model=tiny`."""
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        key, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and (key.partition(".")[0] in _GROUPS or key in ("seed", "runs_dir")):
+            value = value or (following if not following.startswith("-") else "")
+            raise ConfigError(f"{word!r} is no option; did you mean {key}={value or '...'}?")
 
 
 @contextmanager
@@ -157,15 +170,18 @@ def _composer() -> Iterator[None]:
         yield
 
 
-def explain(error: Exception) -> str:
-    """One line of cause, value and remedy for what Hydra or OmegaConf refused, with the nearest valid name."""
+def explain(error: Exception, words: Sequence[str] = ()) -> str:
+    """One line of cause, value and remedy for what Hydra or OmegaConf refused, with the nearest valid name.
+
+    Arguments: words, of the command, which say what scheme's options there are.
+    """
     text = str(error) or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = [name for name in error.options or choices(group) if name != "schema"]
         return f"{group}={name} is not there{nearest(name, known)} (conf/{group} holds {', '.join(known)})"
     if wrong := re.search(r"Could not override '([^']+)'", text):
-        return no_setting(wrong[1])
+        return no_setting(wrong[1], words)
     if wrong := re.search(r"Error merging override (.+)", text):
         return f"{wrong[1]} is refused: {_told(str(error.__cause__ or 'the value does not fit'))}"
     if wrong := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -183,7 +199,7 @@ def explain(error: Exception) -> str:
             f"{key} is missing: give {key}=..., such as one of {', '.join(choices(key)) or 'posbench train --cfg job'}"
         )
     if isinstance(error, ConfigKeyError):
-        return no_setting(key)
+        return no_setting(key, words)
     return _told(text) + (f" ({key})" if key else "")
 
 
@@ -202,19 +218,26 @@ def _told(text: str) -> str:
     return "it cannot be null" if "not Optional" in line else line
 
 
-def no_setting(key: str) -> str:
+def no_setting(key: str, words: Sequence[str] = ()) -> str:
     """That there is no such key, with the nearest."""
-    return f"there is no setting {key!r}{nearest(key, _settings())} (posbench train --cfg job shows them all)"
+    return f"there is no setting {key!r}{nearest(key, _settings(words))} (posbench train --cfg job shows them all)"
 
 
 _GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
 
 
-def _settings() -> list[str]:
-    """Every key that can be overridden, as `group` or `group.field`."""
+def _settings(words: Sequence[str] = ()) -> list[str]:
+    """Every key that can be overridden, as `group` or `group.field`; `+scheme.option` where its YAML leaves it out."""
+    from posbench.schemes import SCHEMES
+
     register_schema()
-    keys = [*_GROUPS]
-    mapping = compose().to_mapping()
+    try:
+        config = compose([word for word in words if word.startswith(("scheme=", _FOLDER)) and "," not in word])
+        options = list(inspect.signature(SCHEMES[config.scheme.kind]).parameters)[1:]
+    except (ConfigError, KeyError):  # it is told in its turn
+        config, options = compose(), []
+    mapping = config.to_mapping()
+    keys = [*_GROUPS, *(f"+scheme.{option}" for option in options if option not in mapping["scheme"])]
     for key, value in mapping.items():
         keys += [f"{key}.{field}" for field in value] if isinstance(value, dict) else [key]
     return keys
@@ -246,6 +269,7 @@ def run_application(
     """
     register_schema()
     overrides = [word for word in words if ("=" in word or word.startswith("~")) and not word.startswith("-")]
+    _refuse_options(words)
     _refuse_words(overrides)
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
     given = get_args_parser().parse_args(sys.argv[1:])  # exits with status 2 and its usage for an unknown flag
@@ -314,7 +338,8 @@ def run_application(
         raise interrupted
     if lost is not None:
         if not elsewhere:
-            raise ConfigError(explain(lost)) from lost
+            folder = [f"{_FOLDER}{given.config_dir}"] if given.config_dir else []
+            raise ConfigError(explain(lost, [*overrides, *folder])) from lost
         failures.append(("the launcher", RuntimeError(_told(f"{type(lost).__name__}: {lost}"))))
     shown = given.cfg or given.info or given.hydra_help or given.shell_completion
     if failures and not given.multirun:
@@ -413,7 +438,7 @@ def _inert_hydra(say: Callable[[str], object]) -> Iterator[list[InertLoader]]:
                 say(_describe_sweep(named))
 
     validate = Sweeper.validate_batch_is_legal
-    Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
+    Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign,assignment]
     original = hydra._internal.hydra.ConfigLoaderImpl
     hydra._internal.hydra.ConfigLoaderImpl = make  # type: ignore[misc,assignment]
     try:
