@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,9 +75,10 @@ def _explained() -> Iterator[None]:
     except Stopped as stopped:
         _say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
-    except KeyboardInterrupt:
-        _say("stopped")
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == 130:  # typer's, for Ctrl-C
+            _say("stopped")
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
@@ -101,6 +103,10 @@ def _inert(text: str) -> str:
 
 def _say(text: str) -> None:
     sys.stderr.write(text.rstrip() + "\n")
+
+
+def _say_inert(text: str) -> None:
+    _say(_inert(text))
 
 
 def _console() -> Console:
@@ -144,11 +150,16 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     A true Hydra application. `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
-    from posbench.composition import run_application
+    from posbench.interruption import Stopped
 
-    failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job)
+    try:
+        from posbench.composition import run_application
+
+        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say_inert)
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
     for failure in failures:
-        _say(f"posbench: {_inert(failure)}")
+        _say_inert(f"posbench: {failure}")
     if failures:
         raise SystemExit(1)
 

@@ -6,10 +6,13 @@ type is refused), then `typed` turns the result into a `Config`, whose own rules
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -27,6 +30,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -84,13 +88,14 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything the command line would refuse.
     """
+    folder = [word for word in overrides if word.startswith(_FOLDER)]
     overrides, added = _with_folder(overrides)
     _refuse_words(overrides)
     with _composer():
         try:
             composed = hydra_compose("config", overrides=[*overrides, *added])
         except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
-            raise ConfigError(explain(error)) from error
+            raise ConfigError(explain(error, [*overrides, *folder])) from error
         return typed(composed)
 
 
@@ -102,6 +107,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    folder = [word for word in words if word.startswith(_FOLDER)]
     words, added = _with_folder(words)
     _refuse_words(words)
     try:
@@ -113,7 +119,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
         params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
         own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain(error, [*words, *folder])) from error
     named = {o.key_or_group for o in given}
     of_experiment = {
         o.key_or_group: list(o.sweep_string_iterator())
@@ -140,10 +146,20 @@ def _with_folder(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_words(words: Sequence[str]) -> None:
     refuse_words(words)
+    _refuse_options(words)
     for word in words:
         group, _, value = word.partition("=")
         if group in _GROUPS and (value == "null" or value.startswith("[")):
             raise ConfigError(f"{word!r}: {group} takes the name of one choice: {', '.join(choices(group))}")
+
+
+def _refuse_options(words: Sequence[str]) -> None:
+    """Of `--model tiny`, which is written `model=tiny`."""
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        key, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and (key.partition(".")[0] in _GROUPS or key in ("seed", "runs_dir")):
+            value = value or (following if not following.startswith("-") else "")
+            raise ConfigError(f"{word!r} is no option; did you mean {key}={value or '...'}?")
 
 
 @contextmanager
@@ -154,15 +170,18 @@ def _composer() -> Iterator[None]:
         yield
 
 
-def explain(error: Exception) -> str:
-    """One line of cause, value and remedy for what Hydra or OmegaConf refused, with the nearest valid name."""
+def explain(error: Exception, words: Sequence[str] = ()) -> str:
+    """One line of cause, value and remedy for what Hydra or OmegaConf refused, with the nearest valid name.
+
+    Arguments: words, of the command, which say what scheme's options there are.
+    """
     text = str(error) or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = [name for name in error.options or choices(group) if name != "schema"]
         return f"{group}={name} is not there{nearest(name, known)} (conf/{group} holds {', '.join(known)})"
     if wrong := re.search(r"Could not override '([^']+)'", text):
-        return no_setting(wrong[1])
+        return no_setting(wrong[1], words)
     if wrong := re.search(r"Error merging override (.+)", text):
         return f"{wrong[1]} is refused: {_told(str(error.__cause__ or 'the value does not fit'))}"
     if wrong := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -180,7 +199,7 @@ def explain(error: Exception) -> str:
             f"{key} is missing: give {key}=..., such as one of {', '.join(choices(key)) or 'posbench train --cfg job'}"
         )
     if isinstance(error, ConfigKeyError):
-        return no_setting(key)
+        return no_setting(key, words)
     return _told(text) + (f" ({key})" if key else "")
 
 
@@ -199,19 +218,26 @@ def _told(text: str) -> str:
     return "it cannot be null" if "not Optional" in line else line
 
 
-def no_setting(key: str) -> str:
+def no_setting(key: str, words: Sequence[str] = ()) -> str:
     """That there is no such key, with the nearest."""
-    return f"there is no setting {key!r}{nearest(key, _settings())} (posbench train --cfg job shows them all)"
+    return f"there is no setting {key!r}{nearest(key, _settings(words))} (posbench train --cfg job shows them all)"
 
 
 _GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
 
 
-def _settings() -> list[str]:
-    """Every key that can be overridden, as `group` or `group.field`."""
+def _settings(words: Sequence[str] = ()) -> list[str]:
+    """Every key that can be overridden, as `group` or `group.field`; `+scheme.option` where its YAML leaves it out."""
+    from posbench.schemes import SCHEMES
+
     register_schema()
-    keys = [*_GROUPS]
-    mapping = compose().to_mapping()
+    try:
+        config = compose([word for word in words if word.startswith(("scheme=", _FOLDER)) and "," not in word])
+        options = list(inspect.signature(SCHEMES[config.scheme.kind]).parameters)[1:]
+    except (ConfigError, KeyError):  # it is told in its turn
+        config, options = compose(), []
+    mapping = config.to_mapping()
+    keys = [*_GROUPS, *(f"+scheme.{option}" for option in options if option not in mapping["scheme"])]
     for key, value in mapping.items():
         keys += [f"{key}.{field}" for field in value] if isinstance(value, dict) else [key]
     return keys
@@ -229,17 +255,21 @@ def complete(incomplete: str) -> list[str]:
     return [word for word in found if not word.startswith("schema")]
 
 
-def run_application(program: str, words: Sequence[str], job: Callable[[DictConfig], object]) -> list[str]:
+def run_application(
+    program: str, words: Sequence[str], job: Callable[[DictConfig], object], say: Callable[[str], object]
+) -> list[str]:
     """Run `job` as a Hydra application: overrides, `-m` sweeps, `--cfg job`, launchers.
 
     Hydra takes flags before overrides only, so those are moved to the end. In a sweep a job that fails does not keep
-    the others from running.
+    the others from running. `say` is told what a sweep will run, each failure when it happens, and all of them again
+    where the sweep is interrupted.
     Returns: a line for each job of a sweep that failed.
-    Raises: ConfigError for anything Hydra refuses, and where every job of a sweep raised it; what the job of a single
-    run raises.
+    Raises: ConfigError for anything Hydra refuses, where two jobs of a sweep would share a run folder, and where every
+    job of a sweep raised it; what the job of a single run raises; Stopped for Ctrl-C between two runs.
     """
     register_schema()
     overrides = [word for word in words if ("=" in word or word.startswith("~")) and not word.startswith("-")]
+    _refuse_options(words)
     _refuse_words(overrides)
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
     given = get_args_parser().parse_args(sys.argv[1:])  # exits with status 2 and its usage for an unknown flag
@@ -255,9 +285,12 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
     here = (socket.gethostname(), os.getpid())
     journal = f"jobs-{os.getpid()}-{secrets.token_hex(4)}"  # of jobs in processes that a launcher starts
 
+    already_said: set[str] = set()
+    is_sweep = given.multirun
+
     def carried_out(composed: DictConfig) -> None:
         nonlocal done
-        name = "/".join(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+        name = "/".join(_names(composed))
         failure: Exception | None = None
         try:
             job(composed)
@@ -267,6 +300,9 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if (socket.gethostname(), os.getpid()) == here:
                 raise
             failure = RuntimeError(str(stopped))  # one worker was told to stop: the other jobs go on
+        if failure and is_sweep and str(failure) not in already_said:
+            already_said.add(str(failure))
+            say(f"{name}: {failure}")
         if (socket.gethostname(), os.getpid()) != here:
             _journalise(Path(str(composed.runs_dir)) / ".hydra" / journal, name, failure)
             return
@@ -274,8 +310,9 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         done += 1
 
     lost: Exception | None = None
+    interrupted: BaseException | None = None
     elsewhere: list[tuple[str, Any]] = []
-    with _inert_hydra() as loaders:
+    with _inert_hydra(say) as loaders:
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(carried_out)()
         except ConfigError:
@@ -284,6 +321,8 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if isinstance(error, OSError) and not isinstance(error, MissingConfigException):
                 raise
             lost = error  # of a launcher whose worker was killed, say: what the others have told is told too
+        except (Stopped, KeyboardInterrupt) as error:
+            interrupted = error
         finally:
             elsewhere = [entry for loader in loaders for entry in _read_journal(loader, journal)]
             done += len(elsewhere)
@@ -291,9 +330,16 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
             if done == len(failures):
                 for loader in loaders:
                     loader.remove_sweep_folder()
+    if interrupted is not None:
+        for line in _lines(failures):
+            say(f"posbench: {line}")
+        if done and isinstance(interrupted, KeyboardInterrupt):
+            raise Stopped(signal.SIGINT, "interrupted between two runs: give the same command again to go on")
+        raise interrupted
     if lost is not None:
         if not elsewhere:
-            raise ConfigError(explain(lost)) from lost
+            folder = [f"{_FOLDER}{given.config_dir}"] if given.config_dir else []
+            raise ConfigError(explain(lost, [*overrides, *folder])) from lost
         failures.append(("the launcher", RuntimeError(_told(f"{type(lost).__name__}: {lost}"))))
     shown = given.cfg or given.info or given.hydra_help or given.shell_completion
     if failures and not given.multirun:
@@ -303,9 +349,48 @@ def run_application(program: str, words: Sequence[str], job: Callable[[DictConfi
         raise ConfigError(f"no run comes of {swept}: nothing matches, see the names in conf/")
     if len(failures) == done and len({str(error) for _, error in failures}) == 1:
         raise failures[0][1]  # of the words, not of one job
+    return _lines(failures)
+
+
+def _lines(failures: Sequence[tuple[str, Exception]]) -> list[str]:
     told = (ConfigError, _Elsewhere)
     kinds = ["" if isinstance(error, told) else f"{type(error).__name__}: " for _, error in failures]
     return [f"{name}: {kind}{error}" for kind, (name, error) in zip(kinds, failures, strict=True)]
+
+
+def _names(composed: DictConfig) -> tuple[str, ...]:
+    """What names the run folder: experiment, scheme, seed."""
+    return tuple(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
+
+
+def _describe_sweep(jobs: Sequence[tuple[Sequence[str], tuple[str, ...]]]) -> str:
+    """`22 runs: 11 schemes x 2 seeds`, of the words and the names of each job.
+
+    Raises: ConfigError where two jobs of different words have one run folder.
+    """
+    words_of: dict[tuple[str, ...], Sequence[str]] = {}
+    for words, names in jobs:
+        other = words_of.setdefault(names, words)
+        if other == words:
+            continue
+        keys = [word.partition("=")[0] for word in words if word not in other]
+        name = "_".join([names[0], *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
+        remedy = f"name them apart, such as 'experiment_name={name}' (with the quotes)"
+        if any(key in _GROUPS for key in keys):
+            remedy = "give each its own call, with experiment_name=... to name it"
+        raise ConfigError(
+            f"two runs of this sweep would have one folder, {'/'.join(names[:2])}/seed={names[2]}: "
+            f"{' '.join(word for word in other if word not in words)} and "
+            f"{' '.join(word for word in words if word not in other)}; {remedy}"
+        )
+    counts = [len(set(values)) for values in zip(*words_of, strict=True)]
+    named = [
+        f"{count} {what}{'s' * (count > 1)}"
+        for count, what in zip(counts, ("experiment", "scheme", "seed"), strict=True)
+        if count > 1 or what != "experiment"
+    ]
+    total = len(words_of)
+    return f"{total} run{'s' * (total > 1)}: {(' x ' if math.prod(counts) == total else ', ').join(named)}"
 
 
 def _journalise(journal: Path, name: str, failure: Exception | None) -> None:
@@ -335,17 +420,29 @@ class _Elsewhere(Exception):
 
 
 @contextmanager
-def _inert_hydra() -> Iterator[list[InertLoader]]:
-    """Hydra with our loader in place of its own. Yields: the loaders it has made."""
+def _inert_hydra(say: Callable[[str], object]) -> Iterator[list[InertLoader]]:
+    """Hydra with our loader in place of its own; a sweep is described before its first job. Yields: the loaders."""
     loaders: list[InertLoader] = []
 
     def make(config_search_path: ConfigSearchPath) -> InertLoader:
         loaders.append(InertLoader(config_search_path))
         return loaders[-1]
 
+    def check(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
+        """In place of Hydra's, which composes a batch's jobs to see that it can: all batches, with the first."""
+        if sweeper.batch_index == 1:
+            compose_job = sweeper.hydra_context.config_loader.load_sweep_config
+            jobs = [words for words_of_batch in sweeper.overrides for words in words_of_batch]
+            named = [(words, _names(compose_job(sweeper.config, list(words)))) for words in jobs]
+            if named:
+                say(_describe_sweep(named))
+
+    validate = Sweeper.validate_batch_is_legal
+    Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign,assignment]
     original = hydra._internal.hydra.ConfigLoaderImpl
     hydra._internal.hydra.ConfigLoaderImpl = make  # type: ignore[misc,assignment]
     try:
         yield loaders
     finally:
         hydra._internal.hydra.ConfigLoaderImpl = original  # type: ignore[misc]
+        Sweeper.validate_batch_is_legal = validate  # type: ignore[method-assign]

@@ -125,7 +125,7 @@ def evaluate_runs(
     return summaries
 
 
-def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], object]) -> list[Run]:
+def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -> list[Run]:
     """Those that are finished, and those that cannot be read: what is wrong with them is said in their turn."""
     states = [(run, state_of(run)) for run in runs]
     for run, state in states:
@@ -144,7 +144,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], object])
     return here
 
 
-def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], object]) -> Corpus:
+def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], None]) -> Corpus:
     """The run's text, kept in `corpora` for others of the same. By its own fingerprints, not by what a run says."""
     key = run.trained_on[:2]
     if key in corpora:

@@ -17,12 +17,13 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, short: list[str]) -> None:
-    said = posbench("train", "-m", *short, "scheme=nope,vo_rope", "seed=0", "train.accumulation=3,1")
+    said = posbench("train", "-m", *short, "scheme=nope,vo_rope", "seed=-1,0")
     assert said.status == 1 and "Traceback" not in said.error
     told = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
     assert len(told) == 2 and told == said.error.strip().splitlines()[-2:]
     for line, scheme in zip(told, ("nope", "vo_rope"), strict=True):
-        assert line.startswith(f"posbench: demo/{scheme}/0: train.batch_size=4 does not divide")
+        assert line.startswith(f"posbench: demo/{scheme}/-1: seed=-1 is out of range")
+    assert said.error.startswith("4 runs: 2 schemes x 2 seeds\ndemo/nope/-1: seed=-1 is out of range"), "at once"
     assert statuses(Path("runs")) == {"nope": "finished", "vo_rope": "finished"}
 
 
@@ -41,7 +42,8 @@ def test_a_crash_in_one_job_is_told_at_the_end(
 
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
-    assert (said.status, said.error) == (1, "posbench: demo/nope/0: ZeroDivisionError: oh\n")
+    told = ["3 runs: 3 schemes x 1 seed", "demo/nope/0: oh", "posbench: demo/nope/0: ZeroDivisionError: oh"]
+    assert (said.status, said.error.splitlines()) == (1, told)
     assert trained == ["vo_rope", "alibi"]
 
 
@@ -52,7 +54,7 @@ def test_a_crash_in_one_job_is_told_at_the_end(
         (["scheme=glob(xyz*)"], r"no run comes of scheme=glob\(xyz\*\): nothing matches"),
         (["scheme=nope,vo_rope", "seed=0,1", "train.steps=0"], r"train\.steps=0 is out of range"),
         (["scheme=nope", "seed=0,x"], r"seed=x is refused: 'x' is not a whole number"),
-        (["scheme=nope", "train.lr=1,2", "runs_dir=elsewhere", "model.d_model=66"], r"does not divide"),
+        (["scheme=nope", "seed=1,2", "runs_dir=elsewhere", "model.d_model=66"], r"does not divide"),
         (["experiment=demo,demo"], r"each experiment names a sweep of its own"),
         (["scheme=nope", "train.steps=range(1,x)"], r"is no override|range"),
     ],
@@ -60,9 +62,43 @@ def test_a_crash_in_one_job_is_told_at_the_end(
 def test_a_sweep_of_which_nothing_can_run_is_one_refusal(
     posbench: Give, short: list[str], given: list[str], says: str
 ) -> None:
-    refusal = posbench("train", "-m", *short, *given).refusal
+    said = posbench("train", "-m", *short, *given)
+    refusals = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
+    assert said.status == 2 and len(refusals) == 1 and "Traceback" not in said.error
+    assert re.search(says, refusals[0]), said.error
+    assert left(Path.cwd()) == {}
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (
+            ["train.lr=1e-3,2e-3", "scheme=nope,vo_rope"],
+            r"one folder, demo/nope/seed=0: train\.lr=0\.001 and train\.lr=0\.002; name them apart, such as "
+            r"'experiment_name=demo_lr_\$\{train\.lr\}' \(with the quotes\)$",
+        ),
+        (
+            ["model=tiny,demo", "scheme=nope"],
+            r"model=tiny and model=demo; give each its own call, with experiment_name=",
+        ),
+        (["train.lr=1e-3,2e-3", "scheme=nope", "hydra.sweeper.max_batch_size=1"], r"one folder, demo/nope/seed=0"),
+    ],
+)
+def test_two_jobs_of_one_folder_are_refused_before_either_is_trained(
+    posbench: Give, short: list[str], given: list[str], says: str
+) -> None:
+    refusal = posbench("train", "-m", *(word for word in short if word != "model=tiny"), "seed=0", *given).refusal
     assert re.search(says, refusal), refusal
     assert left(Path.cwd()) == {}
+
+
+def test_the_form_that_the_refusal_names_works_and_equal_jobs_are_one(posbench: Give, short: list[str]) -> None:
+    words = ["train", "-m", *short, "scheme=nope", "seed=0,0"]
+    said = posbench(*words, "train.lr=1e-3,2e-3", "experiment_name=demo_lr_${train.lr}")
+    assert said.status == 0 and said.error.startswith("2 runs: 2 experiments x 1 scheme x 1 seed\n"), said.error
+    assert {str(file.parent) for file in Path("runs").rglob("run.json")} == {
+        f"runs/demo_lr_{lr}/nope/seed=0" for lr in ("0.001", "0.002")
+    }
 
 
 def test_a_runs_folder_that_was_there_stays(posbench: Give, short: list[str]) -> None:
@@ -84,3 +120,22 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope", "seed=0")
     assert said.status == 130 and len(begun) == 1 and "Traceback" not in said.error
+    assert said.error.splitlines()[-1] == "interrupted before the first step: nothing of the run was written"
+
+
+def test_ctrl_c_still_tells_what_failed_before(
+    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench import training
+    from posbench.config import Config
+
+    def train(config: Config) -> None:
+        raise ZeroDivisionError("oh") if config.scheme.name == "nope" else KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", train)
+    said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
+    assert said.status == 130
+    assert said.error.splitlines()[-2:] == [
+        "posbench: demo/nope/0: ZeroDivisionError: oh",
+        "interrupted between two runs: give the same command again to go on",
+    ]

@@ -120,6 +120,10 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
         (["report", "stdlib_1m"], r"\(there: none\): train it first with posbench train -m experiment=stdlib_1m"),
         (["compare", "a", "b"], r"there is no run 'a'"),
         (["prepare", "data=nosuch"], r"data=nosuch is not there \(conf/data holds files, "),
+        (["bench", "--model", "tiny"], r"'--model' is no option; did you mean model=tiny\?"),
+        (["train", "--experiment", "demo"], r"'--experiment' is no option; did you mean experiment=demo\?"),
+        (["plan", "--train.lr=1e-3"], r"did you mean train\.lr=1e-3\?"),
+        (["verify", "qk_rope", "scheme.bsae=1"], r"no setting 'scheme\.bsae'; did you mean 'scheme\.base'\?"),
         (["prepare", "vo_rope"], r"did you mean scheme=vo_rope\?"),
         (["verify", "nosuch"], r"scheme=nosuch is not there"),
         (["verify", "vo_rope", "scheme.base=x"], r"scheme\.base=x must lie above 1"),
@@ -197,4 +201,23 @@ def test_ctrl_c_prints_no_traceback(
     ):
         monkeypatch.setattr(where, interrupted)
     said = posbench(command, *(short if command in ("train", "prepare") else []))
-    assert said.status == 130 and said.error.strip() in ("", "stopped")
+    told = "interrupted before the first step: nothing of the run was written" if command == "train" else "stopped"
+    assert (said.status, said.error) == (130, told + "\n")
+
+
+def test_an_option_that_the_schemes_own_yaml_or_class_has_is_suggested(
+    posbench: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench.schemes import SCHEMES, Scheme, Shape
+
+    class Partial(Scheme):
+        def __init__(self, shape: Shape, fraction: float = 0.5, tapering: int = 1) -> None:
+            super().__init__(shape)
+
+    monkeypatch.setitem(SCHEMES._own, "partial", Partial)  # type: ignore[attr-defined]
+    Path("own/scheme").mkdir(parents=True)
+    Path("own/scheme/part.yaml").write_text("name: part\nkind: partial\nfraction: 0.5\n")
+    for command in (["train"], ["plan"], ["train", "-m", "seed=0,1"]):
+        words = [*command, "scheme=part", "--config-dir", "own"]
+        assert "did you mean 'scheme.fraction'?" in posbench(*words, "scheme.fracton=0.5").refusal
+        assert "did you mean '+scheme.tapering'?" in posbench(*words, "scheme.taperng=2").refusal
