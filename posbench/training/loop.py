@@ -541,7 +541,7 @@ class _Training:
         )
         self.notice(
             f"{self.run.name}: loss {result['loss']:.4f} nats/token, perplexity {result['perplexity']:.2f}, "
-            f"{result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']} tokens/s"
+            f"{result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']:,.0f} tokens/s"
         )
 
     def _stop_validating(self, tokens: int) -> None:
