@@ -135,7 +135,7 @@ def _refuse_words(words: Sequence[str]) -> None:
 def _composer() -> Iterator[None]:
     register_schema()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
+    with _inert_hydra(), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
         yield
 
 

@@ -3,6 +3,7 @@
 Hydra can build whatever `_target_` names (callbacks, logging, launchers), and OmegaConf can look values up
 (`${oc.env:HOME}`). posbench needs neither, so both are refused before Hydra acts on them: in the words of the command
 line, in every configuration composed of YAML files, each job of a sweep among them, and in a run folder's config.yaml.
+Nor does the name of a choice (`scheme=../../mine`) lead to a file elsewhere.
 Everything here raises ConfigError.
 """
 
@@ -18,12 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config import ConfigError
 from posbench.credentials import scrub
 
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
+_CHOICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LAUNCHING = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
 _PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # that are installed
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -78,8 +84,25 @@ def refuse_flags(given: Namespace) -> None:
             )
 
 
+class InertRepository(ConfigRepository):
+    """Hydra's YAML files; the name of a choice does not lead out of the folders they are in."""
+
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+        if config_path and not all(map(_CHOICE.fullmatch, config_path.split("/"))):
+            group, _, name = config_path.partition("/")
+            raise ConfigError(
+                f"{group}={name} cannot be the name of a choice: take one of conf/{group} or of --config-dir, of "
+                "letters, digits and _ . -"
+            )
+        return super()._find_object_source(config_path, object_type)
+
+
 class InertLoader(ConfigLoaderImpl):
     """Hydra's loader; what it composes is checked before Hydra acts on it."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = InertRepository(config_search_path)
 
     sweep_folder: Path | None = None  # of the sweep that was composed, where it was one
     _made_folders: Sequence[Path] | None = None  # by a sweep: those that were not there when it was composed
