@@ -9,6 +9,7 @@ Everything here raises ConfigError.
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,6 +33,7 @@ from posbench.credentials import scrub
 
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
 _CHOICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MOST_JOBS = 10_000  # of a sweep, whose words Hydra holds in memory, all of them
 _LAUNCHING = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
 _PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # that are installed
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -132,12 +136,34 @@ class InertLoader(ConfigLoaderImpl):
                 _refuse_code("_target_", f"_target_={target}")
             for key, value in _leaves(plugin):
                 _refuse_code(key, f"{key}={value!r}")
-        refuse_words([f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()])
+        swept = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+        refuse_words(swept)
+        refuse_many([*swept, *hydra["overrides"]["task"]])
         check_inert(plain)
         if self._made_folders is None:
             folder = self.sweep_folder = Path(str(composed.hydra.sweep.dir))
             self._made_folders = [place for place in (folder, folder.parent) if not place.exists()]
         return composed
+
+
+def refuse_many(words: Sequence[str]) -> None:
+    """Hold what a sweep over these words would make to 10,000 jobs, counted before any of them is; the last word of a
+    key decides."""
+    parsed = OverridesParser.create().parse_overrides([word for word in words if "(" in word or "," in word])
+    sizes = {override.get_key_element(): _count(override.value()) for override in parsed}
+    if (jobs := math.prod(sizes.values())) > _MOST_JOBS:
+        raise ConfigError(
+            f"a sweep of {jobs:,.0f} jobs ({', '.join(f'{count:,.0f} of {key}' for key, count in sizes.items())}) is "
+            f"more than {_MOST_JOBS:,}: sweep over fewer values, or in parts"
+        )
+
+
+def _count(value: Any) -> float:
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
+        return max(0.0, math.ceil(min((float(value.stop) - float(value.start)) / float(value.step), 1e300)))
+    return 1
 
 
 def check_inert(mapping: Any, resolved: bool = False) -> None:

@@ -54,6 +54,9 @@ REFUSED = {
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*take train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
     "evaluation.protocols=[fxed]": r"evaluation\.protocols='fxed' is not known; did you mean 'fixed'\?",
+    "scheme=nope scheme.base=1e3": r"the scheme that is chosen has no option 'scheme\.base' ",
+    "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
+    "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
     "evaluation.max_tokens=31": r"evaluation\.max_tokens=31 is less than train\.context_length=32: .*raise it",
     "tokenizer=file": r"tokenizer=file needs tokenizer\.path=",
     "data.path=null": r"data=files needs data\.path=",
@@ -84,7 +87,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     posbench: Give, short: list[str], cache: Path, word: str
 ) -> None:
     before = left(cache)
-    refusal = posbench("train", *short, word).refusal
+    refusal = posbench("train", *short, *(word.split() if "scheme=" in word else [word])).refusal
     assert re.search(REFUSED[word], refusal), refusal
     assert left(Path.cwd()) == {}
     assert {name for name in left(cache) if "unfinished" in name} == set() and (before == {} or left(cache) == before)

@@ -175,7 +175,7 @@ def test_the_name_of_a_choice_leads_to_no_file_elsewhere(posbench: Give, given: 
     for place, content in {
         "own/scheme/evil.yaml": "name: evil\nkind: nope\n",
         "own/experiment/lists.yaml": "# @package _global_\ndefaults: [{override /scheme: ../scheme/nope}]\n",
-        "own/experiment/sweeps.yaml": "# @package _global_\nhydra: {sweeper: {params: {scheme: '../scheme/nope,nope'}}}\n",
+        "own/experiment/sweeps.yaml": "# @package _global_\nhydra: {sweeper: {params: {scheme: 'nope,../x'}}}\n",
     }.items():
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         Path(place).write_text(content)
