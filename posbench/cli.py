@@ -305,17 +305,25 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where the files go. Default: report in the experiment's folder.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Where the files go. Default: report in the experiment's folder.", show_default=False
+        ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.reporting import report as write_report
+    from posbench.writable import check_writable
 
+    if "" in (experiment, output):
+        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
     folder = _experiment_folder(experiment, runs_dir)
+    if (folder / "run.json").exists():
+        raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
     if output is None and (folder / "report").is_symlink():
         raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
+    check_writable(Path(output) if output else folder / "report", "report")
     write_report(folder, against, baseline, output, _console())
 
 

@@ -149,7 +149,8 @@ class InertLoader(ConfigLoaderImpl):
 def refuse_many(words: Sequence[str]) -> None:
     """Hold what a sweep over these words would make to 10,000 jobs, counted before any of them is; the last word of a
     key decides."""
-    parsed = OverridesParser.create().parse_overrides([word for word in words if "(" in word or "," in word])
+    last = {word.partition("=")[0]: word for word in words}.values()
+    parsed = OverridesParser.create().parse_overrides([word for word in last if "(" in word or "," in word])
     sizes = {override.get_key_element(): _count(override.value()) for override in parsed}
     if (jobs := math.prod(sizes.values())) > _MOST_JOBS:
         raise ConfigError(
