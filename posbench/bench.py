@@ -25,6 +25,7 @@ from posbench.runs import write_json
 from posbench.training.device import Device, choose_device
 from posbench.training.memory import keep_freed_memory
 from posbench.training.optimizer import AdamW
+from posbench.writable import check_writable
 
 VOCAB_SIZE = 4096
 WARMUP_STEPS = 3
@@ -217,6 +218,10 @@ def bench(
     """Measure, print a table, and write JSON to `output` where given. Raises: ConfigError for what compose refuses."""
     if rounds < 1 or steps < 1:
         raise ConfigError(f"--rounds {rounds} and --steps {steps} must be at least 1")
+    if output is not None:
+        if output.is_dir():
+            raise ConfigError(f"--output {output} is a folder: name a file, such as {output / 'bench.json'}")
+        check_writable(output.parent, "figures")
     result = (
         bench_evaluation(words, schemes, lengths, rounds) if lengths else bench_training(words, schemes, rounds, steps)
     )

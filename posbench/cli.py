@@ -7,14 +7,16 @@ stopped by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="posbench",
     help="Where should position go? Train one decoder under many position schemes; see how sure the ranking is.",
+    epilog="POSBENCH_TRACEBACK=1 in the environment shows where an error arose.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -53,7 +56,15 @@ def main() -> None:
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     gc.set_threshold(50_000)  # little that an import makes is garbage: a tenth of the start goes to looking for it
-    if is_worker():
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed: 2>&-
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of what a terminal's encoding lacks, such as ± in ASCII
+    with _explained():
+        worker = is_worker()
+    if worker:
         end_with(_application)
     _application()
 
@@ -80,17 +91,19 @@ def _explained() -> Iterator[None]:
             _say("stopped")
         raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+        _end_unread()
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        _fail(error, 2, f"{where}{error.strerror or error}: see to that file or folder, or name another")
+        what = "see to that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = "make room, or name folders elsewhere (runs_dir, data.cache_dir, --output, TMPDIR)"
+        _fail(error, 2, f"{where}{error.strerror or error}: {what}")
     except Exception as error:
         _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where)")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
-    if os.environ.get("POSBENCH_TRACEBACK"):
+    if os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
         raise error
     _say(f"posbench: {_inert(message or str(error))}")
     raise SystemExit(status) from None
@@ -109,10 +122,20 @@ def _say_inert(text: str) -> None:
     _say(_inert(text))
 
 
+def _end_unread() -> NoReturn:
+    """Exit as a shell's own commands do where nobody reads what they print any more (`posbench report | head -1`)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(141) from None
+
+
 def _console() -> Console:
     from rich.console import Console
 
-    return Console()
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            _end_unread()
+
+    return Terminal()
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
@@ -320,17 +343,25 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where the files go. Default: report in the experiment's folder.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Where the files go. Default: report in the experiment's folder.", show_default=False
+        ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.reporting import report as write_report
+    from posbench.writable import check_writable
 
+    if "" in (experiment, output):
+        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
     folder = _experiment_folder(experiment, runs_dir)
+    if (folder / "run.json").exists():
+        raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
     if output is None and (folder / "report").is_symlink():
         raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
+    check_writable(Path(output) if output else folder / "report", "report")
     write_report(folder, against, baseline, output, _console())
 
 

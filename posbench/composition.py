@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from posbench.config import Config, ConfigError, nearest
-from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_folder, refuse_words
-from posbench.interruption import Stopped
+from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_folder, refuse_many, refuse_words
+from posbench.interruption import Stopped, environment_number
 from posbench.runs import write_json
 
 
@@ -111,12 +111,14 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     words, added = _with_folder(words)
     _refuse_words(words)
     try:
+        refuse_many(words)
         given = OverridesParser.create().parse_overrides(list(words))
         swept = {o.key_or_group: list(o.sweep_string_iterator()) for o in given if o.is_sweep_override()}
         settled = [str(o.input_line) for o in given if not o.is_sweep_override()]
         with _composer():
             composed = hydra_compose("config", overrides=[*settled, *added], return_hydra_config=True)
         params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
+        refuse_many([*(f"{key}={value}" for key, value in params.items()), *words])
         own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
         raise ConfigError(explain(error, [*words, *folder])) from error
@@ -166,7 +168,7 @@ def _refuse_options(words: Sequence[str]) -> None:
 def _composer() -> Iterator[None]:
     register_schema()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
+    with _inert_hydra(), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
         yield
 
 
@@ -220,7 +222,10 @@ def _told(text: str) -> str:
 
 def no_setting(key: str, words: Sequence[str] = ()) -> str:
     """That there is no such key, with the nearest."""
-    return f"there is no setting {key!r}{nearest(key, _settings(words))} (posbench train --cfg job shows them all)"
+    known = _settings(words)
+    if key not in known and key in _settings():  # with the scheme of conf/config.yaml
+        return f"the scheme that is chosen has no option {key!r} (posbench train --cfg job shows those it has)"
+    return f"there is no setting {key!r}{nearest(key, known)} (posbench train --cfg job shows them all)"
 
 
 _GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
@@ -274,7 +279,7 @@ def run_application(
     sys.argv = [program, *(word for word in words if word not in overrides), *overrides]
     given = get_args_parser().parse_args(sys.argv[1:])  # exits with status 2 and its usage for an unknown flag
     refuse_flags(given)
-    if given.multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if given.multirun and environment_number("WORLD_SIZE", 1) > 1:
         raise ConfigError(
             "a sweep (-m) under torchrun: the runs of one process group would meet the next one's. Give each run a "
             "torchrun of its own, or sweep with launch.nproc=..."
@@ -290,7 +295,9 @@ def run_application(
 
     def carried_out(composed: DictConfig) -> None:
         nonlocal done
-        name = "/".join(_names(composed))
+        name = "a job"
+        with suppress(OmegaConfBaseException):  # of a value that refers to nothing: the job says so
+            name = "/".join(_names(composed))
         failure: Exception | None = None
         try:
             job(composed)

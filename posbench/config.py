@@ -441,6 +441,11 @@ class Config:
             f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
             "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
         )
+        _require(
+            self.evaluation.max_tokens >= self.train.context_length,
+            f"evaluation.max_tokens={self.evaluation.max_tokens} is less than train.context_length="
+            f"{self.train.context_length}: the final validation would read no window; raise it",
+        )
         check_name("experiment_name", self.experiment_name)
         _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
         _check_path("runs_dir", self.runs_dir)

@@ -3,11 +3,13 @@
 Hydra can build whatever `_target_` names (callbacks, logging, launchers), and OmegaConf can look values up
 (`${oc.env:HOME}`). posbench needs neither, so both are refused before Hydra acts on them: in the words of the command
 line, in every configuration composed of YAML files, each job of a sweep among them, and in a run folder's config.yaml.
+Nor does the name of a choice (`scheme=../../mine`) lead to a file elsewhere.
 Everything here raises ConfigError.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -18,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config import ConfigError
 from posbench.credentials import scrub
 
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
+_CHOICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MOST_JOBS = 10_000  # of a sweep, whose words Hydra holds in memory, all of them
 _LAUNCHING = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
 _PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # that are installed
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -82,8 +92,25 @@ def refuse_folder(folder: Path) -> None:
         )
 
 
+class InertRepository(ConfigRepository):
+    """Hydra's YAML files; the name of a choice does not lead out of the folders they are in."""
+
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+        if config_path and not all(map(_CHOICE.fullmatch, config_path.split("/"))):
+            group, _, name = config_path.partition("/")
+            raise ConfigError(
+                f"{group}={name} cannot be the name of a choice: take one of conf/{group} or of --config-dir, of "
+                "letters, digits and _ . -"
+            )
+        return super()._find_object_source(config_path, object_type)
+
+
 class InertLoader(ConfigLoaderImpl):
     """Hydra's loader; what it composes is checked before Hydra acts on it."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = InertRepository(config_search_path)
 
     sweep_folder: Path | None = None  # of the sweep that was composed, where it was one
     _made_folders: Sequence[Path] | None = None  # by a sweep: those that were not there when it was composed
@@ -113,12 +140,35 @@ class InertLoader(ConfigLoaderImpl):
                 _refuse_code("_target_", f"_target_={target}")
             for key, value in _leaves(plugin):
                 _refuse_code(key, f"{key}={value!r}")
-        refuse_words([f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()])
+        swept = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+        refuse_words(swept)
+        refuse_many([*swept, *hydra["overrides"]["task"]])
         check_inert(plain)
         if self._made_folders is None:
             folder = self.sweep_folder = Path(str(composed.hydra.sweep.dir))
             self._made_folders = [place for place in (folder, folder.parent) if not place.exists()]
         return composed
+
+
+def refuse_many(words: Sequence[str]) -> None:
+    """Hold what a sweep over these words would make to 10,000 jobs, counted before any of them is; the last word of a
+    key decides."""
+    last = {word.partition("=")[0]: word for word in words}.values()
+    parsed = OverridesParser.create().parse_overrides([word for word in last if "(" in word or "," in word])
+    sizes = {override.get_key_element(): _count(override.value()) for override in parsed}
+    if (jobs := math.prod(sizes.values())) > _MOST_JOBS:
+        raise ConfigError(
+            f"a sweep of {jobs:,.0f} jobs ({', '.join(f'{count:,.0f} of {key}' for key, count in sizes.items())}) is "
+            f"more than {_MOST_JOBS:,}: sweep over fewer values, or in parts"
+        )
+
+
+def _count(value: Any) -> float:
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
+        return max(0.0, math.ceil(min((float(value.stop) - float(value.start)) / float(value.step), 1e300)))
+    return 1
 
 
 def check_inert(mapping: Any, resolved: bool = False) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from posbench.config import ConfigError
+
 
 class Stopped(BaseException):
     """Training was asked to stop, and the same command goes on with it. No Exception, so that it ends a whole sweep.
@@ -77,7 +79,20 @@ def is_worker() -> bool:
 
     Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
     """
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and environment_number("WORLD_SIZE", 1) > 1
+
+
+def environment_number(name: str, default: int) -> int:
+    """What a launcher has set: a number of processes (WORLD_SIZE) or of one of them (LOCAL_RANK).
+
+    Raises: ConfigError where it is no number that could be."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()) or (name == "WORLD_SIZE" and int(text) < 1):
+        raise ConfigError(
+            f"{name}={text!r} in the environment is no number of processes or of one of them: launchers such as "
+            "torchrun set it, else take it away (unset RANK WORLD_SIZE LOCAL_RANK)"
+        )
+    return int(text)
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:

@@ -62,8 +62,10 @@ def plan(
     flops_per_second, a rate in place of the datasheet's.
     Raises: ConfigError for what train would refuse, an unknown device or a share out of range.
     """
-    if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu {mfu} must lie above 0 and at most 1: 0.4 is usual, posbench bench measures it")
+    if not 1e-6 <= mfu <= 1:
+        raise ConfigError(
+            f"--mfu {mfu} must lie above 0 (1e-6 at least) and at most 1: 0.4 is usual, posbench bench measures it"
+        )
     if gpus < 1:
         raise ConfigError(f"--gpus {gpus} must be at least 1")
     if flops_per_second is None and device not in DATASHEET:
@@ -71,9 +73,9 @@ def plan(
             f"--device {device!r} is not known{nearest(device, DATASHEET)} (known: {', '.join(DATASHEET)}); or give "
             "--flops its FLOP/s"
         )
-    rate = flops_per_second or DATASHEET[device]
-    if not (math.isfinite(rate) and rate > 0):
-        raise ConfigError(f"--flops {rate} must be a positive number of FLOP/s, such as 989e12")
+    rate = DATASHEET[device] if flops_per_second is None else flops_per_second
+    if not 1e6 <= rate <= 1e24:
+        raise ConfigError(f"--flops {rate} must be a number of FLOP/s from 1e6 to 1e24, such as 989e12")
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     combinations = list(itertools.product(*swept.values()))

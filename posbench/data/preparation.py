@@ -62,12 +62,13 @@ def prepare(config: Config, quiet: bool = False, notice: Notice = say) -> Corpus
 def cache_folder(cache_dir: str | None) -> Path:
     """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     named = cache_dir or os.environ.get("POSBENCH_CACHE")
-    if named:
-        try:
-            return Path(named).expanduser().absolute()
-        except RuntimeError as error:  # ~ of nobody
-            raise ConfigError(f"the token cache {named!r} cannot be looked up: {error}; set data.cache_dir") from error
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+    place = named or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench"
+    try:
+        return Path(place).expanduser().absolute()
+    except RuntimeError as error:  # ~ of nobody
+        raise ConfigError(
+            f"the token cache {place!r} cannot be looked up: {error}; set data.cache_dir or POSBENCH_CACHE"
+        ) from error
 
 
 def is_cache(cache_dir: str | None) -> bool:

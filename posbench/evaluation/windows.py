@@ -30,10 +30,15 @@ def nonoverlapping(split: Split, length: int, settings: EvaluationConfig, anchor
 
     The tail that fills no window is left out, unless it is all there is.
     """
-    scored = min(settings.max_tokens, split.num_tokens - 1)
-    count = scored // length
+    there_is = split.num_tokens - 1
+    if there_is < length:
+        raise ConfigError(_too_long(split, length, "in all", there_is))
+    count = min(settings.max_tokens, there_is) // length
     if count == 0:
-        raise ConfigError(_too_long(split, length, "in all", split.num_tokens - 1))
+        raise ConfigError(
+            f"evaluation.max_tokens={settings.max_tokens} is less than one window of length {length}: raise it, or ask "
+            "for a shorter length"
+        )
     return [Window(n * length, length, length) for n in range(count)]
 
 

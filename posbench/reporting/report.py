@@ -35,7 +35,6 @@ def report(
     target = Path(output) if output else Path(folder) / "report"
     figures = plots.draw_all(findings)
     made = sections(findings, figures)
-    print_sections(made, console)
 
     files = {name: spreadsheet.encode(frame) for name, frame in spreadsheet.frames(findings).items()}
     drawings = {stem: drawing.svg(figure) for stem, figure in figures.items()}
@@ -46,6 +45,7 @@ def report(
         files[f"{stem}.png"] = drawing.png(figure)
     for name, content in files.items():
         write(target / name, content)
+    print_sections(made, console)
     first = ("report.html", "report.md", "table.csv")
     more = f"{', '.join(first)} and {len(files) - len(first)} more"
     console.print(f"wrote {more} in {target}/", highlight=False, markup=False, soft_wrap=True)

@@ -7,7 +7,6 @@ writes. A run on one process makes no process group, and `Alone` does nothing.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
-from posbench.interruption import is_worker
+from posbench.interruption import environment_number, is_worker
 
 if TYPE_CHECKING:
     from posbench.model import Decoder
@@ -92,7 +91,7 @@ class Together(Alone):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_rank = environment_number("LOCAL_RANK", 0)
 
     def check(self, config: Config) -> None:
         check_divides(config, self.size)
@@ -180,7 +179,7 @@ def group(device: str = "auto") -> Iterator[Alone]:
         yield Alone()
         return
     if torch.cuda.is_available() and device != "cpu":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
+        local = environment_number("LOCAL_RANK", 0)
         if local >= torch.cuda.device_count():
             raise ConfigError(
                 f"process {local + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer processes, "

@@ -55,6 +55,10 @@ REFUSED = {
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*take train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
     "evaluation.protocols=[fxed]": r"evaluation\.protocols='fxed' is not known; did you mean 'fixed'\?",
+    "scheme=nope scheme.base=1e3": r"the scheme that is chosen has no option 'scheme\.base' ",
+    "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
+    "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
+    "evaluation.max_tokens=31": r"evaluation\.max_tokens=31 is less than train\.context_length=32: .*raise it",
     "tokenizer=file": r"tokenizer=file needs tokenizer\.path=",
     "data.path=null": r"data=files needs data\.path=",
     "data.path=nosuch.txt": r"data\.path='nosuch\.txt' does not exist: give a file",
@@ -84,7 +88,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     posbench: Give, short: list[str], cache: Path, word: str
 ) -> None:
     before = left(cache)
-    refusal = posbench("train", *short, word).refusal
+    refusal = posbench("train", *short, *(word.split() if "scheme=" in word else [word])).refusal
     assert re.search(REFUSED[word], refusal), refusal
     assert left(Path.cwd()) == {}
     assert {name for name in left(cache) if "unfinished" in name} == set() and (before == {} or left(cache) == before)
@@ -96,7 +100,10 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
         (["model.d_model=65536", "model.num_layers=1000", "model.num_heads=512"], r"at least [\d,]{15,} parameters"),
         (["model.vocab_size=4194304", "model.d_model=16384", "model.num_heads=128"], r"lower .*model\.vocab_size"),
         (["train.batch_size=1048576", "train.context_length=4096"], r"tokens at once .*raise train\.accumulation"),
-        (["train.context_length=4194304", "train.batch_size=1024"], r"train\.context_length=4194304\) take at least"),
+        (
+            ["train.context_length=4194304", "train.batch_size=1024", "evaluation.max_tokens=4194304"],
+            r"train\.context_length=4194304\) take at least",
+        ),
     ],
 )
 def test_what_no_machine_could_hold_is_refused_before_it_is_tried(

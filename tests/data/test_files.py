@@ -50,6 +50,12 @@ def test_a_row_is_a_document(files: Files, tmp_path: Path, name: str) -> None:
     assert documents(files(path=path)) == {"train": TEXTS}
 
 
+def test_the_mark_that_windows_puts_before_utf_8_is_no_part_of_a_row(files: Files, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", TEXTS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert documents(files(path=path)) == {"train": TEXTS}
+
+
 def test_a_text_file_is_a_document_and_globs_lists_and_folders_are_files(files: Files, tmp_path: Path) -> None:
     paths = [tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "deep" / "c.txt.gz"]
     paths[2].parent.mkdir()

@@ -78,6 +78,10 @@ def test_a_token_bound_holds() -> None:
     bounded = replace(SETTINGS, max_tokens=1000)
     assert sum(w.length for w in nonoverlapping(split, 100, bounded, 0)) == 1000
     assert sum(w.length for w in sliding(split, 100, bounded, 0)) <= 1000
+    with pytest.raises(
+        ConfigError, match=r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise"
+    ):
+        nonoverlapping(split, 1001, bounded, 0)
 
 
 def test_default_lengths_reach_as_far_as_the_text() -> None:

@@ -153,3 +153,33 @@ def test_what_is_typed_is_echoed_without_control_characters(posbench: Give, word
     said = posbench(*(word.format("x\x1b[31m[red]\x07") for word in words))
     assert said.status == 2 and not set(said.error + said.out) & {"\x1b", "\x07"}
     assert "[red]" in said.error, "as it was typed, not as markup"
+
+
+CHOICES = [
+    ["train", "scheme=../own/scheme/evil"],
+    ["train", "scheme=../../../../../../../../../../etc/passwd"],
+    ["train", "scheme=/etc/passwd"],
+    ["train", "+schema='../scheme/nope'"],
+    ["train", "model=../model/tiny"],
+    ["train", "-m", "scheme=nope,../scheme/nope"],
+    ["train", "--config-dir", "own", "experiment=lists"],
+    ["train", "-m", "--config-dir", "own", "experiment=sweeps"],
+    ["plan", "scheme=nope,../scheme/nope"],
+    ["verify", "../scheme/nope"],
+    ["bench", "--schemes", "nope,../scheme/nope"],
+]
+
+
+@pytest.mark.parametrize("given", CHOICES, ids=lambda given: " ".join(given))
+def test_the_name_of_a_choice_leads_to_no_file_elsewhere(posbench: Give, given: list[str]) -> None:
+    for place, content in {
+        "own/scheme/evil.yaml": "name: evil\nkind: nope\n",
+        "own/experiment/lists.yaml": "# @package _global_\ndefaults: [{override /scheme: ../scheme/nope}]\n",
+        "own/experiment/sweeps.yaml": "# @package _global_\nhydra: {sweeper: {params: {scheme: 'nope,../x'}}}\n",
+    }.items():
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        Path(place).write_text(content)
+    before = left(Path.cwd())
+    refusal = posbench(*given).refusal
+    assert "cannot be the name of a choice: take one of conf/" in refusal
+    assert left(Path.cwd()) == before

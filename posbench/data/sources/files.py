@@ -216,7 +216,7 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
 
 def _text_of(where: str, line: str, column: str) -> str | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line.removeprefix("\ufeff"))  # Windows marks UTF-8 so
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{where} is no JSON ({first_line(error)}): a JSONL file holds one JSON object a line"

@@ -1,0 +1,73 @@
+"""Where commands are given: terminals that go away or know few letters, and environments that say odd things."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Give
+
+
+def test_a_report_that_nobody_reads_is_written(posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(write, "w"))
+    assert posbench("report", "demo").status == 141
+    assert (runs / "demo/report/report.html").is_file()
+
+
+def test_an_ascii_terminal_shows_what_it_can(posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    said = posbench("report", "demo")
+    assert said.status == 0 and said.error == "" and b"vo_rope" in shown.getvalue()
+
+
+def test_a_closed_standard_error_keeps_the_exit_status(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert posbench("eval", "nosuch").status == 2
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "0", "", "1.5"])
+def test_a_number_of_processes_that_is_none_is_named(
+    posbench: Give, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", value)
+    assert f"WORLD_SIZE={value!r} in the environment is no number" in posbench("schemes").refusal
+
+
+def test_where_there_is_no_home_a_cache_is_asked_for(
+    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(path: Path) -> Path:
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    monkeypatch.delenv("POSBENCH_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    refusal = posbench("prepare", *(word for word in short if not word.startswith("data.cache_dir"))).refusal
+    assert re.search(r"'~/\.cache/posbench' cannot be looked up: .*set data\.cache_dir or POSBENCH_CACHE", refusal)
+
+
+def test_a_full_disk_of_no_named_file_is_told_as_one(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    from posbench import verify
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verify, "list_schemes", full)
+    assert posbench("schemes").refusal.startswith("posbench: No space left on device: make room, or name folders")
+
+
+def test_a_traceback_is_not_asked_for_by_0(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSBENCH_TRACEBACK", "0")
+    assert "runs/demo" in posbench("eval", "nosuch").refusal
+    assert "POSBENCH_TRACEBACK" in posbench("--help").out
