@@ -170,16 +170,31 @@ class Run:
 
         return load_tokenizer(self.path / "tokenizer.json")
 
+    def check_config(self) -> None:
+        """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
+        from posbench.training.fingerprints import changes_in
+
+        changed = changes_in(self.config, self.manifest)
+        if changed:
+            raise ConfigError(
+                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Put the run's own back, or "
+                f"delete the folder {self.path} and train it again"
+            )
+
     def load_model(self) -> Decoder:
-        """The trained model, in float32 on the CPU. Raises: ConfigError where there is no intact checkpoint."""
+        """The trained model, in float32 on the CPU.
+
+        Raises: ConfigError where there is no intact checkpoint, or it or the configuration is of another run.
+        """
         from safetensors import SafetensorError
 
         from posbench.model import build_model
         from posbench.training.checkpoint import load_weights
 
+        self.check_config()
         model = build_model(self.config, self.trained_on[2])
         try:
-            load_weights(self.path / "checkpoints", model)
+            load_weights(self.path / "checkpoints", model, self.manifest)
         except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
             raise ConfigError(
                 f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): train "

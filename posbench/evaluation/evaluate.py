@@ -156,7 +156,8 @@ def evaluate_run(
     `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
     targets, so that all lengths of a run stay comparable.
     Returns: the summaries, new and old, of the lengths asked for.
-    Raises: ConfigError where the run is not finished, or was trained on other text or with another tokenizer.
+    Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
+    on other text or with another tokenizer.
     """
     from posbench.evaluation.protocols import protocol_named
     from posbench.training.device import choose_device
@@ -167,6 +168,7 @@ def evaluate_run(
         raise ConfigError(
             f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
         )
+    run.check_config()
     data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
         ("text", corpus.fingerprint, data),

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from posbench.config import ConfigError
 from posbench.runs import check_format, sync_folder
 from posbench.training.distributed import put_together, shard_like, shard_of
+from posbench.training.fingerprints import changes
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -159,13 +160,20 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """The newest intact checkpoint's weights into `model`. Raises: ConfigError where there is none."""
+def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
+    """The newest intact checkpoint's weights into `model`. Raises: ConfigError for none, or not of this manifest's run."""
     notes: list[str] = []
     checkpoint = newest(folder, notes.append)
     if checkpoint is None:
         raise ConfigError(
             f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again"
+        )
+    kept = read_state(checkpoint).get("manifest")
+    changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
+    if changed:
+        raise ConfigError(
+            f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
+            f"{folder.parent} and train it again"
         )
     put_weights(model, load_tensors(checkpoint, MODEL))
 

@@ -65,6 +65,11 @@ def edited(old: str, new: str) -> Callable[[Path], object]:
     return make
 
 
+def weights_of_another_seed(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(run.with_name("seed=1") / "checkpoints", run / "checkpoints")
+
+
 BAD = {
     "empty": (emptied, r"holds no runs: train one first"),
     "no manifest": (without("run.json"), r"holds no runs"),
@@ -90,6 +95,11 @@ BAD = {
         r"config\.yaml is no configuration of this posbench: there is no setting 'train\.sharpness'.*another version",
     ),
     "a value of a wrong kind": (edited("num_layers: 2", "num_layers: two"), r"config\.yaml is no config.*'two'"),
+    "a configuration of another model": (
+        edited("kind: rotary", "kind: alibi"),
+        r"config\.yaml belongs to another run: scheme\.kind: rotary -> alibi",
+    ),
+    "weights of another run": (weights_of_another_seed, r"step=00000002 belongs to another run: seed: 1 -> 0"),
     "text that is gone": (edited("*.txt", "*.gone"), r"data\.path='.*\.gone' does not exist"),
     "an eval folder that is none": (no_folder, r"eval/fixed cannot be written"),
 }
@@ -104,6 +114,11 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
     assert re.search(says, said.error.replace("\n", " ")), said.error
     assert left(runs) == before
+
+
+def test_a_run_from_before_manifests_kept_an_identity_is_evaluated(posbench: Give, runs: Path) -> None:
+    change("run.json", identity=None)(runs / ONE)
+    assert posbench("eval", ONE, "--length", "64", "--device", "cpu").status == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
