@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -43,19 +44,27 @@ class TornManifest(ConfigError):
     """`run.json` is missing, or is not what was written."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write beside, sync, rename: `path` holds the old text or the new, whatever happens in between."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside, sync, rename: `path` holds the old content or the new, whatever happens in between.
+
+    A link that somebody put in the way is not followed: `path` itself is replaced, and the file beside it is a new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of text."""
+    write_bytes(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:

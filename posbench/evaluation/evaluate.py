@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.runs import Run, write_json
+from posbench.runs import Run, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,12 +93,9 @@ def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
     folder = run.path / "eval" / summary["protocol"]
     _make_inside(run, folder)
     final = folder / f"{summary['length']}.parquet"
-    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        rows.to_parquet(beside, index=False)
-        beside.replace(final)
-    finally:
-        beside.unlink(missing_ok=True)
+    content = io.BytesIO()
+    rows.to_parquet(content, index=False)
+    write_bytes(final, content.getvalue())
     write_json(final.with_suffix(".json"), summary)
 
 
