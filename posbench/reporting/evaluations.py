@@ -7,7 +7,6 @@ mean of means.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
+from posbench.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ class Evaluation:
         """The settings beside the windows. Raises: ConfigError where they cannot be read."""
         file = self.file.with_suffix(".json")
         try:
-            header = json.loads(file.read_text(encoding="utf-8"))
+            header = read_json(file)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{file} cannot be read ({error}): delete the folder {file.parent} and run `posbench eval` again"

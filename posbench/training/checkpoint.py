@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
+from posbench.files import read_json
 from posbench.runs import check_format, sync_folder
 from posbench.training.distributed import put_together, shard_like, shard_of
 from posbench.training.fingerprints import changes
@@ -126,12 +127,12 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     """
     file = checkpoint / "state.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         seal = content.pop("seal")
         found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
     if hashlib.sha256(_canonical(content)).hexdigest() != seal:
         raise TornCheckpoint("state.json does not match its checksum")
@@ -161,12 +162,16 @@ def any_written(folder: Path) -> bool:
 
 
 def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
-    """The newest intact checkpoint's weights into `model`. Raises: ConfigError for none, or not of this manifest's run."""
+    """The newest intact checkpoint's weights into `model`.
+
+    Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
+    """
     notes: list[str] = []
     checkpoint = newest(folder, notes.append)
     if checkpoint is None:
         raise ConfigError(
-            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again"
+            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
+            f"{folder.parent} and train it again"
         )
     kept = read_state(checkpoint).get("manifest")
     changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
