@@ -102,7 +102,10 @@ def evaluate(run: Run, *lengths: int) -> None:
 def store(run: Run, result: dict[str, Any]) -> None:
     folder = run.path / "eval" / result["protocol"]
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{result['length']}.json", {"settings": {}, "targets_total": 640, "by_order": 0.1, **result})
+    write_json(
+        folder / f"{result['length']}.json",
+        {"settings": {}, "targets_total": 640, "by_order": 0.1, "anchor": 1024, **result},
+    )
     if not (folder / f"{result['length']}.parquet").exists():
         pd.DataFrame({"nll": [1.0]}).to_parquet(folder / f"{result['length']}.parquet")
 

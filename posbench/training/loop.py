@@ -183,7 +183,8 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if manifest["status"] == runs.FINISHED:
-        notice(f"{run.name} is finished (loss {manifest['loss']:.4f}): nothing to do")
+        loss = manifest.get("loss")
+        notice(f"{run.name} is finished{f' (loss {loss:.4f})' if isinstance(loss, float) else ''}: nothing to do")
         return True
     skipped = manifest.get("skipped_steps", 0)
     if manifest["status"] == runs.DIED and skipped > config.train.max_skipped_steps:

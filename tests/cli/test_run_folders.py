@@ -223,6 +223,13 @@ def test_a_lock_that_is_a_pipe_is_said(posbench: Give, runs: Path, short: list[s
     assert "no ordinary file" in posbench("train", *short, "scheme=vo_rope", "seed=0").error
 
 
+@pytest.mark.parametrize("loss", [None, "low", 10**400])
+def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str], loss: object) -> None:
+    change("run.json", loss=loss)(runs / ONE)
+    said = posbench("train", *short, "scheme=vo_rope", "seed=0")
+    assert said.status == 0 and "is finished: nothing to do" in said.out + said.error
+
+
 def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:
     """The run's own configuration names a file, and the file has changed since."""
     from posbench.data.tokenization import load_tokenizer
