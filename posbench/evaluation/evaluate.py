@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import io
 import os
 import re
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.runs import Run, write_json
+from posbench.files import read_bytes, read_json
+from posbench.runs import Run, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,13 +94,15 @@ def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
     folder = run.path / "eval" / summary["protocol"]
     _make_inside(run, folder)
     final = folder / f"{summary['length']}.parquet"
-    beside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        rows.to_parquet(beside, index=False)
-        beside.replace(final)
-    finally:
-        beside.unlink(missing_ok=True)
-    write_json(final.with_suffix(".json"), summary)
+    buffer = io.BytesIO()
+    rows.to_parquet(buffer, index=False)
+    content = buffer.getvalue()
+    write_bytes(final, content)
+    write_json(final.with_suffix(".json"), {**summary, "parquet": _size_and_sum(content)})
+
+
+def _size_and_sum(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _make_inside(run: Run, folder: Path) -> None:
@@ -122,21 +126,39 @@ def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
     found = {}
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         summary = _summary(file)
-        if summary is not None and file.with_suffix(".parquet").is_file():
+        if summary is not None and is_whole(file.with_suffix(".parquet"), summary):
             found[int(file.stem)] = summary
     return dict(sorted(found.items()))
+
+
+def is_whole(file: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether the windows are those that the summary was stored with; readable, where an older one does not say."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        content = read_bytes(file)
+        if "parquet" in summary:
+            return bool(summary["parquet"] == _size_and_sum(content))
+        parquet.read_metadata(io.BytesIO(content))
+    except (OSError, ArrowException):
+        return False
+    return True
 
 
 def _summary(file: Path) -> dict[str, Any] | None:
     """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = read_json(file)
         whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
         whole |= {"anchor": int} if file.parent.name == "fixed" else {}
-        whole |= {"by_order": float} if file.parent.name == "retrieval" else {}
-        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and str(summary["length"]) == file.stem:
+        whole |= {"drop": float, "by_order": float} if file.parent.name == "retrieval" else {}
+        named = file.parent.name, file.stem
+        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and named == (
+            summary["protocol"],
+            str(summary["length"]),
+        ):
             return dict(summary)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
 
@@ -159,7 +181,8 @@ def evaluate_run(
     targets, so that all lengths of a run stay comparable; `notice` is told.
     Arguments: tell, called with each summary as soon as it is there, and whether it is new.
     Returns: the summaries, new and old, of the lengths asked for.
-    Raises: ConfigError where the run is not finished, or was trained on other text or with another tokenizer.
+    Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
+    on other text or with another tokenizer.
     """
     from posbench.evaluation.protocols import protocol_named
     from posbench.training.device import choose_device
@@ -170,6 +193,7 @@ def evaluate_run(
         raise ConfigError(
             f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
         )
+    run.check_config()
     data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
         ("text", corpus.fingerprint, data),

@@ -7,14 +7,15 @@ mean of means.
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
+from posbench.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,7 @@ class Evaluation:
         """The settings beside the windows. Raises: ConfigError where they cannot be read."""
         file = self.file.with_suffix(".json")
         try:
-            header = json.loads(file.read_text(encoding="utf-8"))
+            header = read_json(file)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{file} cannot be read ({error}): delete the folder {file.parent} and run `posbench eval` again"
@@ -76,7 +77,25 @@ class Evaluation:
         if lacking or frame.empty:
             what = f"lacks the column {lacking[0]!r}" if lacking else "holds no windows"
             raise ConfigError(f"{self.file} {what}: delete it and run `posbench eval` again")
+        wrong = [name for name in _COLUMNS.get(self.protocol, ()) if not self._makes_sense(frame[name])]
+        if wrong:
+            raise ConfigError(
+                f"{self.file}: the column {wrong[0]!r} holds what it cannot: delete it and run `posbench eval` again"
+            )
         return frame
+
+    def _makes_sense(self, column: pd.Series) -> bool:
+        """Numbers; losses may be NaN, all else is whole and not negative, and something was scored."""
+        import pandas as pd
+
+        name, types = column.name, pd.api.types
+        if str(name).endswith("nll"):
+            return bool(types.is_float_dtype(column))
+        whole = types.is_integer_dtype(column) and not column.isna().any() and column.min() >= 0
+        if name == "document":
+            return bool(whole and column.max() < 1 << 27)
+        each = name == "targets" and self.protocol != POSITION  # a document may end before a bucket
+        return bool(whole and (name not in ("targets", "bytes") or (column.min() if each else column.sum()) > 0))
 
     @property
     def loss(self) -> float:
@@ -115,7 +134,7 @@ def evaluations(run: Path) -> list[Evaluation]:
     found = [
         Evaluation(file)
         for file in (run / "eval").glob("*/*.parquet")
-        if file.stem.isdigit() and file.with_suffix(".json").is_file()
+        if re.fullmatch(r"[0-9]{1,9}", file.stem) and file.with_suffix(".json").is_file()
     ]
     return sorted(found, key=lambda e: (e.protocol, e.length))
 

@@ -17,7 +17,7 @@ from posbench.reporting.measure import Measurement, measure
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.statistics import Chain, Floats, Pair, chain, compare_all
-from posbench.runs import Run
+from posbench.runs import Run, read_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,14 +147,17 @@ def _curves(joined: Joined, notes: list[str]) -> pd.DataFrame:
     frames = [pd.DataFrame(columns=columns)]
     for run in records(joined.runs):
         try:
-            metrics = Run(Path(run["path"])).metrics
-        except ValueError as error:
+            rows = read_metrics(Path(run["path"]) / "metrics.jsonl")
+            points = [(float(row["tokens"]), float(row["loss"])) for row in rows if row.get("kind") == "validation"]
+            if not np.isfinite(points).all():
+                raise ValueError("a loss or a count of tokens is not finite")
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             where = f"{run['scheme']} seed {run['seed']}"
-            notes.append(f"The loss curve of {where} is not shown: its metrics.jsonl cannot be read ({error}).")
+            why = error if isinstance(error, ValueError) else "a validation without tokens or loss"
+            notes.append(f"The loss curve of {where} is not shown: its metrics.jsonl cannot be read ({why}).")
             continue
-        if not metrics.empty and "kind" in metrics:
-            kept = metrics[metrics["kind"] == "validation"].drop_duplicates("tokens", keep="first")
-            frames.append(kept[["tokens", "loss"]].assign(scheme=run["scheme"], seed=run["seed"])[columns])
+        kept = pd.DataFrame(points, columns=["tokens", "loss"]).drop_duplicates("tokens", keep="first")
+        frames.append(kept.assign(scheme=run["scheme"], seed=run["seed"])[columns])
     return pd.concat([f for f in frames if not f.empty] or frames, ignore_index=True)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
-from posbench.runs import UNREADABLE, Run, find_runs, state_of
+from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,10 +64,13 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def row(run: Run) -> dict[str, Any]:
     """One run as a flat mapping. A manifest that cannot be read makes a row too, with the reason."""
     path = run.path
+    m: dict[str, Any] = {}
     try:
-        m = run.manifest
+        m, status = run.manifest, state_of(run)
+        if status == FINISHED:
+            _ = run.config  # a run without one is left out by name
     except ConfigError as error:
-        m = {"status": UNREADABLE, "reason": str(error)}
+        status, m = UNREADABLE, {**m, "reason": str(error)}
     costs, device, parameters = (_mapping(m, key) for key in ("costs", "device", "num_parameters"))
     found = [e for e in evaluations(path) if e.protocol in LOSS_PROTOCOLS]
     final = _final(found)
@@ -75,7 +79,7 @@ def row(run: Run) -> dict[str, Any]:
         "experiment": str(m.get("experiment", path.parent.parent.name)),
         "scheme": str(m.get("scheme", path.parent.name)),
         "seed": _seed(m.get("seed"), path),
-        "status": state_of(run),
+        "status": status,
         "reason": _word(m.get("reason")),
         "is_relative": m.get("is_relative") if isinstance(m.get("is_relative"), bool) else None,
         "loss": loss,
@@ -86,7 +90,7 @@ def row(run: Run) -> dict[str, Any]:
         **{name: _number(costs.get(name)) for name in ("tokens_per_second", "train_seconds", "peak_memory_bytes")},
         "device": _word(device.get("name") or device.get("type")),
         "dtype": _word(device.get("dtype")),
-        "parameters": sum(v for v in parameters.values() if isinstance(v, int)) or None,
+        "parameters": sum(v for v in parameters.values() if _is_whole(v)) or None,
         **{f"fingerprint.{name}": _word(_mapping(m, "fingerprints").get(name)) for name in FINGERPRINTS},
         **{f"version.{name}": _word(version) for name, version in _mapping(m, "versions").items()},
         "started": _word(m.get("started")),
@@ -110,11 +114,15 @@ def _word(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return float(value) if isinstance(value, float) or _is_whole(value) else math.nan
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < 1 << 63
 
 
 def _seed(value: Any, path: Path) -> int:
-    if isinstance(value, int):
-        return value
-    digits = path.name.removeprefix("seed=")
-    return int(digits) if digits.isdigit() else -1
+    if _is_whole(value):
+        return int(value)
+    digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
+    return int(digits[1]) if digits else -1

@@ -10,6 +10,7 @@ from posbench.reporting import drawing, page, plots, spreadsheet
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
+from posbench.runs import write_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,15 +54,9 @@ def report(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write beside and rename. Raises: ConfigError where the folder cannot be written."""
-    beside = path.with_name(f".{path.name}.tmp")
+    """As `runs.write_bytes`. Raises: ConfigError where the folder cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_bytes(content)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_bytes(path, content)
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"the report cannot be written to {path.parent} ({why}): give another --output") from error

@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
+from posbench.files import read_json
 from posbench.runs import check_format, sync_folder
 from posbench.training.distributed import put_together, shard_like, shard_of
+from posbench.training.fingerprints import changes
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -125,12 +127,12 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     """
     file = checkpoint / "state.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         seal = content.pop("seal")
         found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
     if hashlib.sha256(_canonical(content)).hexdigest() != seal:
         raise TornCheckpoint("state.json does not match its checksum")
@@ -159,13 +161,24 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """The newest intact checkpoint's weights into `model`. Raises: ConfigError where there is none."""
+def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
+    """The newest intact checkpoint's weights into `model`.
+
+    Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
+    """
     notes: list[str] = []
     checkpoint = newest(folder, notes.append)
     if checkpoint is None:
         raise ConfigError(
-            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none was written'}): train the run again"
+            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
+            f"{folder.parent} and train it again"
+        )
+    kept = read_state(checkpoint).get("manifest")
+    changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
+    if changed:
+        raise ConfigError(
+            f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
+            f"{folder.parent} and train it again"
         )
     put_weights(model, load_tensors(checkpoint, MODEL))
 

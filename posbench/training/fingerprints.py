@@ -79,6 +79,31 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
 
 
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key: before -> now` for all that two manifests of one run must share."""
+    return differences(*({**_part(m, "identity"), **_texts(m)} for m in (before, json.loads(json.dumps(now)))))
+
+
+def changes_in(config: Config, manifest: dict[str, Any]) -> list[str]:
+    """... that differs between a manifest and the configuration beside it; what the manifest does not say is not asked.
+
+    Not the device, which is what trained; nor settings that are newer than the manifest.
+    """
+    kept = {key: value for key, value in _part(manifest, "identity").items() if not key.startswith("device.")}
+    now = json.loads(json.dumps(identity(config, dict.fromkeys(("type", "dtype", "compiled")))))
+    asked = {key: value for key, value in now.items() if key in kept or key.startswith("scheme.")}
+    return differences(kept, asked) if kept else []
+
+
+def _part(manifest: Any, name: str) -> dict[str, Any]:
+    part = manifest.get(name) if isinstance(manifest, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _texts(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {f"fingerprint of {key}": _part(manifest, "fingerprints").get(key) for key in ("data", "tokenizer")}
+
+
 def weights_fingerprint(model: Decoder) -> str:
     """Of the initial weights that every scheme shares."""
     total = hashlib.sha256()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
-import json
 import math
 import platform
 import time
@@ -174,7 +173,7 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
     manifest = _manifest_before(run, lambda text: None)
     if manifest is None:
         return False
-    changed = _changes(manifest, facts)
+    changed = fingerprints.changes(manifest, facts)
     ended = manifest["status"] in (runs.FINISHED, runs.DIED)
     if changed and not ended and not checkpoint.any_written(run.path / "checkpoints"):
         return False  # memory ran out in its first step, say: nothing of it was kept, the new one may have the folder
@@ -184,7 +183,8 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if manifest["status"] == runs.FINISHED:
-        notice(f"{run.name} is finished (loss {manifest['loss']:.4f}): nothing to do")
+        loss = manifest.get("loss")
+        notice(f"{run.name} is finished{f' (loss {loss:.4f})' if isinstance(loss, float) else ''}: nothing to do")
         return True
     skipped = manifest.get("skipped_steps", 0)
     if manifest["status"] == runs.DIED and skipped > config.train.max_skipped_steps:
@@ -216,21 +216,9 @@ def _manifest_before(run: Run, notice: Notice) -> dict[str, Any] | None:
         return dict(checkpoint.read_state(kept)["manifest"])
 
 
-def _changes(manifest: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """`key: before -> now` for all that two parts of one run must share."""
-    before, now = (
-        {
-            **kept.get("identity", {}),
-            **{f"fingerprint of {key}": kept.get("fingerprints", {}).get(key) for key in ("data", "tokenizer")},
-        }
-        for kept in (manifest, json.loads(json.dumps(facts)))
-    )
-    return fingerprints.differences(before, now)
-
-
 def _kept_of(manifest: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any]:
     """What a resumed run takes over from its manifest: when it began, and its wandb run."""
-    if manifest is None or _changes(manifest, facts):
+    if manifest is None or fingerprints.changes(manifest, facts):
         return {}
     return {key: manifest[key] for key in ("started", "wandb") if key in manifest}
 
@@ -337,7 +325,7 @@ class _Training:
                 (path / "metrics.jsonl").unlink(missing_ok=True)
             return
         state = checkpoint.read_state(kept)
-        changed = _changes(state["manifest"], self.facts)
+        changed = fingerprints.changes(state["manifest"], self.facts)
         if changed:
             raise ConfigError(
                 f"{kept} belongs to a run of another configuration: {'; '.join(changed)}. Delete {self.checkpoints} to "

@@ -65,12 +65,30 @@ def edited(old: str, new: str) -> Callable[[Path], object]:
     return make
 
 
+def weights_of_another_seed(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(run.with_name("seed=1") / "checkpoints", run / "checkpoints")
+
+
+def pipe(name: str) -> Callable[[Path], object]:
+    """A run folder in which a file is a pipe that nobody writes to."""
+
+    def make(run: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return make
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
+)
 BAD = {
     "empty": (emptied, r"holds no runs: train one first"),
     "no manifest": (without("run.json"), r"holds no runs"),
-    "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml"),
-    "no weights": (without("checkpoints"), r"holds no intact checkpoint"),
-    "altered weights": (altered_weights, r"no intact checkpoint .*model\.safetensors.*checksum.*train the run again"),
+    "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml.* delete the folder \S*seed=0 "),
+    "no weights": (without("checkpoints"), r"no intact checkpoint .*: delete the folder \S*seed=0 and train it again"),
+    "altered weights": (altered_weights, r"no intact checkpoint .*model\.safetensors.*checksum.*delete the folder"),
     "torn manifest": (text("run.json", '{"format": 1, "sta'), r"run\.json cannot be read"),
     "a manifest that is a list": (text("run.json", "[]"), r"run\.json holds no manifest"),
     "newer manifest": (change("run.json", format=99), r"run\.json is of format 99.*upgrade posbench"),
@@ -84,12 +102,24 @@ BAD = {
         r"was trained with another text \(fingerprint 000000000000, now \w{12}\)",
     ),
     "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml cannot be read"),
+    "aliases without end": (text("config.yaml", BOMB), r"config\.yaml cannot be read \(an alias, \*a0, is not taken"),
+    "a configuration within itself": (text("config.yaml", "a: &a {b: *a}"), r"config\.yaml cannot be read \(an alias"),
+    "a configuration too deep": (text("config.yaml", "[" * 50_000), r"config\.yaml cannot be read \(.*nested too deep"),
+    "a deep configuration": (text("config.yaml", "a: " + "[" * 150 + "]" * 150), r"config\.yaml"),
+    "no day of any month": (text("config.yaml", "a: 2026-99-99"), r"config\.yaml cannot be read \(month must be"),
+    "a configuration that never comes": (pipe("config.yaml"), r"config\.yaml cannot be read .*no ordinary file"),
+    "a manifest that never comes": (pipe("run.json"), r"holds no runs"),
     "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml holds no configuration"),
     "configuration of another version": (
         edited("train:\n", "train:\n  sharpness: 3\n"),
         r"config\.yaml is no configuration of this posbench: there is no setting 'train\.sharpness'.*another version",
     ),
     "a value of a wrong kind": (edited("num_layers: 2", "num_layers: two"), r"config\.yaml is no config.*'two'"),
+    "a configuration of another model": (
+        edited("kind: rotary", "kind: alibi"),
+        r"config\.yaml belongs to another run: scheme\.kind: rotary -> alibi",
+    ),
+    "weights of another run": (weights_of_another_seed, r"step=00000002 belongs to another run: seed: 1 -> 0"),
     "text that is gone": (edited("*.txt", "*.gone"), r"data\.path='.*\.gone' does not exist"),
     "an eval folder that is none": (no_folder, r"eval/fixed cannot be written"),
 }
@@ -104,6 +134,11 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
     assert re.search(says, said.error.replace("\n", " ")), said.error
     assert left(runs) == before
+
+
+def test_a_run_from_before_manifests_kept_an_identity_is_evaluated(posbench: Give, runs: Path) -> None:
+    change("run.json", identity=None)(runs / ONE)
+    assert posbench("eval", ONE, "--length", "64", "--device", "cpu").status == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -146,6 +181,53 @@ def test_a_damaged_result_is_scored_again(posbench: Give, runs: Path) -> None:
         summary.write_text(damage)
         assert posbench(*asked).status == 0
         assert json.loads(summary.read_text())["nll_mean"] == whole["nll_mean"]
+
+
+def test_damaged_windows_are_scored_again(posbench: Give, runs: Path) -> None:
+    asked = ["eval", ONE, "--length", "64", "--device", "cpu", "--dtype", "float32"]
+    assert posbench(*asked).status == 0
+    file = runs / ONE / "eval/fixed/64.parquet"
+    whole = file.read_bytes()
+    for damage in (b"", whole[: len(whole) // 2], whole.replace(b"nll", b"mll")):
+        file.write_bytes(damage)
+        assert posbench(*asked).status == 0 and file.read_bytes() == whole
+    summary = json.loads(file.with_suffix(".json").read_text())
+    del summary["parquet"]
+    file.with_suffix(".json").write_text(json.dumps(summary))
+    assert posbench(*asked).status == 0 and "parquet" not in file.with_suffix(".json").read_text(), "an older result"
+    file.write_bytes(b"")
+    assert posbench(*asked).status == 0 and file.read_bytes() == whole, "an older one that is damaged"
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_damaged_result_does_not_stand_in_the_way_of_others(
+    posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch, tracked: bool
+) -> None:
+    if tracked:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        edited("backend: none", "backend: wandb")(runs / ONE)
+    position = runs / ONE / "eval/position"
+    position.mkdir()
+    (position / "256.json").touch()
+    (position / "512.json").symlink_to("nowhere")
+    (position / "\N{SUPERSCRIPT TWO}.json").touch()
+    os.mkfifo(position / "1024.json")
+    said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
+    assert said.status == 0 and "wandb failed" not in said.out + said.error, said
+
+
+def test_a_lock_that_is_a_pipe_is_said(posbench: Give, runs: Path, short: list[str]) -> None:
+    pipe(".lock")(runs / ONE)
+    change("run.json", status="stopped")(runs / ONE)
+    (runs / ONE / "checkpoints/step=00000002/state.json").unlink()
+    assert "no ordinary file" in posbench("train", *short, "scheme=vo_rope", "seed=0").error
+
+
+@pytest.mark.parametrize("loss", [None, "low", 10**400])
+def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str], loss: object) -> None:
+    change("run.json", loss=loss)(runs / ONE)
+    said = posbench("train", *short, "scheme=vo_rope", "seed=0")
+    assert said.status == 0 and "is finished: nothing to do" in said.out + said.error
 
 
 def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,6 +179,18 @@ def test_a_result_without_the_shuffled_control_is_scored_again(config: Make) -> 
 
 def _evaluate(run: Run, *lengths: str, protocol: str = "fixed", again: bool = False) -> list[dict]:
     return evaluate_runs([run], lengths, [protocol], "cpu", "float32", again, Console(quiet=True))
+
+
+def test_no_link_that_lies_in_the_way_of_a_result_is_written_through(config: Make, tmp_path: Path) -> None:
+    run = train(config("train.steps=1", "evaluation.targets=16"))
+    victim, folder = tmp_path / "victim", run.path / "eval" / "fixed"
+    victim.write_text("precious")
+    folder.mkdir()
+    names = ("32.parquet", "32.json")
+    for name in (*names, *(f".{name}.{os.getpid()}.tmp" for name in names)):
+        (folder / name).symlink_to(victim)
+    _evaluate(run, "32")
+    assert victim.read_text() == "precious" and list(stored(run, "fixed")) == [32]
 
 
 def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(config: Make) -> None:

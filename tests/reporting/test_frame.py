@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet
 import pytest
 from fabricate import T, run_of
@@ -13,6 +14,7 @@ from fabricate import T, run_of
 import posbench
 from posbench.config import ConfigError
 from posbench.reporting import results
+from posbench.reporting.findings import find
 from posbench.runs import DIED
 
 
@@ -59,6 +61,59 @@ def test_a_torn_evaluation_names_its_file_and_the_remedy(own: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"256\.parquet cannot be read .*posbench eval"):
         results(own)
+
+
+@pytest.mark.parametrize("field", ["tokens", "num_steps", "loss", "seed", "num_parameters"])
+def test_numbers_without_end_are_not_known(own: Path, field: str) -> None:
+    run = run_of(own, "nope", 2)
+    huge = {"body": 10**400} if field == "num_parameters" else 10**400
+    (run.path / "run.json").write_text(json.dumps({**run.manifest, field: huge}))
+    assert len(results(own)) == 16
+
+
+def test_digits_that_are_no_numbers_are_no_seed_and_no_length(own: Path) -> None:
+    two = "\N{SUPERSCRIPT TWO}"
+    (own / "nope" / "seed=2").rename(own / "nope" / f"seed={two}")
+    (own / "nope" / f"seed={two}" / "run.json").write_text("{")
+    for suffix in ("json", "parquet"):
+        (own / "nope" / "seed=1" / "eval" / "validation" / f"{two}.{suffix}").touch()
+    assert len(results(own)) == 16
+
+
+def test_a_run_without_its_configuration_is_left_out_by_name(own: Path) -> None:
+    (own / "nope" / "seed=2" / "config.yaml").unlink()
+    found = find(own)
+    [left] = [left for left in found.joined.left_out if left.why.startswith("unreadable")]
+    assert (left.scheme, left.seed) == ("nope", 2) and "holds no config.yaml" in left.why
+
+
+@pytest.mark.parametrize(
+    "column, value", [("nll", "x"), ("targets", "x"), ("targets", 0), ("targets", None), ("bytes", 0), ("document", -1)]
+)
+def test_windows_of_what_cannot_be_are_named(own: Path, column: str, value: object) -> None:
+    file = own / "nope" / "seed=2" / "eval" / "validation" / f"{T}.parquet"
+    pd.read_parquet(file).assign(**{column: value}).to_parquet(file)
+    with pytest.raises(ConfigError, match=rf"256\.parquet: the column '{column}' holds what it cannot"):
+        results(own)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '"tokens": 1',
+        '"loss": 1',
+        '"tokens": 1, "loss": "x"',
+        '"tokens": [1], "loss": 1',
+        '"loss": 1, "tokens": 1e999',
+        f'"loss": 1, "tokens": {10**400}',
+        '"x": ' + "[" * 100_000,
+    ],
+    ids=lambda row: row[:24],
+)
+def test_metrics_that_are_none_cost_a_curve_and_no_more(own: Path, row: str) -> None:
+    with (own / "nope" / "seed=2" / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"kind": "validation", {row}}}\n')
+    assert [note for note in find(own).notes if "The loss curve of nope seed 2 is not shown" in note]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -230,6 +231,17 @@ def test_nothing_half_written_is_left_where_writing_fails(
     with pytest.raises(ConfigError, match="No space left"):
         said(losses_only, tmp_path / "report")
     assert list((tmp_path / "report").iterdir()) == []
+
+
+def test_no_link_that_lies_in_the_way_is_written_through(losses_only: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "report").mkdir()
+    for name in ("table.csv", ".table.csv.tmp", f".table.csv.{os.getpid()}.tmp"):
+        (tmp_path / "report" / name).symlink_to(tmp_path / "victim")
+    said(losses_only, tmp_path / "report")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "report" / "table.csv").read_text().startswith("scheme,")
+    assert not (tmp_path / "report" / "table.csv").is_symlink()
 
 
 def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
