@@ -168,7 +168,7 @@ def _refuse_options(words: Sequence[str]) -> None:
 def _composer() -> Iterator[None]:
     register_schema()
     GlobalHydra.instance().clear()
-    with _inert_hydra(), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
+    with _inert_hydra(lambda text: None), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
         yield
 
 

@@ -224,7 +224,9 @@ def test_a_lock_that_is_a_pipe_is_said(posbench: Give, runs: Path, short: list[s
 
 
 @pytest.mark.parametrize("loss", [None, "low", 10**400])
-def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str], loss: object) -> None:
+def test_a_finished_run_without_a_loss_is_left_alone(
+    posbench: Give, runs: Path, short: list[str], loss: object
+) -> None:
     change("run.json", loss=loss)(runs / ONE)
     said = posbench("train", *short, "scheme=vo_rope", "seed=0")
     assert said.status == 0 and "is finished: nothing to do" in said.out + said.error
