@@ -168,7 +168,8 @@ def _refuse_options(words: Sequence[str]) -> None:
 def _composer() -> Iterator[None]:
     register_schema()
     GlobalHydra.instance().clear()
-    with _inert_hydra(lambda text: None), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="posbench"):
+    folder = str(conf_dir())
+    with _inert_hydra(lambda text: None), initialize_config_dir(folder, version_base="1.3", job_name="posbench"):
         yield
 
 
