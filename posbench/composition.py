@@ -441,7 +441,8 @@ def _inert_hydra(say: Callable[[str], object]) -> Iterator[list[InertLoader]]:
         if sweeper.batch_index == 1:
             compose_job = sweeper.hydra_context.config_loader.load_sweep_config
             jobs = [words for words_of_batch in sweeper.overrides for words in words_of_batch]
-            named = [(words, _names(compose_job(sweeper.config, list(words)))) for words in jobs]
+            composed = [compose_job(sweeper.config, list(words)) for words in jobs]  # all, before one is asked
+            named = [(words, _names(job)) for words, job in zip(jobs, composed, strict=True)]
             if named:
                 say(_describe_sweep(named))
 
