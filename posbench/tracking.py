@@ -144,7 +144,7 @@ class WandbTracker(Tracker):
             "id": run_id,
             "resume": "allow",
             "reinit": "create_new",  # neither touches nor ends a wandb run of the caller's own
-            "dir": str(self._folder.parent),
+            "dir": str(self._folder.parent.absolute()),
         }
         if offline:
             self._say_offline("WANDB_MODE=offline")
