@@ -4,6 +4,8 @@ EXPERIMENT ?= demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The tests run in two processes side by side: most of them use one core.
+HALF := tests/cli tests/data tests/reporting tests/schemes tests/security
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --group build --no-annotate --no-header \
 	pyproject.toml
@@ -22,7 +24,10 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the package
 
 test: $(VENV)/.installed ## The tests, with what they need
-	$(BIN)/python -m pytest
+	@export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m pytest $(HALF) > $(VENV)/half.log 2>&1 & half=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(HALF)); rest=$$?; \
+	wait $$half; half=$$?; cat $(VENV)/half.log; exit $$((half || rest))
 
 torture: $(VENV)/.installed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
