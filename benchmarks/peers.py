@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from posbench import build_model, compose
 from posbench.bench import matmul_rate
-from posbench.costs import training_flops_per_token
-from posbench.training.device import Device, choose_device
-from posbench.training.memory import keep_freed_memory
+from posbench.machine.costs import training_flops_per_token
+from posbench.machine.device import Device, choose_device
+from posbench.machine.memory import keep_freed_memory
 from posbench.training.optimizer import AdamW
 
 VOCAB = 4096

@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import SHAPES, VOCAB, Ours, Shape, config_of
 from posbench.bench import matmul_rate
-from posbench.training.device import choose_device
-from posbench.training.memory import keep_freed_memory
+from posbench.machine.device import choose_device
+from posbench.machine.memory import keep_freed_memory
 
 STEPS = 5
 PARTS = (  # the first that matches an operation's name

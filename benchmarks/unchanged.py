@@ -33,7 +33,8 @@ from rich.console import Console
 
 from posbench import compose
 
-SCHEMES = "nope q_rope k_rope v_rope o_rope qk_rope vo_rope qkv_rope qkvo_rope alibi sinusoidal".split()
+ROTARY = ["q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope"]
+SCHEMES = ["nope", *ROTARY, "alibi", "sinusoidal"]
 SMALL = [
     "model=tiny",
     "model.num_kv_heads=2",

@@ -1,7 +1,7 @@
 """Speed: tokens per second of a training step, or of evaluation at lengths, scheme by scheme.
 
 Schemes run in turn, round after round, so that a machine whose speed drifts slows all of them; figures are medians over
-rounds. MFU is the rate of model FLOPs (`posbench.costs`) over that of a large matrix product in the same number format,
+rounds. MFU is the rate of model FLOPs over that of a large matrix product in the same number format,
 measured between the same rounds.
 """
 
@@ -19,13 +19,12 @@ from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.costs import DATASHEET, training_flops_per_token
+from posbench.machine.costs import DATASHEET, training_flops_per_token
+from posbench.machine.device import Device, choose_device
+from posbench.machine.files import check_writable, write_json
+from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder, build_model
-from posbench.runs import write_json
-from posbench.training.device import Device, choose_device
-from posbench.training.memory import keep_freed_memory
 from posbench.training.optimizer import AdamW
-from posbench.writable import check_writable
 
 VOCAB_SIZE = 4096
 WARMUP_STEPS = 3

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from posbench.config import ConfigError, nearest
-from posbench.interruption import end_with, is_worker
+from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -77,7 +77,7 @@ def _application() -> None:
 @contextmanager
 def _explained() -> Iterator[None]:
     """Print what went wrong as one message and exit. POSBENCH_TRACEBACK=1 lets the traceback through."""
-    from posbench.interruption import Stopped
+    from posbench.machine.signals import Stopped
 
     try:
         yield
@@ -173,7 +173,7 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     A true Hydra application. `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
-    from posbench.interruption import Stopped
+    from posbench.machine.signals import Stopped
 
     try:
         from posbench.composition import run_application
@@ -191,9 +191,9 @@ def _train_job(composed: DictConfig) -> None:
     from posbench.composition import typed
 
     config = typed(composed)
-    from posbench.fit import check_fits
+    from posbench.machine.device import spread
     from posbench.training import train
-    from posbench.training.device import spread
+    from posbench.training.memory_check import check_fits
 
     spread(config)
     check_fits(config)
@@ -351,8 +351,8 @@ def report(
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
+    from posbench.machine.files import check_writable
     from posbench.reporting import report as write_report
-    from posbench.writable import check_writable
 
     if "" in (experiment, output):
         raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
@@ -405,7 +405,7 @@ def compare(
 @app.command()
 def schemes(config_dir: ConfigDir = None) -> None:
     """The position schemes there are."""
-    from posbench.inert import refuse_folder
+    from posbench.composition.inert import refuse_folder
     from posbench.verify import list_schemes
 
     if config_dir:

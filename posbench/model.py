@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention import attend
+from posbench.attention.ways import attend
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Scheme, Shape, build_scheme

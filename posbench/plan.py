@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.composition import compose, sweep_of
 from posbench.config import Config, ConfigError, nearest
-from posbench.costs import DATASHEET, forward_flops_per_token, training_flops_per_token
+from posbench.machine.costs import DATASHEET, forward_flops_per_token, training_flops_per_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ _READ_ALL = ("nonoverlapping", "sliding", "position")  # protocols bounded by ev
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.costs`); bytes and hours are estimates.
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.costs`); bytes and hours are estimates.
 
     Where a sweep is over models or batches, parameters and memory are those of the run that takes the most memory.
     """
@@ -58,7 +58,7 @@ def plan(
 ) -> Plan:
     """The cost of the runs that `posbench train -m WORDS` would make.
 
-    Arguments: device, a name of `posbench.costs.DATASHEET`; mfu, the share of its rate that training reaches;
+    Arguments: device, a name of `posbench.machine.costs.DATASHEET`; mfu, the share of its rate that training reaches;
     flops_per_second, a rate in place of the datasheet's.
     Raises: ConfigError for what train would refuse, an unknown device or a share out of range.
     """

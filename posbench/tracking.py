@@ -37,8 +37,8 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from posbench.composition.credentials import scrub
 from posbench.config import Config, ConfigError
-from posbench.credentials import scrub
 from posbench.runs import Run
 
 Notice = Callable[[str], None]

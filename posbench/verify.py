@@ -33,11 +33,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posbench import attention, reference
-from posbench.attention import attend
+from posbench.attention import ways as attention
+from posbench.attention.ways import attend
 from posbench.composition import choices, compose, conf_dir
 from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Attention, Decoder, build_model
+from posbench.reference import definition as reference
 from posbench.schemes import SCHEMES, Shape, build_scheme, rotate
 from posbench.schemes.rotary import Rotary
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbench import reference
-from posbench.attention import attend, blocks, masked
+from posbench.attention.ways import attend, blocks, masked
+from posbench.reference import definition as reference
 from posbench.schemes import Shape
 from posbench.schemes.alibi import Alibi
 

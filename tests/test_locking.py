@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from posbench.config import ConfigError
-from posbench.locking import hold, is_held
+from posbench.machine.lock import hold, is_held
 
 
 def test_a_second_one_is_refused_with_process_and_host_and_leaves_nothing(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_was_written_in_it_stays(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom posbench.locking import hold\n"
+        "import sys, time\nfrom pathlib import Path\nfrom posbench.machine.lock import hold\n"
         "with hold(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from posbench import reference
-from posbench.attention import attend
+from posbench.attention.ways import attend
 from posbench.composition import choices, compose
 from posbench.config import ConfigError
 from posbench.model import Attention, build_model
+from posbench.reference import definition as reference
 from posbench.schemes import SCHEMES, Scheme
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.rotary import Rotary

@@ -15,7 +15,7 @@ from posbench import build_model, compose
 from posbench.cli import app
 from posbench.composition import choices, conf_dir
 from posbench.config import ConfigError
-from posbench.costs import forward_flops_per_token, training_flops_per_token
+from posbench.machine.costs import forward_flops_per_token, training_flops_per_token
 from posbench.model import Decoder
 from posbench.plan import plan, training_memory
 from posbench.training import train

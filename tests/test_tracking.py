@@ -20,9 +20,10 @@ from wandb_server import serving
 
 import posbench
 from posbench import tracking
+from posbench.composition.credentials import scrub
 from posbench.config import Config
-from posbench.credentials import scrub
-from posbench.runs import Run, append_metrics, run_folder, write_json
+from posbench.machine.files import write_json
+from posbench.runs import Run, append_metrics, run_folder
 
 KEY = "0123456789abcdef" * 2 + "fakekey0"  # 40 characters, as a key has
 TOKEN = "hf_" + "NotARealTokenNotARealToken"

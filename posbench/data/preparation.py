@@ -25,7 +25,7 @@ from posbench.data.build import write_corpus
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
 from posbench.data.sources import SOURCES, Source
 from posbench.data.tokenization import file_content
-from posbench.files import read_json
+from posbench.machine.files import read_json
 
 Notice = Callable[[str], None]
 # Fields that do not decide what the text is; the source's identity has the paths, looked up.

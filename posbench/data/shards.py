@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from posbench.data.splitting import SPLITS
 from posbench.data.tokenization import load_tokenizer
-from posbench.files import read_json
+from posbench.machine.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

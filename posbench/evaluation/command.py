@@ -18,8 +18,8 @@ from posbench.evaluation.evaluate import evaluate_run, parse_length
 from posbench.evaluation.protocols import protocol_named
 from posbench.evaluation.windows import default_lengths
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
+from posbench.runs.checkpoint import any_written
 from posbench.tracking import log_evaluation
-from posbench.training.checkpoint import any_written
 
 _MOST_TOLD = 10  # failures
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.files import read_bytes, read_json
-from posbench.runs import Run, write_bytes, write_json
+from posbench.machine.files import read_bytes, read_json, write_bytes, write_json
+from posbench.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention.py", "model.py", "schemes/*.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/*.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -53,7 +53,7 @@ def score_split(
     bits_per_byte.
     """
     from posbench.evaluation.protocols import PROTOCOLS
-    from posbench.training.fingerprints import code_fingerprint
+    from posbench.runs.fingerprints import code_fingerprint
 
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -185,8 +185,8 @@ def evaluate_run(
     on other text or with another tokenizer.
     """
     from posbench.evaluation.protocols import protocol_named
-    from posbench.training.device import choose_device
-    from posbench.training.memory import exhaustion_explained
+    from posbench.machine.device import choose_device
+    from posbench.machine.memory import exhaustion_explained
 
     manifest = run.manifest
     if not run.is_finished:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.files import read_json
+from posbench.machine.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd

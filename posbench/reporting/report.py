@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
+from posbench.machine.files import write_bytes
 from posbench.reporting import drawing, page, plots, spreadsheet
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
-from posbench.runs import write_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,7 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
 from posbench.config import Config, ConfigError
-from posbench.interruption import Stopped, end_with
+from posbench.machine.signals import Stopped, end_with
 
 PATIENCE_SECONDS = 900  # for the checkpoint that a signal asks for
 _STOPPED = (130, 143)
@@ -121,10 +121,10 @@ def _told(error: ChildFailedError, refused: type[Exception], died: type[Exceptio
 def _check(config: Config) -> None:
     import torch
 
+    from posbench.machine.device import choose_device
     from posbench.model import shape_of
     from posbench.schemes import build_scheme
-    from posbench.training.device import choose_device
-    from posbench.training.distributed import check_divides
+    from posbench.training.processes import check_divides
 
     nproc = config.launch.nproc
     device = choose_device(config.train)

@@ -30,17 +30,17 @@ from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.evaluate import score_split, store
-from posbench.interruption import StopSignals
-from posbench.locking import hold
+from posbench.machine.device import Device, choose_device
+from posbench.machine.files import write_json, write_text
+from posbench.machine.lock import hold
+from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.signals import StopSignals
 from posbench.model import Decoder, build_model, shape_of
-from posbench.runs import Run, TornManifest
+from posbench.runs import Run, TornManifest, checkpoint, fingerprints
 from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
-from posbench.training import checkpoint, fingerprints
-from posbench.training.device import Device, choose_device
-from posbench.training.distributed import Alone, group
-from posbench.training.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.training.optimizer import AdamW, learning_rate
+from posbench.training.processes import Alone, group
 from posbench.training.progress import TrainingProgress
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class _Training:
         try:
             self.facts["wandb"] = tracker.record or self.facts["wandb"]
             if is_first:
-                runs.write_json(self.run.path / "run.json", self.facts)
+                write_json(self.run.path / "run.json", self.facts)
             self.device.reset_peak_memory()
             with TrainingProgress(
                 self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
@@ -316,9 +316,9 @@ class _Training:
         path, is_first = self.run.path, self.together.is_first
         if is_first:
             runs.remove_unfinished(path)
-            runs.write_json(path / "run.json", self.facts)
-            runs.write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
-            runs.write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
+            write_json(path / "run.json", self.facts)
+            write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
+            write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
         kept = self.together.first_says(checkpoint.newest(self.checkpoints, self.notice) if is_first else None)
         if kept is None:
             if is_first:
@@ -339,7 +339,7 @@ class _Training:
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})
         self.together.meet()  # before the first changes what the others read
         if is_first:
-            runs.write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
+            write_text(path / "metrics.jsonl", (kept / checkpoint.METRICS).read_text(encoding="utf-8"))
             checkpoint.prune(self.checkpoints, kept, self.config.train.keep_checkpoints)
         self.notice(f"{self.run.name}: going on from step {state['step']}")
 

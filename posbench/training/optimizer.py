@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import TrainConfig
-from posbench.training.distributed import put_together, shard_like, shard_of
+from posbench.machine.shards import put_together, shard_like, shard_of
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

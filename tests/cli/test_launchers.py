@@ -16,7 +16,7 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from posbench import compose
-from posbench.training.device import spread
+from posbench.machine.device import spread
 from tests.cli.commands import Give
 
 
@@ -60,7 +60,7 @@ def test_workers_of_joblib_share_the_gpus_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: str, words: list[str], gpus: int, device: str
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("posbench.training.device._held", {})
+    monkeypatch.setattr("posbench.machine.device._held", {})
     config = compose(words)
     monkeypatch.setattr(multiprocessing.current_process(), "_name", worker)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

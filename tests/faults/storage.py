@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from posbench.config import ConfigError
-from posbench.runs import run_folder
-from posbench.training import checkpoint
+from posbench.runs import checkpoint, run_folder
 from tests.faults.children import in_child
 from tests.faults.kills import Battery, train_here
 

@@ -14,7 +14,8 @@ import pandas as pd
 import yaml
 
 from posbench.composition import choices, compose
-from posbench.runs import FINISHED, Run, append_metrics, write_json
+from posbench.machine.files import write_json
+from posbench.runs import FINISHED, Run, append_metrics
 
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about

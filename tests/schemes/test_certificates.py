@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from posbench import attention
+from posbench.attention import ways as attention
 from posbench.composition import choices
 from posbench.config import SchemeConfig
 from posbench.model import Past

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from posbench.config import ConfigError
-from posbench.training import checkpoint
-from posbench.training.checkpoint import FORMAT, METRICS, MODEL, OPTIMIZER, newest, put_weights, read_state
+from posbench.runs import checkpoint
+from posbench.runs.checkpoint import FORMAT, METRICS, MODEL, OPTIMIZER, newest, put_weights, read_state
 
 
 def write(folder: Path, step: int, keep: int = 2) -> Path:

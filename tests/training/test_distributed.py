@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from posbench import compose, load_run
 from posbench.config import ConfigError
-from posbench.fit import check_fits
 from posbench.runs import Run
 from posbench.training import train
-from posbench.training.distributed import Alone, Together
 from posbench.training.launch import launch
+from posbench.training.memory_check import check_fits
+from posbench.training.processes import Alone, Together
 
 STEPS = 100
 
@@ -164,7 +164,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alon
 
 TWICE = """
 import os, signal, sys, time
-from posbench.interruption import StopSignals
+from posbench.machine.signals import StopSignals
 with StopSignals("a run", echo_seconds=float(sys.argv[1])) as signals:
     signals.waits = True
     for pause in (0.0, 0.0, 0.6):
@@ -241,8 +241,8 @@ def test_shares_are_the_batch(size: int, rows: int) -> None:
 def test_what_several_gpus_hold_together_is_not_refused(
     monkeypatch: pytest.MonkeyPatch, where: str, strategy: str, nproc: int, fits: bool
 ) -> None:
-    monkeypatch.setattr("posbench.fit.memory_bytes", lambda config: 12 * 10**9)
-    monkeypatch.setattr("posbench.fit.is_on_gpus", lambda config: where == "gpus")
+    monkeypatch.setattr("posbench.training.memory_check.memory_bytes", lambda config: 12 * 10**9)
+    monkeypatch.setattr("posbench.training.memory_check.is_on_gpus", lambda config: where == "gpus")
     words = ["model=1b", "model.vocab_size=32768", "train.batch_size=8", "train.context_length=64"]
     config = compose([*words, f"launch.nproc={nproc}", f"launch.strategy={strategy}"])
     with nullcontext() if fits else pytest.raises(ConfigError, match=r"lower model\.num_layers"):

@@ -14,8 +14,8 @@ import torch
 from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
+from posbench.runs.checkpoint import load_tensors, newest
 from posbench.training import loop, train
-from posbench.training.checkpoint import load_tensors, newest
 
 Make = Callable[..., Config]
 

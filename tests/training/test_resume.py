@@ -18,8 +18,9 @@ import pytest
 from posbench import tracking
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.interruption import Stopped, StopSignals
-from posbench.runs import Run, append_metrics, run_folder, state_of, write_json
+from posbench.machine.files import write_json
+from posbench.machine.signals import Stopped, StopSignals
+from posbench.runs import Run, append_metrics, run_folder, state_of
 from posbench.training import loop, train
 from tests.conftest import small_run, write_documents
 from tests.faults.kills import digest

@@ -34,15 +34,15 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from posbench.composition.inert import InertLoader, check_inert, refuse_flags, refuse_folder, refuse_many, refuse_words
 from posbench.config import Config, ConfigError, nearest
-from posbench.inert import InertLoader, check_inert, refuse_flags, refuse_folder, refuse_many, refuse_words
-from posbench.interruption import Stopped, environment_number
-from posbench.runs import write_json
+from posbench.machine.files import write_json
+from posbench.machine.signals import Stopped, environment_number
 
 
 def conf_dir() -> Path:
     """The folder of YAML files: inside the installed package, else beside it in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
@@ -61,7 +61,7 @@ def typed(composed: DictConfig) -> Config:
     """The composed mapping as a checked `Config`.
 
     Raises: ConfigError for an unknown field, a wrong type, a missing value or a value out of its range, and for what is
-    no plain data (`posbench.inert`).
+    no plain data (`posbench.composition.inert`).
     """
     check_inert(OmegaConf.to_container(composed, resolve=False, throw_on_missing=False))
     try:

@@ -14,8 +14,6 @@ Files are written beside and renamed: a reader sees the old one or the new one, 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -25,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
-from posbench.files import parse_json, read_bytes, read_json, read_yaml
-from posbench.locking import is_held
+from posbench.machine.files import check_format, parse_json, read_bytes, read_json, read_yaml, write_json
+from posbench.machine.lock import is_held
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,43 +39,6 @@ INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `st
 
 class TornManifest(ConfigError):
     """`run.json` is missing, or is not what was written."""
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside, sync, rename: `path` holds the old content or the new, whatever happens in between.
-
-    A link that somebody put in the way is not followed: `path` itself is replaced, and the file beside it is a new one.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with beside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of text."""
-    write_bytes(path, text.encode())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """`write_text` of indented JSON."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
@@ -184,7 +145,7 @@ class Run:
 
     def check_config(self) -> None:
         """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
-        from posbench.training.fingerprints import changes_in
+        from posbench.runs.fingerprints import changes_in
 
         changed = changes_in(self.config, self.manifest)
         if changed:
@@ -201,7 +162,7 @@ class Run:
         from safetensors import SafetensorError
 
         from posbench.model import build_model
-        from posbench.training.checkpoint import load_weights
+        from posbench.runs.checkpoint import load_weights
 
         self.check_config()
         model = build_model(self.config, self.trained_on[2])
@@ -295,10 +256,3 @@ def remove_unfinished(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
-
-
-def check_format(file: Path, found: int, known: int) -> None:
-    """Raises: ConfigError where `file` is of a format that this posbench does not read, newer or older."""
-    if found != known:
-        remedy = "upgrade posbench" if found > known else "read it with the posbench that wrote it, or train it again"
-        raise ConfigError(f"{file} is of format {found}; this posbench reads format {known}: {remedy}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from posbench.config import Config, ConfigError
-from posbench.interruption import environment_number
+from posbench.machine.signals import environment_number
 
 _BYTES_A_PARAMETER = 16  # weight, gradient and two moments, float32
 _SMALLEST_VOCABULARY = 257  # of any tokenizer here: the bytes and the beginning of a document
@@ -49,7 +49,7 @@ def check_fits(config: Config) -> None:
 
 def is_on_gpus(config: Config) -> bool:
     """Whether the run would take GPUs."""
-    from posbench.training.device import choose_device
+    from posbench.machine.device import choose_device
 
     return choose_device(config.train).is_cuda
 
@@ -58,7 +58,7 @@ def memory_bytes(config: Config) -> int:
     """Of the GPU the run would take, else of the machine or the container."""
     import torch
 
-    from posbench.training.device import choose_device
+    from posbench.machine.device import choose_device
 
     device = choose_device(config.train)
     if device.is_cuda:

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.files import read_json
-from posbench.runs import check_format, sync_folder
-from posbench.training.distributed import put_together, shard_like, shard_of
-from posbench.training.fingerprints import changes
+from posbench.machine.files import check_format, read_json, sync_folder
+from posbench.machine.shards import put_together, shard_like, shard_of
+from posbench.runs.fingerprints import changes
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from posbench.config import ConfigError
-from posbench.files import open_regular, read_json
+from posbench.machine.files import open_regular, read_json
 
 _ATTEMPTS, _SECONDS_BETWEEN = 10, 0.05  # outlast a reader that asks `is_held`, and a holder that is just leaving
 

@@ -26,7 +26,7 @@ _ASIDE_IN_TRAIN = (
     "max_skipped_steps",
 )
 # Code that decides what a run computes; the rest of the package reads, prints or checks.
-_CODE = ("attention.py", "cross_entropy.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
+_CODE = ("attention/*.py", "cross_entropy.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
 
 
 def digest(content: bytes | str) -> str:

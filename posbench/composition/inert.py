@@ -28,8 +28,8 @@ from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
+from posbench.composition.credentials import scrub
 from posbench.config import ConfigError
-from posbench.credentials import scrub
 
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
 _CHOICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

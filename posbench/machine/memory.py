@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from posbench.config import ConfigError, TrainConfig
-from posbench.training.device import Device
+from posbench.machine.device import Device
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
 

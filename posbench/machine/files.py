@@ -1,0 +1,129 @@
+"""Files: read as what somebody else may have put there, and written so that a reader sees all of one or none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import yaml
+
+from posbench.config import ConfigError
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
+    """`os.open` that waits for nobody. Raises: OSError, also where `path` is a pipe, a device or a folder."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    return descriptor
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of an ordinary file. Raises: OSError."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def parse_json(text: bytes) -> Any:
+    """What JSON holds. Raises: ValueError, also where it is nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_json(path: Path) -> Any:
+    """`parse_json` of an ordinary file. Raises: OSError; ValueError."""
+    return parse_json(read_bytes(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain data from YAML without aliases, which could stand for more than fits into memory, or for themselves.
+
+    Raises: OSError; ValueError with the first line of what is wrong.
+    """
+    content = read_bytes(path)
+    try:
+        return _PlainLoader(content).get_single_data()
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError((str(error) or "it is no YAML").splitlines()[0]) from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError(f"an alias, *{self.peek_event().anchor}, is not taken")
+        return super().compose_node(parent, index)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside, sync, rename: `path` holds the old content or the new, whatever happens in between.
+
+    A link that somebody put in the way is not followed: `path` itself is replaced, and the file beside it is a new one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of text."""
+    write_bytes(path, text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """`write_text` of indented JSON."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Make the folder and a file in it, and take both away again.
+
+    Raises: ConfigError, naming `what` was to be written there.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"the {what} cannot be written to {folder} ({why}): give another --output") from error
+    finally:
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
+
+
+def check_format(file: Path, found: int, known: int) -> None:
+    """Raises: ConfigError where `file` is of a format that this posbench does not read, newer or older."""
+    if found != known:
+        remedy = "upgrade posbench" if found > known else "read it with the posbench that wrote it, or train it again"
+        raise ConfigError(f"{file} is of format {found}; this posbench reads format {known}: {remedy}")
