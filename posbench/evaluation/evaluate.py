@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.protocols import PROTOCOLS, protocol_named
 from posbench.machine.files import read_bytes, read_json, write_bytes, write_json
 from posbench.runs import Run
 
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/*.py")
+_CODE = (
+    "evaluation/scoring.py",
+    "evaluation/windows.py",
+    "evaluation/protocols/*.py",
+    "attention/*.py",
+    "model.py",
+    "schemes/*.py",
+)
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -52,7 +60,6 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.evaluation.protocols import PROTOCOLS
     from posbench.runs.fingerprints import code_fingerprint
 
     protocol_ = PROTOCOLS[protocol]
@@ -64,7 +71,7 @@ def score_split(
         read += tokens
         advance(tokens)
 
-    rows, figures = protocol_.run(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
+    rows, figures = protocol_.score(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
     summary = {
         "protocol": protocol,
@@ -81,7 +88,7 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint(_CODE),
+        "code": code_fingerprint((*_CODE, *protocol_.code())),
     }
     return rows, summary
 
@@ -149,9 +156,7 @@ def _summary(file: Path) -> dict[str, Any] | None:
     """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
     try:
         summary = read_json(file)
-        whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
-        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
-        whole |= {"drop": float, "by_order": float} if file.parent.name == "retrieval" else {}
+        whole = {"protocol": str, "length": int, "settings": dict, **PROTOCOLS[file.parent.name].facts}
         named = file.parent.name, file.stem
         if all(isinstance(summary[key], kind) for key, kind in whole.items()) and named == (
             summary["protocol"],
@@ -184,7 +189,6 @@ def evaluate_run(
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
-    from posbench.evaluation.protocols import protocol_named
     from posbench.machine.device import choose_device
     from posbench.machine.memory import exhaustion_explained
 
@@ -232,7 +236,16 @@ def evaluate_run(
                     f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
                     f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
                 )
-                of_split = (model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                of_split = (
+                    model,
+                    corpus,
+                    PROTOCOLS[protocol].split,
+                    protocol,
+                    length,
+                    settings,
+                    anchor or None,
+                    advance,
+                )
                 with exhaustion_explained(chosen, advice):
                     rows, summary = score_split(*of_split)
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
