@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import check_format, read_json, sync_folder
+from posbench.machine.files import check_format, has_its_seal, read_json, sealed, sync_folder
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
 
@@ -63,7 +63,7 @@ def save(
         (beside / METRICS).write_bytes(metrics)
         checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
         content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
-        (beside / "state.json").write_text(_sealed(content), encoding="utf-8")
+        (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
         _sync_and_sum(beside / "state.json")
         sync_folder(beside)
         if final.exists():  # torn, and passed over on resume: the same step, made again
@@ -127,13 +127,13 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     file = checkpoint / "state.json"
     try:
         content = read_json(file)
-        seal = content.pop("seal")
+        is_whole = has_its_seal(content)
         found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
-    if hashlib.sha256(_canonical(content)).hexdigest() != seal:
+    if not is_whole:
         raise TornCheckpoint("state.json does not match its checksum")
     check_format(checkpoint, found, FORMAT)
     if checkpoint.name != f"step={step:08d}":
@@ -212,15 +212,6 @@ def _folders(folder: Path) -> list[Path]:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step="))
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    plain = json.loads(_canonical(content))
-    return json.dumps({**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}, indent=1) + "\n"
 
 
 def _sum(path: Path) -> str:
