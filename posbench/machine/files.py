@@ -107,7 +107,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """`content` as plain data with `seal`, the SHA-256 of all the rest."""
-    plain = json.loads(_canonical({key: value for key, value in content.items() if key != "seal"}))
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "seal"}, allow_nan=False))
     return {**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}
 
 

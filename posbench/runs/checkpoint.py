@@ -26,6 +26,7 @@ from posbench.config import ConfigError
 from posbench.machine.files import check_format, has_its_seal, read_json, sealed, sync_folder
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
+from posbench.runs.manifest import Manifest, parse
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -148,6 +149,16 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     return dict(content)
 
 
+def manifest_in(checkpoint: Path) -> Manifest:
+    """The manifest that a checkpoint keeps. Raises: TornCheckpoint; ConfigError for one of another format."""
+    return parse(read_state(checkpoint).get("manifest"), checkpoint / "state.json")
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """The SHA-256 of the model's weights in this checkpoint, as it was written. Raises: TornCheckpoint."""
+    return str(read_state(checkpoint)["sha256"][MODEL])
+
+
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint that `newest` found intact."""
     from safetensors.torch import load_file
@@ -160,7 +171,7 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
+def load_weights(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """The newest intact checkpoint's weights into `model`.
 
     Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
@@ -172,8 +183,7 @@ def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> No
             f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
             f"{folder.parent} and train it again"
         )
-    kept = read_state(checkpoint).get("manifest")
-    changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
+    changed = changes(manifest_in(checkpoint), manifest)
     if changed:
         raise ConfigError(
             f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
