@@ -7,6 +7,7 @@ in `compute_dtype` (bfloat16 in training where the device is fast in it), norms,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any, cast
 
@@ -137,6 +138,24 @@ class Decoder(nn.Module):
         if config.tied_embeddings:
             self.unembedding.weight = cast(nn.Parameter, self.embedding.weight)
         self._losses_and_gradient = losses_and_gradient
+
+    def shared_parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Logical parts of the weights that all schemes share, in the order of the layers, several tensors a name.
+
+        `attention.q`, `attention.k` and `attention.v` are rows of the packed projection, so that a row of a table which
+        lacks one of them can still be held to the others.
+        """
+        for name, parameter in self.named_parameters():
+            part = name.removesuffix(".weight").partition(".")
+            if part[0] == "scheme":
+                continue
+            inside = part[2].partition(".")[2]  # of a block
+            if inside == "attention.qkv":
+                attention = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention
+                rows = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
+                yield from zip(("attention.q", "attention.k", "attention.v"), parameter.split(rows), strict=True)
+            else:
+                yield "norms" if "norm" in name else inside or part[0], parameter
 
     def compile_blocks(self) -> None:
         """Compile one block and run every layer through it: a sixth of the time the whole model takes.

@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,17 @@ from torch import Tensor
 from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
-from posbench.evaluation.evaluate import score_split, store
+from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import Device, choose_device
-from posbench.machine.files import write_json, write_text
+from posbench.machine.files import write_text
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
 from posbench.model import Decoder, build_model, shape_of
-from posbench.runs import Run, TornManifest, checkpoint, fingerprints
+from posbench.runs import Manifest, Run, TornManifest, checkpoint, fingerprints
+from posbench.runs.manifest import Costs, Fingerprints, to_mapping
+from posbench.runs.readings import Reading, perplexity, store
 from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import AdamW, learning_rate
@@ -118,44 +120,43 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
             if together.first_says(together.is_first and _is_finished_already(run, config, facts, notice)):
                 return run
             with hold(run.path) if together.is_first else nullcontext():
-                facts |= together.first_says(
-                    _kept_of(_manifest_before(run, notice), facts) if together.is_first else {}
-                )
+                kept = _kept_of(_manifest_before(run, notice), facts) if together.is_first else {}
+                facts = replace(facts, **together.first_says(kept))
                 _Training(config, run, corpus, batches, model, device, facts, console, notice, signals, together).go()
                 signals.raise_if_received("after it was finished")  # before the next run of a sweep
                 return run
 
 
-def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> dict[str, Any]:
+def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> Manifest:
     """What the manifest says of a run before its first step."""
     identity = fingerprints.identity(config, device.describe())
-    return {
-        "format": runs.FORMAT,
-        "status": runs.RUNNING,
-        "experiment": config.experiment_name,
-        "scheme": config.scheme.name,
-        "seed": config.seed,
-        "vocab_size": corpus.vocab_size,
-        "num_parameters": {
+    return Manifest(
+        format=runs.FORMAT,
+        status=runs.RUNNING,
+        experiment=config.experiment_name,
+        scheme=config.scheme.name,
+        seed=config.seed,
+        vocab_size=corpus.vocab_size,
+        num_parameters={
             **config.model.num_parameters(model.embedding.num_embeddings),
             "scheme": sum(p.numel() for p in model.scheme.parameters()),
         },
-        "is_relative": bool(model.scheme.is_relative),
-        "fingerprints": {
-            "data": corpus.fingerprint,
-            "tokenizer": corpus.tokenizer_fingerprint,
-            "initial_weights": fingerprints.weights_fingerprint(model),
-            "config": fingerprints.config_fingerprint(identity),
-            "code": fingerprints.code_fingerprint(),
-        },
-        "identity": identity,
-        "versions": {"posbench": _version(), "python": platform.python_version(), "torch": torch.__version__},
-        "device": device.describe(),
-        "num_steps": config.train.num_steps,
-        "tokens": config.train.num_steps * config.train.tokens_per_step,
-        "started": _now(),
-        "wandb": None,
-    }
+        is_relative=bool(model.scheme.is_relative),
+        fingerprints=Fingerprints(
+            data=corpus.fingerprint,
+            tokenizer=corpus.tokenizer_fingerprint,
+            config=fingerprints.config_fingerprint(identity),
+            code=fingerprints.code_fingerprint(),
+            scheme_code=fingerprints.scheme_code(model.scheme),
+            initial_weights=fingerprints.weights_fingerprints(model),
+        ),
+        identity=identity,
+        versions={"posbench": _version(), "python": platform.python_version(), "torch": torch.__version__},
+        device=device.describe(),
+        num_steps=config.train.num_steps,
+        tokens=config.train.num_steps * config.train.tokens_per_step,
+        started=_now(),
+    )
 
 
 def _version() -> str:
@@ -168,7 +169,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice: Notice) -> bool:
+def _is_finished_already(run: Run, config: Config, facts: Manifest, notice: Notice) -> bool:
     """Whether the folder holds this run, finished.
 
     Raises: ConfigError naming what differs from another run's configuration or data; Died where it cannot go on.
@@ -176,8 +177,9 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
     manifest = _manifest_before(run, lambda text: None)
     if manifest is None:
         return False
+    manifest.check_current("trained")
     changed = fingerprints.changes(manifest, facts)
-    ended = manifest["status"] in (runs.FINISHED, runs.DIED)
+    ended = manifest.status in (runs.FINISHED, runs.DIED)
     if changed and not ended and not checkpoint.any_written(run.path / "checkpoints"):
         return False  # memory ran out in its first step, say: nothing of it was kept, the new one may have the folder
     if changed:
@@ -185,19 +187,19 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
             f"{run.path} holds a run of another configuration: {'; '.join(changed)}. Give the new one its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
-    if manifest["status"] == runs.FINISHED:
-        loss = manifest.get("loss")
-        notice(f"{run.name} is finished{f' (loss {loss:.4f})' if isinstance(loss, float) else ''}: nothing to do")
+    if manifest.status == runs.FINISHED:
+        loss = "" if manifest.loss is None else f" (loss {manifest.loss:.4f})"
+        notice(f"{run.name} is finished{loss}: nothing to do")
         return True
-    skipped = manifest.get("skipped_steps", 0)
-    if manifest["status"] == runs.DIED and skipped > config.train.max_skipped_steps:
+    skipped = manifest.skipped_steps
+    if manifest.status == runs.DIED and skipped > config.train.max_skipped_steps:
         raise Died(
-            f"it died before: {manifest.get('reason')}. Train it under another name (experiment_name=...), or delete "
+            f"it died before: {manifest.reason}. Train it under another name (experiment_name=...), or delete "
             f"{run.path}; train.max_skipped_steps={skipped} or more goes on from its last checkpoint"
         )
     was, now = (
-        fingerprints.flat({**{key: kept[key] for key in ("versions", "device")}, "code": kept["fingerprints"]["code"]})
-        for kept in (manifest, facts)
+        fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
+        for m in (manifest, facts)
     )
     for change in fingerprints.differences(was, now):
         notice(
@@ -207,7 +209,7 @@ def _is_finished_already(run: Run, config: Config, facts: dict[str, Any], notice
     return False
 
 
-def _manifest_before(run: Run, notice: Notice) -> dict[str, Any] | None:
+def _manifest_before(run: Run, notice: Notice) -> Manifest | None:
     """`run.json`, or what the newest intact checkpoint keeps of it; None where there is neither."""
     try:
         return run.manifest
@@ -216,14 +218,14 @@ def _manifest_before(run: Run, notice: Notice) -> dict[str, Any] | None:
         if kept is None:
             return None
         notice(f"{run.path / 'run.json'} is missing or torn: made again from checkpoint {kept.name}")
-        return dict(checkpoint.read_state(kept)["manifest"])
+        return checkpoint.manifest_in(kept)
 
 
-def _kept_of(manifest: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any]:
+def _kept_of(manifest: Manifest | None, facts: Manifest) -> dict[str, Any]:
     """What a resumed run takes over from its manifest: when it began, and its wandb run."""
     if manifest is None or fingerprints.changes(manifest, facts):
         return {}
-    return {key: manifest[key] for key in ("started", "wandb") if key in manifest}
+    return {"started": manifest.started, "wandb": manifest.wandb}
 
 
 _numbers = itertools.count()  # of the runs that this process trains
@@ -240,7 +242,7 @@ class _Training:
         batches: Batches,
         model: Decoder,
         device: Device,
-        facts: dict[str, Any],
+        facts: Manifest,
         console: Console,
         notice: Notice,
         signals: StopSignals,
@@ -287,9 +289,9 @@ class _Training:
         tracker = open_tracker(self.config, self.run, self.facts, self.notice) if is_first else Tracker()
         failed = True
         try:
-            self.facts["wandb"] = tracker.record or self.facts["wandb"]
+            self.facts = replace(self.facts, wandb=tracker.record or self.facts.wandb)
             if is_first:
-                write_json(self.run.path / "run.json", self.facts)
+                self.run.write_manifest(self.facts)
             self.device.reset_peak_memory()
             with TrainingProgress(
                 self.console, self.config.scheme.name, self.config.train.num_steps, self.progress.step
@@ -319,7 +321,7 @@ class _Training:
         path, is_first = self.run.path, self.together.is_first
         if is_first:
             runs.remove_unfinished(path)
-            write_json(path / "run.json", self.facts)
+            self.run.write_manifest(self.facts)
             write_text(path / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
             write_text(path / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
         kept = self.together.first_says(checkpoint.newest(self.checkpoints, self.notice) if is_first else None)
@@ -328,15 +330,19 @@ class _Training:
                 (path / "metrics.jsonl").unlink(missing_ok=True)
             return
         state = checkpoint.read_state(kept)
-        changed = fingerprints.changes(state["manifest"], self.facts)
+        before = checkpoint.manifest_in(kept)
+        changed = fingerprints.changes(before, self.facts)
         if changed:
             raise ConfigError(
                 f"{kept} belongs to a run of another configuration: {'; '.join(changed)}. Delete {self.checkpoints} to "
                 "begin anew"
             )
-        for kind in ("versions", "fingerprints"):  # a mixture of two codes is neither of them
-            for key, now in self.facts[kind].items():
-                self.facts[kind][key] = fingerprints.continued(state["manifest"][kind].get(key), now)
+        versions = self.facts.versions.items()
+        self.facts = replace(
+            self.facts,
+            versions={key: fingerprints.mixed(before.versions.get(key), now) for key, now in versions},
+            fingerprints=fingerprints.continued(before.fingerprints, self.facts.fingerprints),
+        )
         checkpoint.put_weights(self.model, checkpoint.load_tensors(kept, checkpoint.MODEL))
         self.optimizer.load_state(checkpoint.load_tensors(kept, checkpoint.OPTIMIZER))
         self.progress = _Progress(step=state["step"], **{key: state[key] for key in _Progress().saved()})
@@ -488,7 +494,7 @@ class _Training:
             weights,
             moments,
             (self.run.path / "metrics.jsonl").read_bytes(),
-            {**self.progress.saved(), "manifest": self.facts},
+            {**self.progress.saved(), "manifest": to_mapping(self.facts)},
             self.config.train.keep_checkpoints,
         )
 
@@ -511,35 +517,37 @@ class _Training:
             raise Died(f"the validation loss after the last step is {summary['nll_mean']}. Lower train.lr")
         summary["peak_memory_bytes"] = peak
         if self.together.is_first:
-            store(self.run, rows, summary)
+            weights = checkpoint.weights_digest(self.checkpoints / f"step={p.step:08d}")
+            store(self.run, Reading("validation", context), rows, {**summary, "weights": weights})
         self._log_validation(rows, tracker, bar)
-        costs = {
-            "tokens_per_second": round(p.step * config.train.tokens_per_step / p.train_seconds, 1)
+        costs = Costs(
+            tokens_per_second=round(p.step * config.train.tokens_per_step / p.train_seconds, 1)
             if p.train_seconds
             else None,
-            "train_seconds": round(p.train_seconds, 2),
-            "peak_memory_bytes": peak,
-        }
+            train_seconds=round(p.train_seconds, 2),
+            peak_memory_bytes=peak,
+        )
         result = {
             "loss": summary["nll_mean"],
-            "perplexity": math.exp(min(summary["nll_mean"], 700)),
+            "perplexity": perplexity(summary["nll_mean"]),
             "bits_per_byte": summary["bits_per_byte"],
         }
         if not self.together.is_first:
             return
-        tracker.summary({**result, **costs})
+        tracker.summary({**result, **asdict(costs)})
         self.run.update_manifest(
             status=runs.FINISHED,
             reason=None,
             skipped_steps=p.skipped_steps,
             costs=costs,
             ended=_now(),
-            fingerprints={**self.facts["fingerprints"], "batches": p.batches[:16]},
+            fingerprints=replace(self.facts.fingerprints, batches=p.batches[:16]),
+            weights=weights,
             **result,
         )
         self.notice(
             f"{self.run.name}: loss {result['loss']:.4f} nats/token, perplexity {result['perplexity']:.2f}, "
-            f"{result['bits_per_byte']:.4f} bits/byte, {costs['tokens_per_second']:,.0f} tokens/s"
+            f"{result['bits_per_byte']:.4f} bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
         )
 
     def _stop_validating(self, tokens: int) -> None:

@@ -17,7 +17,8 @@ from rich.console import Console
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.evaluate import score_split, stored
+from posbench.evaluation.evaluate import _stored as stored
+from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import places

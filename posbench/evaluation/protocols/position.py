@@ -26,7 +26,6 @@ class Position(Windowed):
     name = "position"
     caption = "Loss by position in non-overlapping windows, in log-spaced buckets."
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
-    scores_every_window: ClassVar[bool] = False  # a document may end before a bucket
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"], "the loss"),)
     chart: ClassVar[tuple[str, str]] = ("eval/position/nll*", "eval/position/token")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +44,6 @@ class Protocol(ABC):
     split: ClassVar[str] = "test"  # of the text
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
     has_anchor: ClassVar[bool] = False  # whether its targets are those of the longest length, the same at every length
-    scores_every_window: ClassVar[bool] = True  # whether every row has a target
 
     # What results are compared by: one of the three, or a section of the report of its own.
     is_loss_table: ClassVar[bool] = False  # the loss at the training length, by which schemes are ranked
@@ -90,28 +89,13 @@ class Protocol(ABC):
         """The lengths to score: those asked for, else the defaults."""
         return sorted(set(asked)) or self.default_lengths(context_length, split)
 
-    def fault(self, rows: pd.DataFrame) -> str | None:
-        """What is wrong with stored rows: a column that is not there or holds what it cannot; None where all is well.
+    def lacking(self, columns: Collection[str]) -> str | None:
+        """The first column that stored rows of this protocol must have and these have not."""
+        return next((name for name in self.columns if name not in columns), None)
 
-        Losses are numbers and may be NaN; all else is whole and not negative, and something was scored.
-        """
-        lacking = [name for name in self.columns if name not in rows]
-        if lacking or rows.empty:
-            return f"lacks the column {lacking[0]!r}" if lacking else "holds no windows"
-        wrong = [name for name in self.columns if not self._makes_sense(rows[name])]
-        return f"holds what cannot be in its column {wrong[0]!r}" if wrong else None
-
-    def _makes_sense(self, column: pd.Series) -> bool:
-        import pandas as pd
-
-        name, types = str(column.name), pd.api.types
-        if name.endswith("nll"):
-            return bool(types.is_float_dtype(column))
-        whole = types.is_integer_dtype(column) and not column.isna().any() and column.min() >= 0
-        if name == "document":
-            return bool(whole and column.max() < 1 << 27)
-        fewest = column.min() if name == "targets" and self.scores_every_window else column.sum()
-        return bool(whole and (name not in ("targets", "bytes") or fewest > 0))
+    def has_facts(self, header: Mapping[str, Any]) -> bool:
+        """Whether a header says all that it must today; else its result is to be made again."""
+        return all(isinstance(header.get(key), kind) for key, kind in self.facts.items())
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float]:
         """Single figures of one result, those that are finite numbers: nll in nats a token, perplexity, bits a byte."""
