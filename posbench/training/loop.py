@@ -30,6 +30,7 @@ from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.evaluate import score_split
+from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import Device, choose_device
 from posbench.machine.files import write_text
 from posbench.machine.lock import hold
@@ -96,6 +97,8 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
         device = choose_device(config.train, together.local_rank, together.size)
         together.check(config)
         build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
+        for name in config.evaluation.protocols:
+            protocol_named(name)
         if not together.is_first:
             together.wait_for("text")
         corpus = prepare(config, notice=notice)
@@ -453,7 +456,7 @@ class _Training:
         """The loss on the first tokens of the validation split, the same ones each time."""
         settings = replace(self.config.evaluation, max_tokens=self._watched_tokens())
         rows, _ = score_split(
-            self.model, self.corpus, "validation", "validation", self.config.train.context_length, settings
+            self.model, self.corpus, VALIDATION.split, VALIDATION.name, self.config.train.context_length, settings
         )
         self._log_validation(rows, tracker, bar)
 
@@ -501,7 +504,14 @@ class _Training:
         peak = self.device.peak_memory_bytes() if self.has_own_memory else None
         context = config.train.context_length
         rows, summary = score_split(
-            self.model, self.corpus, "validation", "validation", context, config.evaluation, None, self._stop_validating
+            self.model,
+            self.corpus,
+            VALIDATION.split,
+            VALIDATION.name,
+            context,
+            config.evaluation,
+            None,
+            self._stop_validating,
         )
         if not math.isfinite(summary["nll_mean"]):
             raise Died(f"the validation loss after the last step is {summary['nll_mean']}. Lower train.lr")

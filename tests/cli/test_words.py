@@ -54,7 +54,7 @@ REFUSED = {
     "train.device=tpu": r"train\.device='tpu' is not known: auto, cpu, cuda",
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*take train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
-    "evaluation.protocols=[fxed]": r"evaluation\.protocols='fxed' is not known; did you mean 'fixed'\?",
+    "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
     "scheme=nope scheme.base=1e3": r"the scheme that is chosen has no option 'scheme\.base' ",
     "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
     "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
