@@ -91,7 +91,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     refusal = posbench("train", *short, *(word.split() if "scheme=" in word else [word])).refusal
     assert re.search(REFUSED[word], refusal), refusal
     assert left(Path.cwd()) == {}
-    assert {name for name in left(cache) if "unfinished" in name} == set() and (before == {} or left(cache) == before)
+    assert {name for name in left(cache) if ".tmp" in name} == set() and (before == {} or left(cache) == before)
 
 
 @pytest.mark.parametrize(
