@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 from posbench.runs.manifest import Costs
+from posbench.runs.readings import Result, perplexity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,10 +76,11 @@ def row(run: Run) -> dict[str, Any]:
     except ConfigError as error:
         return _unreadable(path, str(error))
     m, costs, device = manifest, manifest.costs or Costs(None, None, None), manifest.device
-    found = [e for e in evaluations(path) if e.protocol in LOSS_PROTOCOLS]
-    final = _final(found)
+    final, by_length = _losses(run)
     loss = final.loss if final else _number(m.loss)
-    prints = asdict(m.fingerprints) | {"initial_weights": json.dumps(m.fingerprints.initial_weights)}
+    parts = m.fingerprints.initial_weights
+    whole = next(iter(parts.values())) if len(parts) == 1 else json.dumps(parts)  # one digest of all in format 1
+    prints = asdict(m.fingerprints) | {"initial_weights": whole}
     return {
         "experiment": m.experiment,
         "scheme": m.scheme,
@@ -89,7 +91,7 @@ def row(run: Run) -> dict[str, Any]:
         "loss": loss,
         "bits_per_byte": final.bits_per_byte if final else _number(m.bits_per_byte),
         "perplexity": perplexity(loss),
-        **{f"perplexity@{e.length}/{e.protocol}": perplexity(e.loss) for e in found if e.protocol != VALIDATION},
+        **{f"perplexity@{r.length}/{r.protocol}": perplexity(r.loss) for r in by_length},
         **{name: float(getattr(m, name)) for name in ("num_steps", "tokens", "skipped_steps")},
         **{name: _number(value) for name, value in asdict(costs).items()},
         "device": _word(device.get("name") or device.get("type")),
@@ -122,9 +124,12 @@ def _unreadable(path: Path, reason: str) -> dict[str, Any]:
     }
 
 
-def _final(found: list[Evaluation]) -> Evaluation | None:
-    """The validation loss at the training length; training writes one."""
-    return next((e for e in found if e.protocol == VALIDATION), None)
+def _losses(run: Run) -> tuple[Result | None, list[Result]]:
+    """The final validation, where it is there and whole, and the results that give a perplexity by length."""
+    results = [r for r in run.results()[0] if not r.reading.under and r.protocol in PROTOCOLS]
+    whole = [r for r in results if not PROTOCOLS[r.protocol].lacking(r.table.column_names)]
+    final = next((r for r in whole if PROTOCOLS[r.protocol].is_loss_table), None)
+    return final, [r for r in whole if PROTOCOLS[r.protocol].is_by_length]
 
 
 def _word(value: Any) -> str | None:

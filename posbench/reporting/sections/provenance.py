@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
@@ -40,8 +39,7 @@ def schemes_table(findings: Findings) -> Table:
     """One row a scheme: its kind, its options as its runs have stored them, and what they amount to."""
     rows = []
     for scheme in findings.schemes:
-        runs = findings.joined.runs
-        found = [_scheme_text(Run(Path(path))) for path in runs.loc[runs["scheme"] == scheme, "path"]]
+        found = [_scheme_text(run) for (name, _), run in findings.runs.items() if name == scheme]
         kinds, options, amounts = (", or ".join(dict.fromkeys(column)) or DASH for column in zip(*found, strict=True))
         rows.append([scheme, kinds, options, amounts])
     return Table("Schemes", ["scheme", "kind", "options", "that is"], rows, left=frozenset(range(4)))
@@ -71,6 +69,8 @@ def fingerprints(findings: Findings) -> Section:
         "data, tokenizer, config and code agree between all compared runs; initial weights and batches between the "
         "schemes of each seed."
     ]
+    if not findings.are_bound:
+        words.append("Results of run folders of format 1 do not name the weights that they were made from.")
     title = "Versions and fingerprints"
     return Section(title, words, [_facts(title, rows)], on_terminal=False)
 
