@@ -517,7 +517,7 @@ class _Training:
             raise Died(f"the validation loss after the last step is {summary['nll_mean']}. Lower train.lr")
         summary["peak_memory_bytes"] = peak
         if self.together.is_first:
-            weights = checkpoint.weights_digest(self.checkpoints / f"step={p.step:08d}")
+            weights = checkpoint.weights_digest(self.checkpoints, p.step)
             store(self.run, Reading("validation", context), rows, {**summary, "weights": weights})
         self._log_validation(rows, tracker, bar)
         costs = Costs(
