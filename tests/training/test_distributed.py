@@ -22,8 +22,8 @@ from posbench.config import ConfigError
 from posbench.runs import Run
 from posbench.training import train
 from posbench.training.launch import launch
-from posbench.training.memory_check import check_fits
-from posbench.training.processes import Alone, Together
+from posbench.training.memory_check import check_memory
+from posbench.training.processes import ProcessGroup, Processes
 
 STEPS = 100
 
@@ -223,10 +223,10 @@ def test_shares_are_the_batch(size: int, rows: int) -> None:
     part = torch.arange(size * rows)
     shares = []
     for rank in range(size):
-        member = Together.__new__(Together)
+        member = ProcessGroup.__new__(ProcessGroup)
         member.rank, member.size = rank, size
         shares.append(member.share_of(part))
-    assert torch.equal(torch.cat(shares), part) and torch.equal(Alone().share_of(part), part)
+    assert torch.equal(torch.cat(shares), part) and torch.equal(Processes().share_of(part), part)
 
 
 @pytest.mark.parametrize(
@@ -246,4 +246,4 @@ def test_what_several_gpus_hold_together_is_not_refused(
     words = ["model=1b", "model.vocab_size=32768", "train.batch_size=8", "train.context_length=64"]
     config = compose([*words, f"launch.nproc={nproc}", f"launch.strategy={strategy}"])
     with nullcontext() if fits else pytest.raises(ConfigError, match=r"lower model\.num_layers"):
-        check_fits(config)
+        check_memory(config)
