@@ -32,6 +32,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ from urllib.request import getproxies
 
 from posbench.composition.credentials import scrub
 from posbench.config import Config, ConfigError
-from posbench.runs import Run
+from posbench.runs import Manifest, Run
 
 Notice = Callable[[str], None]
 Evaluation = tuple[dict[str, Any], Path]  # the content of eval/<protocol>/<length>.json, and the parquet beside it
@@ -80,7 +81,7 @@ class Tracker:
         """Close the run; harmless when called twice."""
 
 
-def open_tracker(config: Config, run: Run, manifest: Mapping[str, Any], notice: Notice) -> Tracker:
+def open_tracker(config: Config, run: Run, manifest: Manifest, notice: Notice) -> Tracker:
     """The tracker that `config.tracking` asks for, with the rows of `metrics.jsonl` already in it.
 
     `manifest` is run.json as it will be (where the folder's own names a wandb run already, that one goes on); `notice`
@@ -113,18 +114,18 @@ def log_evaluation(run: Run, notice: Notice) -> dict[str, Any] | None:
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, notice)
     try:
-        tracker.summary({name: manifest.get(name) for name in ("loss", "bits_per_byte")})
+        tracker.summary({"loss": manifest.loss, "bits_per_byte": manifest.bits_per_byte})
         if tracker.record is not None:
             tracker.evaluations(_stored_evaluations(run))
     finally:
         tracker.finish()
-    return tracker.record or manifest.get("wandb")
+    return tracker.record or manifest.wandb
 
 
 class WandbTracker(Tracker):
     """One wandb run, online or offline. `open_tracker` makes it."""
 
-    def __init__(self, config: Config, run: Run, manifest: Mapping[str, Any], notice: Notice, offline: bool) -> None:
+    def __init__(self, config: Config, run: Run, manifest: Manifest, notice: Notice, offline: bool) -> None:
         """Open the run, or go on with it. Raises: whatever wandb raises when not even an offline run can be made."""
         self._notice = notice
         self._timeout = config.tracking.init_timeout
@@ -327,13 +328,13 @@ def _answers(address: str, timeout: float) -> bool:
 def _stored_id(run: Run) -> str | None:
     """The id that run.json keeps, when the run was tracked before."""
     with contextlib.suppress(ConfigError):
-        return (run.manifest.get("wandb") or {}).get("id")
+        return (run.manifest.wandb or {}).get("id")
     return None
 
 
-def _run_id(config: Config, run: Run, manifest: Mapping[str, Any]) -> str:
+def _run_id(config: Config, run: Run, manifest: Manifest) -> str:
     """The same for one run whenever it is opened; another in another folder, or once a folder is trained anew."""
-    words = (config.experiment_name, config.scheme.name, config.seed, run.path.resolve(), manifest.get("started"))
+    words = (config.experiment_name, config.scheme.name, config.seed, run.path.resolve(), manifest.started)
     return hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()[:16]
 
 
@@ -366,20 +367,19 @@ def _uploaded(recordings: Iterable[Path]) -> tuple[dict[str, Any], int]:
     return summary, rows
 
 
-def _run_config(config: Config, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _run_config(config: Config, manifest: Manifest) -> dict[str, Any]:
     """What wandb filters and groups by: the configuration without this machine's folders, and facts of the manifest."""
     mapping = config.to_mapping()
     del mapping["runs_dir"], mapping["tracking"], mapping["data"]["cache_dir"]
     facts = ("fingerprints", "versions", "device", "num_parameters", "is_relative")
-    return dict(scrub({**mapping, **{name: manifest[name] for name in facts if name in manifest}}))
+    content = asdict(manifest)
+    return dict(scrub({**mapping, **{name: content[name] for name in facts}}))
 
 
 def _stored_evaluations(run: Run) -> list[Evaluation]:
     """What lies in the run's eval folder, the damaged left out."""
-    from posbench.evaluation.evaluate import stored
-
-    folders = sorted(folder for folder in (run.path / "eval").glob("*") if folder.is_dir())
-    return [(s, folder / f"{n}.parquet") for folder in folders for n, s in stored(run, folder.name).items()]
+    results, _ = run.results()
+    return [(dict(r.header), run.path / "eval" / r.protocol / f"{r.reading.stem}.parquet") for r in results]
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
 
 def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], None]) -> Corpus:
     """The run's text, kept in `corpora` for others of the same. By its own fingerprints, not by what a run says."""
-    key = run.trained_on[:2]
+    key = run.manifest.fingerprints.data, run.manifest.fingerprints.tokenizer
     if key in corpora:
         return corpora[key]
     config = run.config

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.machine.files import read_bytes, read_json, write_bytes, write_json
 from posbench.runs import Run
+from posbench.runs.readings import Reading, store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/*.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/base.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -86,83 +82,6 @@ def score_split(
     return rows, summary
 
 
-def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
-    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there.
-
-    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
-    """
-    folder = run.path / "eval" / summary["protocol"]
-    _make_inside(run, folder)
-    final = folder / f"{summary['length']}.parquet"
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False)
-    content = buffer.getvalue()
-    write_bytes(final, content)
-    write_json(final.with_suffix(".json"), {**summary, "parquet": _size_and_sum(content)})
-
-
-def _size_and_sum(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _make_inside(run: Run, folder: Path) -> None:
-    try:
-        inside = folder.resolve().is_relative_to(run.path.resolve())
-        if inside:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
-        ) from error
-    if not (inside and os.access(folder, os.W_OK)):
-        raise ConfigError(
-            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
-        )
-
-
-def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> summary of the results that a run holds for `protocol`, the damaged and incomplete left out."""
-    folder = run.path / "eval" / protocol
-    found = {}
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        summary = _summary(file)
-        if summary is not None and is_whole(file.with_suffix(".parquet"), summary):
-            found[int(file.stem)] = summary
-    return dict(sorted(found.items()))
-
-
-def is_whole(file: Path, summary: Mapping[str, Any]) -> bool:
-    """Whether the windows are those that the summary was stored with; readable, where an older one does not say."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        content = read_bytes(file)
-        if "parquet" in summary:
-            return bool(summary["parquet"] == _size_and_sum(content))
-        parquet.read_metadata(io.BytesIO(content))
-    except (OSError, ArrowException):
-        return False
-    return True
-
-
-def _summary(file: Path) -> dict[str, Any] | None:
-    """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
-    try:
-        summary = read_json(file)
-        whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
-        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
-        whole |= {"drop": float, "by_order": float} if file.parent.name == "retrieval" else {}
-        named = file.parent.name, file.stem
-        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and named == (
-            summary["protocol"],
-            str(summary["length"]),
-        ):
-            return dict(summary)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
-
-
 def evaluate_run(
     run: Run,
     corpus: Corpus,
@@ -189,15 +108,13 @@ def evaluate_run(
     from posbench.machine.memory import exhaustion_explained
 
     manifest = run.manifest
+    manifest.check_current("evaluated")
     if not run.is_finished:
-        raise ConfigError(
-            f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
-        )
+        raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()
-    data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
-        ("text", corpus.fingerprint, data),
-        ("tokenizer", corpus.tokenizer_fingerprint, tokenizer),
+        ("text", corpus.fingerprint, manifest.fingerprints.data),
+        ("tokenizer", corpus.tokenizer_fingerprint, manifest.fingerprints.tokenizer),
     ):
         if ours != theirs:
             raise ConfigError(
@@ -209,7 +126,7 @@ def evaluate_run(
     model: Decoder | None = None
     results = []
     for protocol, of_protocol in lengths.items():
-        have = {} if again else {n: s for n, s in stored(run, protocol).items() if _same_settings(s, settings)}
+        have = {n: h for n, h in _stored(run, protocol).items() if not again and _same_settings(h, settings)}
         wanted = sorted(set(of_protocol))
         has_anchor = protocol_named(protocol).has_anchor
         anchor = max([*wanted, *have]) if has_anchor else 0
@@ -236,11 +153,16 @@ def evaluate_run(
                 with exhaustion_explained(chosen, advice):
                     rows, summary = score_split(*of_split)
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
-                store(run, rows, summary)
-                have[length] = summary
+                reading = Reading(protocol, length)
+                have[length] = dict(store(run, reading, rows, {**summary, "weights": manifest.weights}).header)
             tell(have[length], is_new)
             results.append(have[length])
     return results
+
+
+def _stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
+    """Length -> header of what the run holds for a protocol."""
+    return {r.length: dict(r.header) for r in run.results()[0] if r.protocol == protocol}
 
 
 def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -101,6 +103,25 @@ def sync_folder(folder: Path) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`write_text` of indented JSON."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` as plain data with `seal`, the SHA-256 of all the rest."""
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "seal"}, allow_nan=False))
+    return {**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}
+
+
+def has_its_seal(content: Mapping[str, Any]) -> bool:
+    """Whether `content`, as read, is what `sealed` returned."""
+    try:
+        rest = _canonical({key: value for key, value in content.items() if key != "seal"})
+    except ValueError:  # NaN or infinity, which are never written
+        return False
+    return content.get("seal") == hashlib.sha256(rest).hexdigest()
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
 
 
 def check_writable(folder: Path, what: str) -> None:

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 import yaml
@@ -148,7 +149,7 @@ def begin(t: Training) -> None:
         (folder / "metrics.jsonl").unlink(missing_ok=True)
 
 
-def resume(t: Training, newest: runs.Path) -> None:
+def resume(t: Training, newest: Path) -> None:
     """Take weights, moments, metrics and the loop's state from a checkpoint. Raises: ConfigError for another run's."""
     before = checkpoint.manifest_in(newest)
     changes = fingerprints.changes(before, t.manifest)

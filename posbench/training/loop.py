@@ -162,7 +162,7 @@ def watched_tokens(train: TrainConfig) -> int:
 def log_validation(t: Training, windows: pd.DataFrame) -> None:
     """The row of a validation, over the scored `windows` that are watched while training. Raises: Died."""
     watched = windows[windows["start"] <= watched_tokens(t.config.train)]
-    nll, step = float(watched["nll"].sum()), t.state.step
+    nll, step = float(watched["nll"].to_numpy().sum()), t.state.step
     if not math.isfinite(nll):
         raise Died(f"the validation loss at step {step} is {nll}. Lower train.lr")
     append_row(

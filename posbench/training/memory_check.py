@@ -42,8 +42,8 @@ def check_memory(config: Config) -> None:
         raise ConfigError(
             f"{tokens:,} tokens at once (train.batch_size={train.batch_size} in "
             f"train.accumulation={train.accumulation} parts, train.context_length={train.context_length}) take at "
-            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and this machine has {_gb(available)} of "
-            "memory: raise train.accumulation, or lower train.batch_size or train.context_length"
+            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and this machine has "
+            f"{_gb(available)} of memory: raise train.accumulation, or lower train.batch_size or train.context_length"
         )
 
 

@@ -1,8 +1,8 @@
 """One run on many processes: who this process is among them, and what they do together.
 
 Every process reads the same global batch and takes its own rows of each micro-batch, so what a run consumes depends on
-(seed, step) alone. Gradients are averaged by DDP, or parameters and moments are sharded by FSDP2. Only the first process
-writes. A run on one process makes no process group: for it the methods of `Processes` do nothing.
+(seed, step) alone. Gradients are averaged by DDP, or parameters and moments are sharded by FSDP2. Only the first
+process writes. A run on one process makes no process group: for it the methods of `Processes` do nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run, from its configuration to its last validation: begun, resumed where it was cut off, or found finished.
 
-    configuration -> text -> model -> run folder -> [ posbench.training.loop ] -> final validation -> manifest
+configuration -> text -> model -> run folder -> [ posbench.training.loop ] -> final validation -> manifest
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from posbench.machine.signals import StopSignals
 from posbench.model import build_model, shape_of
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs
-from posbench.runs.readings import Reading, store
+from posbench.runs.readings import Reading, perplexity, store
 from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import folder
@@ -203,8 +203,7 @@ def _close(t: Training, validation: dict[str, Any]) -> None:
         peak_memory_bytes=validation["peak_memory_bytes"],
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
-    perplexity = math.exp(min(loss, 700))
-    losses = {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte}
+    losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
     t.tracker.summary({**losses, **asdict(costs)})
     t.run.update_manifest(
         status=runs.FINISHED,
@@ -217,8 +216,8 @@ def _close(t: Training, validation: dict[str, Any]) -> None:
         **losses,
     )
     t.notice(
-        f"{t.run.name}: loss {loss:.4f} nats/token, perplexity {perplexity:.2f}, {bits_per_byte:.4f} bits/byte, "
-        f"{costs.tokens_per_second or 0:,.0f} tokens/s"
+        f"{t.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
+        f"bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
     )
 
 

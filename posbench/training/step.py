@@ -20,8 +20,8 @@ from posbench.training.processes import Processes
 class Observer(Protocol):
     """What is called at the end of each phase of a step: a clock, a profiler, a test.
 
-    Within a step: `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them, and
-    `checkpoint` where one was written.
+    Within a step: `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them,
+    and `checkpoint` where one was written.
     """
 
     def __call__(self, phase: str, n: int, step: TrainingStep) -> object: ...

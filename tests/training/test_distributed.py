@@ -23,7 +23,7 @@ from posbench.runs import Run
 from posbench.training import train
 from posbench.training.launch import launch
 from posbench.training.memory_check import check_memory
-from posbench.training.processes import ProcessGroup, Processes
+from posbench.training.processes import Processes, ProcessGroup
 
 STEPS = 100
 
@@ -75,9 +75,9 @@ def folder_of(words: list[str], name: str) -> Path:
 
 def assert_same(run: Run, alone: Run) -> None:
     """Whose batches are equal and whose losses agree."""
-    assert run.manifest["fingerprints"]["batches"] == alone.manifest["fingerprints"]["batches"]
+    assert run.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
-    assert abs(run.manifest["loss"] - alone.manifest["loss"]) < 1e-5
+    assert abs(run.manifest.loss - alone.manifest.loss) < 1e-5
     # AdamW and clipping both hide gradients of twice the size; their norm does not.
     assert np.allclose(column(run, "grad_norm"), column(alone, "grad_norm"), rtol=1e-4)
     ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
@@ -94,7 +94,7 @@ def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int
     assert done.stderr.count("nats/token, perplexity") == 1, "one process speaks"
     run = load_run(folder_of(words, name))
     assert_same(run, alone)
-    assert run.manifest["device"]["processes"] == nproc
+    assert run.manifest.device["processes"] == nproc
     assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
 
 
@@ -138,7 +138,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
     again = subprocess.run(
         command(words, name, then, other), capture_output=True, text=True, env=environment(), timeout=300
     )
-    assert again.returncode == 0 and "going on from step" in again.stderr, again.stderr
+    assert again.returncode == 0 and "resumed at step" in again.stderr, again.stderr
     assert ("device.processes: 2 -> 1" in again.stderr) == (then == 1)
     assert_same(load_run(folder_of(words, name)), alone)
 
