@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.protocols import PROTOCOLS, protocol_named
 from posbench.runs import Run
 from posbench.runs.readings import Reading, store
 
@@ -48,7 +49,6 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.evaluation.protocols import PROTOCOLS
     from posbench.runs.fingerprints import code_fingerprint
 
     protocol_ = PROTOCOLS[protocol]
@@ -60,7 +60,7 @@ def score_split(
         read += tokens
         advance(tokens)
 
-    rows, figures = protocol_.run(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
+    rows, figures = protocol_.score(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
     summary = {
         "protocol": protocol,
@@ -77,7 +77,7 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint(_CODE),
+        "code": code_fingerprint((*_CODE, *protocol_.code())),
     }
     return rows, summary
 
@@ -103,7 +103,6 @@ def evaluate_run(
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
-    from posbench.evaluation.protocols import protocol_named
     from posbench.machine.device import choose_device
     from posbench.machine.memory import exhaustion_explained
 
@@ -149,9 +148,11 @@ def evaluate_run(
                     f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
                     f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
                 )
-                of_split = (model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                split = PROTOCOLS[protocol].split
                 with exhaustion_explained(chosen, advice):
-                    rows, summary = score_split(*of_split)
+                    rows, summary = score_split(
+                        model, corpus, split, protocol, length, settings, anchor or None, advance
+                    )
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
                 reading = Reading(protocol, length)
                 have[length] = dict(store(run, reading, rows, {**summary, "weights": manifest.weights}).header)
@@ -161,8 +162,13 @@ def evaluate_run(
 
 
 def _stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> header of what the run holds for a protocol."""
-    return {r.length: dict(r.header) for r in run.results()[0] if r.protocol == protocol}
+    """Length -> header of what the run holds for a protocol; without older results that lack a figure of today's."""
+    results, _ = run.results()
+    return {
+        result.length: dict(result.header)
+        for result in results
+        if result.protocol == protocol and PROTOCOLS[protocol].has_facts(result.header)
+    }
 
 
 def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 
 from posbench.data import Split
@@ -42,26 +41,3 @@ def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[Sequence[
     size = max(1, batch_tokens // windows[0].length)
     for n in range(0, len(windows), size):
         yield windows[n : n + size]
-
-
-def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a window and document in it: document, start (first scored target), targets, nll (summed, nats), bytes.
-
-    Beginning-of-document tokens are not scored: they are ours, not the text's.
-    """
-    starts = np.array([w.start + w.length - w.scored + 1 for w in windows])
-    index = starts[:, None] + np.arange(windows[0].scored)[None, :]
-    kept = np.asarray(split.tokens[index.ravel()]) != bos_id
-    flat = pd.DataFrame(
-        {
-            "window": np.repeat(np.arange(len(windows)), windows[0].scored)[kept],
-            "document": (np.searchsorted(split.starts, index.ravel(), side="right") - 1)[kept],
-            "start": index.ravel()[kept],
-            "nll": losses.ravel()[kept].astype(np.float64),
-        }
-    )
-    table = flat.groupby(["window", "document"], sort=True).agg(
-        start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum")
-    )
-    table["bytes"] = [split.token_bytes(lo, hi + 1) for lo, hi in zip(table["start"], table["end"], strict=True)]
-    return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -89,6 +90,30 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of text."""
     write_bytes(path, text.encode())
+
+
+@contextmanager
+def folder_beside(final: Path) -> Iterator[Path]:
+    """A new folder beside `final` to write files into, `.<name>.tmp`; what is not published is removed with it.
+
+    What a killed process left under that name goes first, so one process at a time may write to one `final`.
+    """
+    beside = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def publish_folder(beside: Path, final: Path) -> None:
+    """Rename a folder whose files are synced to `final`, in place of one that is there: all of it or nothing."""
+    sync_folder(beside)
+    if final.exists():
+        shutil.rmtree(final)
+    beside.rename(final)
+    sync_folder(final.parent)
 
 
 def sync_folder(folder: Path) -> None:

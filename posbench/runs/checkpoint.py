@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import check_format, has_its_seal, read_json, sealed, sync_folder
+from posbench.machine.files import check_format, folder_beside, has_its_seal, publish_folder, read_json, sealed
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
 from posbench.runs.manifest import Manifest, parse
@@ -55,24 +55,17 @@ def save(
     from safetensors.torch import save_file
 
     final = folder / f"step={step:08d}"
-    beside = folder / f".step={step:08d}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
     try:
-        beside.mkdir(parents=True)
-        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
-        (beside / METRICS).write_bytes(metrics)
-        checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
-        content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
-        (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
-        _sync_and_sum(beside / "state.json")
-        sync_folder(beside)
-        if final.exists():  # torn, and passed over on resume: the same step, made again
-            shutil.rmtree(final)
-        beside.rename(final)
-        sync_folder(folder)
+        with folder_beside(final) as beside:
+            for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
+                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
+            (beside / METRICS).write_bytes(metrics)
+            checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
+            content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
+            (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
+            _sync_and_sum(beside / "state.json")
+            publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
-        shutil.rmtree(beside, ignore_errors=True)
         needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
         free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
         cause = error.strerror if isinstance(error, OSError) else None

@@ -20,6 +20,7 @@ from posbench import runs
 from posbench.config import Config, TrainConfig
 from posbench.data import Batches, Corpus
 from posbench.evaluation.evaluate import score_split
+from posbench.evaluation.protocols import VALIDATION
 from posbench.machine.signals import StopSignals
 from posbench.runs import Manifest, Run, checkpoint
 from posbench.runs.manifest import to_mapping
@@ -150,7 +151,7 @@ def validate(t: Training) -> None:
     """The loss on the first tokens of the validation split, the same ones each time."""
     settings = replace(t.config.evaluation, max_tokens=watched_tokens(t.config.train))
     context = t.config.train.context_length
-    rows, _ = score_split(t.step.model, t.corpus, "validation", "validation", context, settings)
+    rows, _ = score_split(t.step.model, t.corpus, VALIDATION.split, VALIDATION.name, context, settings)
     log_validation(t, rows)
 
 

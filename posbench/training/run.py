@@ -20,7 +20,7 @@ from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import protocol_named
+from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
@@ -175,8 +175,8 @@ def finish(t: Training, peak_memory_bytes: int | None) -> None:
     rows, header = score_split(
         t.step.model,
         t.corpus,
-        "validation",
-        "validation",
+        VALIDATION.split,
+        VALIDATION.name,
         config.train.context_length,
         config.evaluation,
         None,
@@ -187,7 +187,7 @@ def finish(t: Training, peak_memory_bytes: int | None) -> None:
     if t.is_first:
         weights = checkpoint.weights_digest(t.run.path / "checkpoints" / f"step={t.state.step:08d}")
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
-        store(t.run, Reading("validation", config.train.context_length), rows, header)
+        store(t.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
     log_validation(t, rows)
     if t.is_first:
         _close(t, header)
