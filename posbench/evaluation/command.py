@@ -13,11 +13,11 @@ from rich.table import Table
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
 from posbench.data.preparation import is_cache
+from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import evaluate_run, parse_length
 from posbench.evaluation.protocols import PROTOCOLS, protocol_named
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.checkpoint import any_written
-from posbench.tracking import log_evaluation
 
 _MOST_TOLD = 10  # failures
 
@@ -103,7 +103,7 @@ def evaluate_runs(
                         tell,
                         notice_once,
                     )
-                    tracked = log_evaluation(run, notice)
+                    tracked = log_evaluations(run, notice)
                     if tracked is not None:
                         run.update_manifest(wandb=tracked)
                 except Exception as error:  # the others are worth having
