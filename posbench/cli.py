@@ -193,10 +193,10 @@ def _train_job(composed: DictConfig) -> None:
     config = typed(composed)
     from posbench.machine.device import spread
     from posbench.training import train
-    from posbench.training.memory_check import check_fits
+    from posbench.training.memory_check import check_memory
 
     spread(config)
-    check_fits(config)
+    check_memory(config)
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 

@@ -12,12 +12,12 @@ from rich.table import Table
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
 from posbench.data.preparation import is_cache
+from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import Question, evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.checkpoint import any_written
 from posbench.runs.readings import Result
-from posbench.tracking import log_evaluation
 
 _MOST_NAMED = 10  # failures
 
@@ -108,7 +108,7 @@ def _evaluate(
     evaluate_run(
         run, corpus, question, advance, lambda result, is_new: results.append((result, is_new)), notices.say_once
     )
-    tracked = log_evaluation(run, notices.say)
+    tracked = log_evaluations(run, notices.say)
     if tracked is not None:
         run.update_manifest(wandb=tracked)
 

@@ -109,9 +109,9 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
 def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
     posbench: Give, short: list[str], words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posbench.training import memory_check as fit
+    from posbench.training import memory_check
 
-    monkeypatch.setattr(fit, "memory_bytes", lambda config: 64_000_000_000)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda config: 64_000_000_000)
     refusal = posbench("train", *short, *words).refusal
     assert re.search(says, refusal) and "64.0 GB" in refusal, refusal
     assert left(Path.cwd()) == {}

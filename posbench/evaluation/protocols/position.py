@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from posbench.config import EvaluationConfig
     from posbench.data import Split
+    from posbench.runs.readings import Result
 
 BUCKETS_AN_OCTAVE = 2
 
@@ -28,7 +29,7 @@ class Position(Windowed):
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"], "the loss"),)
-    chart: ClassVar[tuple[str, str]] = ("eval/position/nll*", "eval/position/token")
+    chart: ClassVar[tuple[str, str] | None] = ("eval/position/nll*", "eval/position/token")
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return back_to_back(split, length, settings)
@@ -36,12 +37,11 @@ class Position(Windowed):
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         return tabulate_positions(losses, windows, split, bos_id)
 
-    def curve(self, header: Mapping[str, Any], rows: Callable[[], pd.DataFrame]) -> Iterator[dict[str, float]]:
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
         """One point a bucket that has targets, at its middle."""
-        sums = rows().groupby(list(self.groups))[["nll", "targets"]].sum()
+        sums = result.windows.groupby(list(self.groups))[["nll", "targets"]].sum()
         for (start, end), nll, targets in sums[sums["targets"] > 0].itertuples():
-            point = f"eval/position/nll@{header['length']}"
-            yield {"eval/position/token": (start + end - 1) / 2, point: nll / targets}
+            yield {"eval/position/token": (start + end - 1) / 2, f"eval/position/nll@{result.length}": nll / targets}
 
 
 def bucket_edges(length: int) -> np.ndarray:

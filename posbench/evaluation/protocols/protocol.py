@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
+    from posbench.runs.readings import Result
 
 Advance = Callable[[int], object]  # is told the tokens that were read
 _MOST_NATS = 700.0  # exp of more is not a float
@@ -53,8 +54,8 @@ class Protocol(ABC):
     counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
 
     # Where its figures stand in charts: the metrics, and the metric that is their x axis.
-    chart: ClassVar[tuple[str, str]]
-    figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")
+    chart: ClassVar[tuple[str, str] | None] = None
+    figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
 
     @abstractmethod
@@ -97,22 +98,17 @@ class Protocol(ABC):
         """Whether a header says all that it must today; else its result is to be made again."""
         return all(isinstance(header.get(key), kind) for key, kind in self.facts.items())
 
-    def figures(self, header: Mapping[str, Any]) -> dict[str, float]:
-        """Single figures of one result, those that are finite numbers: nll in nats a token, perplexity, bits a byte."""
+    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
+        """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known, or too large."""
         nll = header.get("nll_mean")
         perplexity = math.exp(nll) if nll is not None and nll < _MOST_NATS else None
-        return finite({"nll": nll, "perplexity": perplexity, "bits_per_byte": header.get("bits_per_byte")})
+        return {"nll": nll, "perplexity": perplexity, "bits_per_byte": header.get("bits_per_byte")}
 
-    def curve(self, header: Mapping[str, Any], rows: Callable[[], pd.DataFrame]) -> Iterator[dict[str, float]]:
-        """The points of its chart that one result gives; each names the x axis and the metrics. `rows` reads them."""
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
+        """The points of its chart that one result gives; each names the x axis and the metrics."""
         yield from ()
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
         value = math.exp(min(float(np.mean([header["nll_mean"] for header in headers])), _MOST_NATS))
         return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
-
-
-def finite(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Without the values that are None or not finite."""
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import Advance, Protocol, Score, finite
+from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
+    from posbench.runs.readings import Result
 
 SHUFFLED = "shuffled_nll"  # the column that older results lack
 
@@ -46,7 +47,7 @@ class Retrieval(Protocol):
         Score("by_order", _less_second(SHUFFLED), "the part by order", needs=SHUFFLED),
     )
     counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
-    chart: ClassVar[tuple[str, str]] = ("eval/retrieval/drop", "eval/retrieval/gap")
+    chart: ClassVar[tuple[str, str] | None] = ("eval/retrieval/drop", "eval/retrieval/gap")
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
     headline: ClassVar[str] = "benefit of repetition, nats/token,"
 
@@ -80,14 +81,14 @@ class Retrieval(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 
-    def figures(self, header: Mapping[str, Any]) -> dict[str, float]:
-        return finite({"drop": header.get("drop")})
+    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
+        return {"drop": header.get("drop")}
 
-    def curve(self, header: Mapping[str, Any], rows: Callable[[], pd.DataFrame]) -> Iterator[dict[str, float]]:
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
         """One point a gap."""
-        values = {f"eval/retrieval/{name}": value for name, value in self.figures(header).items()}
-        if "gap" in header:
-            yield {"eval/retrieval/gap": header["gap"], **values}
+        values = {f"eval/retrieval/{name}": value for name, value in self.figures(result.header).items()}
+        if "gap" in result.header:
+            yield {"eval/retrieval/gap": result.header["gap"], **values}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """The mean drop."""

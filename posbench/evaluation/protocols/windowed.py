@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posbench.config import ConfigError, EvaluationConfig
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
+    from posbench.runs.readings import Result
 
 
 class Windowed(Protocol):
@@ -64,13 +65,13 @@ class ByLength(Windowed):
     is_by_length: ClassVar[bool] = True
 
     @property
-    def chart(self) -> tuple[str, str]:  # type: ignore[override]
+    def chart(self) -> tuple[str, str] | None:  # type: ignore[override]
         return f"eval/{self.name}/*", "eval/length"
 
-    def curve(self, header: Mapping[str, Any], rows: Callable[[], pd.DataFrame]) -> Iterator[dict[str, float]]:
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
         """One point a length."""
-        values = {f"eval/{self.name}/{name}": value for name, value in self.figures(header).items()}
-        yield {"eval/length": header["length"], **values}
+        values = {f"eval/{self.name}/{name}": value for name, value in self.figures(result.header).items()}
+        yield {"eval/length": result.length, **values}
 
 
 def back_to_back(split: Split, length: int, settings: EvaluationConfig) -> list[Window]:
