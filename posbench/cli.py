@@ -190,10 +190,10 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
 def _train_job(config: Config) -> None:
     from posbench.machine.device import spread
     from posbench.training import train
-    from posbench.training.memory_check import check_fits
+    from posbench.training.memory_check import check_memory
 
     spread(config)
-    check_fits(config)
+    check_memory(config)
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 

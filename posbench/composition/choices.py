@@ -37,7 +37,7 @@ def choices(group: str, *folders: Path) -> list[str]:
 def is_group(key: str, folder: Path | None = None) -> bool:
     """Whether the values of `key` are names of choices, as `scheme` and `hydra/launcher` have them."""
     places = [conf_dir(), *([folder] if folder is not None else [])]
-    return "/" in key or key == "schema" or bool(key) and any((place / key).is_dir() for place in places)
+    return "/" in key or key == "schema" or (bool(key) and any((place / key).is_dir() for place in places))
 
 
 def check_choice(group: str, name: str) -> None:

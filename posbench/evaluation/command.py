@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +13,11 @@ from rich.table import Table
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
 from posbench.data.preparation import is_cache
+from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import evaluate_run, parse_length
-from posbench.evaluation.protocols import protocol_named
-from posbench.evaluation.windows import default_lengths
+from posbench.evaluation.protocols import PROTOCOLS, protocol_named
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.checkpoint import any_written
-from posbench.tracking import log_evaluation
 
 _MOST_TOLD = 10  # failures
 
@@ -90,7 +88,7 @@ def evaluate_runs(
                     own = run.config.evaluation
                     context = run.config.train.context_length
                     wanted = {
-                        name: asked or own.lengths or default_lengths(context, corpus.test, name)
+                        name: protocol_named(name).lengths(asked or own.lengths, context, corpus.test)
                         for name in names or own.protocols
                     }
                     evaluate_run(
@@ -105,7 +103,7 @@ def evaluate_runs(
                         tell,
                         notice_once,
                     )
-                    tracked = log_evaluation(run, notice)
+                    tracked = log_evaluations(run, notice)
                     if tracked is not None:
                         run.update_manifest(wandb=tracked)
                 except Exception as error:  # the others are worth having
@@ -146,7 +144,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
 
 def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], None]) -> Corpus:
     """The run's text, kept in `corpora` for others of the same. By its own fingerprints, not by what a run says."""
-    key = run.trained_on[:2]
+    key = run.manifest.fingerprints.data, run.manifest.fingerprints.tokenizer
     if key in corpora:
         return corpora[key]
     config = run.config
@@ -178,9 +176,10 @@ def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[
     schemes = list(dict.fromkeys(s["scheme"] for s in summaries))
     targets = sorted({s["targets_total"] for s in summaries})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    drop = protocol == "retrieval"
-    what = "benefit of repetition, nats/token," if drop else "perplexity"
-    console.print(f"\n{experiment}: {what} by length in tokens ({protocol}, {scored} targets)", highlight=False)
+    asked = PROTOCOLS[protocol]
+    console.print(
+        f"\n{experiment}: {asked.headline} by length in tokens ({protocol}, {scored} targets)", highlight=False
+    )
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme")
     seeds = {scheme: sorted({s["seed"] for s in summaries if s["scheme"] == scheme}) for scheme in schemes}
@@ -193,18 +192,11 @@ def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[
         cells = [",".join(map(str, seeds[scheme]))] if uneven else []
         for length in lengths:
             of_cell = [s for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
-            mean = sum(s["drop" if drop else "nll_mean"] for s in of_cell) / max(1, len(of_cell))
-            cells.append("" if not of_cell else f"{mean:z.3f}" if drop else perplexity(mean))
+            cells.append(asked.headline_of(of_cell) if of_cell else "")
         table.add_row(scheme, *cells)
     console.print(table)
     if uneven:
         console.print("Each is the mean over its own seeds: `posbench report` compares over those that all have.")
-
-
-def perplexity(nll: float) -> str:
-    """`exp` of a mean loss in nats, in four figures or as a power of ten."""
-    value = math.exp(min(nll, 700))
-    return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
 
 
 def short_length(length: int) -> str:

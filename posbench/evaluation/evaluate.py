@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.machine.files import read_bytes, read_json, write_bytes, write_json
+from posbench.evaluation.protocols import PROTOCOLS, protocol_named
 from posbench.runs import Run
+from posbench.runs.readings import Reading, store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/*.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/base.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -52,7 +49,6 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.evaluation.protocols import PROTOCOLS
     from posbench.runs.fingerprints import code_fingerprint
 
     protocol_ = PROTOCOLS[protocol]
@@ -64,7 +60,7 @@ def score_split(
         read += tokens
         advance(tokens)
 
-    rows, figures = protocol_.run(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
+    rows, figures = protocol_.score(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
     summary = {
         "protocol": protocol,
@@ -81,86 +77,9 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint(_CODE),
+        "code": code_fingerprint((*_CODE, *protocol_.code())),
     }
     return rows, summary
-
-
-def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
-    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there.
-
-    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
-    """
-    folder = run.path / "eval" / summary["protocol"]
-    _make_inside(run, folder)
-    final = folder / f"{summary['length']}.parquet"
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False)
-    content = buffer.getvalue()
-    write_bytes(final, content)
-    write_json(final.with_suffix(".json"), {**summary, "parquet": _size_and_sum(content)})
-
-
-def _size_and_sum(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _make_inside(run: Run, folder: Path) -> None:
-    try:
-        inside = folder.resolve().is_relative_to(run.path.resolve())
-        if inside:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
-        ) from error
-    if not (inside and os.access(folder, os.W_OK)):
-        raise ConfigError(
-            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
-        )
-
-
-def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> summary of the results that a run holds for `protocol`, the damaged and incomplete left out."""
-    folder = run.path / "eval" / protocol
-    found = {}
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        summary = _summary(file)
-        if summary is not None and is_whole(file.with_suffix(".parquet"), summary):
-            found[int(file.stem)] = summary
-    return dict(sorted(found.items()))
-
-
-def is_whole(file: Path, summary: Mapping[str, Any]) -> bool:
-    """Whether the windows are those that the summary was stored with; readable, where an older one does not say."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        content = read_bytes(file)
-        if "parquet" in summary:
-            return bool(summary["parquet"] == _size_and_sum(content))
-        parquet.read_metadata(io.BytesIO(content))
-    except (OSError, ArrowException):
-        return False
-    return True
-
-
-def _summary(file: Path) -> dict[str, Any] | None:
-    """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
-    try:
-        summary = read_json(file)
-        whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
-        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
-        whole |= {"drop": float, "by_order": float} if file.parent.name == "retrieval" else {}
-        named = file.parent.name, file.stem
-        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and named == (
-            summary["protocol"],
-            str(summary["length"]),
-        ):
-            return dict(summary)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
 
 
 def evaluate_run(
@@ -184,20 +103,17 @@ def evaluate_run(
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
-    from posbench.evaluation.protocols import protocol_named
     from posbench.machine.device import choose_device
     from posbench.machine.memory import exhaustion_explained
 
     manifest = run.manifest
+    manifest.check_current("evaluated")
     if not run.is_finished:
-        raise ConfigError(
-            f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
-        )
+        raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()
-    data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
-        ("text", corpus.fingerprint, data),
-        ("tokenizer", corpus.tokenizer_fingerprint, tokenizer),
+        ("text", corpus.fingerprint, manifest.fingerprints.data),
+        ("tokenizer", corpus.tokenizer_fingerprint, manifest.fingerprints.tokenizer),
     ):
         if ours != theirs:
             raise ConfigError(
@@ -209,7 +125,7 @@ def evaluate_run(
     model: Decoder | None = None
     results = []
     for protocol, of_protocol in lengths.items():
-        have = {} if again else {n: s for n, s in stored(run, protocol).items() if _same_settings(s, settings)}
+        have = {n: h for n, h in _stored(run, protocol).items() if not again and _same_settings(h, settings)}
         wanted = sorted(set(of_protocol))
         has_anchor = protocol_named(protocol).has_anchor
         anchor = max([*wanted, *have]) if has_anchor else 0
@@ -232,15 +148,27 @@ def evaluate_run(
                     f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
                     f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
                 )
-                of_split = (model, corpus, "test", protocol, length, settings, anchor or None, advance)
+                split = PROTOCOLS[protocol].split
                 with exhaustion_explained(chosen, advice):
-                    rows, summary = score_split(*of_split)
+                    rows, summary = score_split(
+                        model, corpus, split, protocol, length, settings, anchor or None, advance
+                    )
                 summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
-                store(run, rows, summary)
-                have[length] = summary
+                reading = Reading(protocol, length)
+                have[length] = dict(store(run, reading, rows, {**summary, "weights": manifest.weights}).header)
             tell(have[length], is_new)
             results.append(have[length])
     return results
+
+
+def _stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
+    """Length -> header of what the run holds for a protocol; without older results that lack a figure of today's."""
+    results, _ = run.results()
+    return {
+        result.length: dict(result.header)
+        for result in results
+        if result.protocol == protocol and PROTOCOLS[protocol].has_facts(result.header)
+    }
 
 
 def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:

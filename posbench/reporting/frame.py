@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
 from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
+from posbench.runs.manifest import Costs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,37 +67,57 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def row(run: Run) -> dict[str, Any]:
     """One run as a flat mapping. A manifest that cannot be read makes a row too, with the reason."""
     path = run.path
-    m: dict[str, Any] = {}
     try:
-        m, status = run.manifest, state_of(run)
+        manifest = run.manifest
+        status, reason = state_of(run), manifest.reason
         if status == FINISHED:
             _ = run.config  # a run without one is left out by name
     except ConfigError as error:
-        status, m = UNREADABLE, {**m, "reason": str(error)}
-    costs, device, parameters = (_mapping(m, key) for key in ("costs", "device", "num_parameters"))
+        return _unreadable(path, str(error))
+    m, costs, device = manifest, manifest.costs or Costs(None, None, None), manifest.device
     found = [e for e in evaluations(path) if e.protocol in LOSS_PROTOCOLS]
     final = _final(found)
-    loss = final.loss if final else _number(m.get("loss"))
+    loss = final.loss if final else _number(m.loss)
+    prints = asdict(m.fingerprints) | {"initial_weights": json.dumps(m.fingerprints.initial_weights)}
     return {
-        "experiment": str(m.get("experiment", path.parent.parent.name)),
-        "scheme": str(m.get("scheme", path.parent.name)),
-        "seed": _seed(m.get("seed"), path),
+        "experiment": m.experiment,
+        "scheme": m.scheme,
+        "seed": m.seed,
         "status": status,
-        "reason": _word(m.get("reason")),
-        "is_relative": m.get("is_relative") if isinstance(m.get("is_relative"), bool) else None,
+        "reason": reason,
+        "is_relative": m.is_relative,
         "loss": loss,
-        "bits_per_byte": final.bits_per_byte if final else _number(m.get("bits_per_byte")),
+        "bits_per_byte": final.bits_per_byte if final else _number(m.bits_per_byte),
         "perplexity": perplexity(loss),
         **{f"perplexity@{e.length}/{e.protocol}": perplexity(e.loss) for e in found if e.protocol != VALIDATION},
-        **{name: _number(m.get(name)) for name in ("num_steps", "tokens", "skipped_steps")},
-        **{name: _number(costs.get(name)) for name in ("tokens_per_second", "train_seconds", "peak_memory_bytes")},
+        **{name: float(getattr(m, name)) for name in ("num_steps", "tokens", "skipped_steps")},
+        **{name: _number(value) for name, value in asdict(costs).items()},
         "device": _word(device.get("name") or device.get("type")),
         "dtype": _word(device.get("dtype")),
-        "parameters": sum(v for v in parameters.values() if _is_whole(v)) or None,
-        **{f"fingerprint.{name}": _word(_mapping(m, "fingerprints").get(name)) for name in FINGERPRINTS},
-        **{f"version.{name}": _word(version) for name, version in _mapping(m, "versions").items()},
-        "started": _word(m.get("started")),
-        "ended": _word(m.get("ended")),
+        "parameters": sum(m.num_parameters.values()) or None,
+        **{f"fingerprint.{name}": prints[name] for name in FINGERPRINTS},
+        **{f"version.{name}": version for name, version in m.versions.items()},
+        "started": m.started,
+        "ended": m.ended,
+        "path": str(path),
+    }
+
+
+def _unreadable(path: Path, reason: str) -> dict[str, Any]:
+    """The row of a run of which its place alone is known."""
+    digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
+    losses = ("loss", "bits_per_byte", "perplexity")
+    counts = ("num_steps", "tokens", "skipped_steps", "tokens_per_second", "train_seconds", "peak_memory_bytes")
+    words = ("device", "dtype", "parameters", *(f"fingerprint.{name}" for name in FINGERPRINTS), "started", "ended")
+    return {
+        "experiment": path.parent.parent.name,
+        "scheme": path.parent.name,
+        "seed": int(digits[1]) if digits else -1,
+        "status": UNREADABLE,
+        "reason": reason,
+        "is_relative": None,
+        **dict.fromkeys((*losses, *counts), math.nan),
+        **dict.fromkeys(words),
         "path": str(path),
     }
 
@@ -104,25 +127,9 @@ def _final(found: list[Evaluation]) -> Evaluation | None:
     return next((e for e in found if e.protocol == VALIDATION), None)
 
 
-def _mapping(manifest: dict[str, Any], key: str) -> dict[str, Any]:
-    value = manifest.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _word(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, float) or _is_whole(value) else math.nan
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) < 1 << 63
-
-
-def _seed(value: Any, path: Path) -> int:
-    if _is_whole(value):
-        return int(value)
-    digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
-    return int(digits[1]) if digits else -1
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,15 +1,10 @@
 """The run folder, whole: where it is, what is in it, and how it is read back."""
 
+from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, Manifest, TornManifest
 from posbench.runs.run import (
-    DIED,
-    FINISHED,
-    FORMAT,
     INTERRUPTED,
-    RUNNING,
-    STOPPED,
     UNREADABLE,
     Run,
-    TornManifest,
     append_metrics,
     find_runs,
     load_run,
@@ -27,6 +22,7 @@ __all__ = [
     "RUNNING",
     "STOPPED",
     "UNREADABLE",
+    "Manifest",
     "Run",
     "TornManifest",
     "append_metrics",

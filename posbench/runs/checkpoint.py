@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import check_format, read_json, sync_folder
+from posbench.machine.files import check_format, folder_beside, has_its_seal, publish_folder, read_json, sealed
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
+from posbench.runs.manifest import Manifest, parse
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -54,24 +55,17 @@ def save(
     from safetensors.torch import save_file
 
     final = folder / f"step={step:08d}"
-    beside = folder / f".step={step:08d}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
     try:
-        beside.mkdir(parents=True)
-        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
-        (beside / METRICS).write_bytes(metrics)
-        checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
-        content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
-        (beside / "state.json").write_text(_sealed(content), encoding="utf-8")
-        _sync_and_sum(beside / "state.json")
-        sync_folder(beside)
-        if final.exists():  # torn, and passed over on resume: the same step, made again
-            shutil.rmtree(final)
-        beside.rename(final)
-        sync_folder(folder)
+        with folder_beside(final) as beside:
+            for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
+                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
+            (beside / METRICS).write_bytes(metrics)
+            checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
+            content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
+            (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
+            _sync_and_sum(beside / "state.json")
+            publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
-        shutil.rmtree(beside, ignore_errors=True)
         needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
         free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
         cause = error.strerror if isinstance(error, OSError) else None
@@ -127,13 +121,13 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     file = checkpoint / "state.json"
     try:
         content = read_json(file)
-        seal = content.pop("seal")
+        is_whole = has_its_seal(content)
         found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
-    if hashlib.sha256(_canonical(content)).hexdigest() != seal:
+    if not is_whole:
         raise TornCheckpoint("state.json does not match its checksum")
     check_format(checkpoint, found, FORMAT)
     if checkpoint.name != f"step={step:08d}":
@@ -148,6 +142,16 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     return dict(content)
 
 
+def manifest_in(checkpoint: Path) -> Manifest:
+    """The manifest that a checkpoint keeps. Raises: TornCheckpoint; ConfigError for one of another format."""
+    return parse(read_state(checkpoint).get("manifest"), checkpoint / "state.json")
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """The SHA-256 of the model's weights in this checkpoint, as it was written. Raises: TornCheckpoint."""
+    return str(read_state(checkpoint)["sha256"][MODEL])
+
+
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint that `newest` found intact."""
     from safetensors.torch import load_file
@@ -160,7 +164,7 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
+def load_weights(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """The newest intact checkpoint's weights into `model`.
 
     Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
@@ -172,8 +176,7 @@ def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> No
             f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
             f"{folder.parent} and train it again"
         )
-    kept = read_state(checkpoint).get("manifest")
-    changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
+    changed = changes(manifest_in(checkpoint), manifest)
     if changed:
         raise ConfigError(
             f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
@@ -212,15 +215,6 @@ def _folders(folder: Path) -> list[Path]:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step="))
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    plain = json.loads(_canonical(content))
-    return json.dumps({**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}, indent=1) + "\n"
 
 
 def _sum(path: Path) -> str:

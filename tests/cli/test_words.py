@@ -54,7 +54,7 @@ REFUSED = {
     "train.device=tpu": r"train\.device='tpu' is not known: auto, cpu, cuda",
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*take train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
-    "evaluation.protocols=[fxed]": r"evaluation\.protocols='fxed' is not known; did you mean 'fixed'\?",
+    "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
     "scheme=nope scheme.base=1e3": r"the chosen scheme has no option 'scheme\.base' ",
     "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
     "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
@@ -91,7 +91,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     refusal = posbench("train", *short, *(word.split() if "scheme=" in word else [word])).refusal
     assert re.search(REFUSED[word], refusal), refusal
     assert left(Path.cwd()) == {}
-    assert {name for name in left(cache) if "unfinished" in name} == set() and (before == {} or left(cache) == before)
+    assert {name for name in left(cache) if ".tmp" in name} == set() and (before == {} or left(cache) == before)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
 def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
     posbench: Give, short: list[str], words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posbench.training import memory_check as fit
+    from posbench.training import memory_check
 
-    monkeypatch.setattr(fit, "memory_bytes", lambda config: 64_000_000_000)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda config: 64_000_000_000)
     refusal = posbench("train", *short, *words).refusal
     assert re.search(says, refusal) and "64.0 GB" in refusal, refusal
     assert left(Path.cwd()) == {}

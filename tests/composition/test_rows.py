@@ -67,7 +67,7 @@ def test_what_is_written_to_a_run_folder_needs_no_other_file(folder: str) -> Non
 @pytest.mark.parametrize(
     "scheme, says",
     [
-        ("unknown", r"scheme\.of names 'qk_rpe', which is not a scheme; did you mean 'qk_rope'\? \(conf/scheme contains"),
+        ("unknown", r"scheme\.of names 'qk_rpe', which is not a scheme; did you mean 'qk_rope'\?"),
         ("outside", r"scheme=\.\./model/tiny cannot be the name of a choice"),
         ("own", r"the scheme 'own' contains itself: own -> own"),
         ("one", r"the scheme 'two' contains itself: two -> one -> two"),

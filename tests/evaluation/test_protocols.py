@@ -17,10 +17,11 @@ from rich.console import Console
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.evaluate import score_split, stored
-from posbench.evaluation.positions import bucket_edges
-from posbench.evaluation.protocols import ASKED_FOR
-from posbench.evaluation.retrieval import places
+from posbench.evaluation.evaluate import _stored as stored
+from posbench.evaluation.evaluate import score_split
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.position import bucket_edges
+from posbench.evaluation.protocols.retrieval import places
 from posbench.model import Decoder, build_model
 from posbench.runs import Run
 from posbench.training import train
@@ -68,7 +69,7 @@ def test_stored_windows_recompute_by_plain_torch(protocol: str, model: Decoder, 
     assert rows["bytes"].sum() == count  # one byte a token here, none for the beginning of a document
 
 
-@pytest.mark.parametrize("protocol", ASKED_FOR)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_batch_size_changes_nothing_beyond_a_millionth(protocol: str, model: Decoder, corpus: Corpus) -> None:
     from dataclasses import replace
 
