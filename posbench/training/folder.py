@@ -134,42 +134,44 @@ def continued(run: Run, manifest: Manifest, notice: Notice) -> Manifest:
     return replace(manifest, started=before.started, wandb=before.wandb)
 
 
-def begin(t: Training) -> None:
+def begin(training: Training) -> None:
     """Write the first files, and resume the newest intact checkpoint where there is one."""
-    folder, processes = t.run.path, t.step.processes
-    if t.is_first:
+    folder, processes = training.run.path, training.step.processes
+    if training.is_first:
         runs.remove_unfinished(folder)
-        t.run.write_manifest(t.manifest)
-        write_text(folder / "config.yaml", yaml.safe_dump(t.config.to_mapping(), sort_keys=False))
-        write_text(folder / "tokenizer.json", t.corpus.tokenizer.to_str(pretty=True))
-    newest = processes.broadcast(checkpoint.newest(folder / "checkpoints", t.notice) if t.is_first else None)
+        training.run.write_manifest(training.manifest)
+        write_text(folder / "config.yaml", yaml.safe_dump(training.config.to_mapping(), sort_keys=False))
+        write_text(folder / "tokenizer.json", training.corpus.tokenizer.to_str(pretty=True))
+    newest = processes.broadcast(
+        checkpoint.newest(folder / "checkpoints", training.notice) if training.is_first else None
+    )
     if newest is not None:
-        resume(t, newest)
-    elif t.is_first:
+        resume(training, newest)
+    elif training.is_first:
         (folder / "metrics.jsonl").unlink(missing_ok=True)
 
 
-def resume(t: Training, newest: Path) -> None:
+def resume(training: Training, newest: Path) -> None:
     """Take weights, moments, metrics and the loop's state from a checkpoint. Raises: ConfigError for another run's."""
     before = checkpoint.manifest_in(newest)
-    changes = fingerprints.changes(before, t.manifest)
+    changes = fingerprints.changes(before, training.manifest)
     if changes:
         raise ConfigError(
             f"{newest} belongs to a run of another configuration: {'; '.join(changes)}. Delete {newest.parent} to "
             "begin again"
         )
-    versions = t.manifest.versions.items()
-    t.manifest = replace(
-        t.manifest,
+    versions = training.manifest.versions.items()
+    training.manifest = replace(
+        training.manifest,
         versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
-        fingerprints=fingerprints.continued(before.fingerprints, t.manifest.fingerprints),
+        fingerprints=fingerprints.continued(before.fingerprints, training.manifest.fingerprints),
     )
-    checkpoint.put_weights(t.step.model, checkpoint.load_tensors(newest, checkpoint.MODEL))
-    t.step.optimizer.load_state(checkpoint.load_tensors(newest, checkpoint.OPTIMIZER))
-    t.state.restore(checkpoint.read_state(newest))
-    t.step.processes.barrier()  # before the first process changes what the others read
-    if t.is_first:
+    checkpoint.put_weights(training.step.model, checkpoint.load_tensors(newest, checkpoint.MODEL))
+    training.step.optimizer.load_state(checkpoint.load_tensors(newest, checkpoint.OPTIMIZER))
+    training.state.restore(checkpoint.read_state(newest))
+    training.step.processes.barrier()  # before the first process changes what the others read
+    if training.is_first:
         metrics = (newest / checkpoint.METRICS).read_text(encoding="utf-8")
-        write_text(t.run.path / "metrics.jsonl", metrics)
-        checkpoint.prune(newest.parent, newest, t.config.train.keep_checkpoints)
-    t.notice(f"{t.run.name}: resumed at step {t.state.step}")
+        write_text(training.run.path / "metrics.jsonl", metrics)
+        checkpoint.prune(newest.parent, newest, training.config.train.keep_checkpoints)
+    training.notice(f"{training.run.name}: resumed at step {training.state.steps_done}")

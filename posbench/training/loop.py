@@ -63,83 +63,83 @@ class Training:
         return self.step.processes.is_first
 
 
-def train_steps(t: Training) -> None:
+def train_steps(training: Training) -> None:
     """Take all steps that are left. Afterwards the newest checkpoint is the last step's.
 
     Raises: Stopped once a signal has come and a checkpoint is written; Died where the numbers went wrong.
     """
-    train, state = t.config.train, t.state
+    train, state, step = training.config.train, training.state, training.step
     tenth = max(1, math.ceil(train.num_steps / 10))
     validate_every, checkpoint_every = train.validate_every or tenth, train.checkpoint_every or tenth
-    if state.step == 0:
-        validate(t)  # before anything is learnt
-    watch, logged = Stopwatch(state.train_seconds), state.step
-    for n in range(state.step, train.num_steps):
-        rows = t.batches.batch(n)  # [B, T + 1] int64, whatever came before
+    if state.steps_done == 0:
+        validate(training)  # before anything is learnt
+    watch, logged = Stopwatch(state.train_seconds), state.steps_done
+    for n in range(state.steps_done, train.num_steps):
+        # Batch n: windows drawn from (seed, n), the same for every scheme.
+        rows = training.batches.batch(n)  # [B, T + 1] int64
         state.consume(rows)
-        tokens = t.step.device.send(rows)  # inputs are [:, :-1], targets [:, 1:]
-        t.observe("batch", n, t.step)
+        tokens = step.device.send(rows)  # inputs are tokens[:, :-1], targets tokens[:, 1:]
+        training.observe("batch", n, step)
 
-        # Forward, backward and into the weights. The host fetches loss and norm later: it does not wait here.
-        state.pending.append(t.step(n, tokens, t.observe))  # [loss, gradient norm]
-        state.step = n + 1
-        t.bar.advance(state.step)
-        is_last = state.step == train.num_steps
+        # Loss, gradients, weights: forward and backward over micro-batches, then AdamW (posbench.training.step).
+        # The result stays on the device, and the host does not wait for it.
+        state.pending.append(step(n, tokens, training.observe))  # [2]: loss (nats per token), gradient norm
+        state.steps_done = n + 1
+        training.bar.advance(state.steps_done)
+        is_last = state.steps_done == train.num_steps
 
-        if state.step % train.log_every == 0 or is_last:
-            fetch_losses(t)
-            speed = (state.step - logged) * train.tokens_per_step / watch.lap()
-            logged = state.step
-            log_step(t, speed)
+        if state.steps_done % train.log_every == 0 or is_last:
+            fetch_losses(training)  # here the host waits
+            speed = (state.steps_done - logged) * train.tokens_per_step / watch.lap()
+            logged = state.steps_done
+            log_step(training, speed)
 
-        if state.step % validate_every == 0 and not is_last:  # after the last step all of the split is scored
-            fetch_losses(t)  # a GPU's queue is empty before the watch is paused
+        if state.steps_done % validate_every == 0 and not is_last:  # after the last step the whole split is scored
+            fetch_losses(training)  # so that the watch is paused once the device is done
             with watch.paused():
-                validate(t)
+                validate(training)
 
-        signal_number = t.step.processes.stop_signal(t.signals.received)  # the same answer in all processes
-        if state.step % checkpoint_every == 0 or is_last or signal_number:
-            fetch_losses(t)
+        signal_number = step.processes.stop_signal(training.signals.received)  # the same answer in all processes
+        if state.steps_done % checkpoint_every == 0 or is_last or signal_number:
+            fetch_losses(training)
             state.train_seconds = watch.seconds
             with watch.paused():
-                save(t)
-            t.observe("checkpoint", n, t.step)
+                save(training)
+            training.observe("checkpoint", n, step)
 
         if signal_number:
-            t.signals.stop(
-                signal_number,
-                f"at step {state.step} of {train.num_steps}, with a checkpoint: give the same command again to resume",
-            )
+            where = f"at step {state.steps_done} of {train.num_steps}, with a checkpoint"
+            training.signals.stop(signal_number, f"{where}: give the same command again to resume")
 
 
-def fetch_losses(t: Training) -> None:
+def fetch_losses(training: Training) -> None:
     """Fetch the losses of the steps since the last call, and name the steps that were skipped.
 
     Raises: Died after too many of them.
     """
-    train = t.config.train
-    for n, loss, norm in t.state.fetch():
+    train = training.config.train
+    for n, loss, norm in training.state.fetch():
         lr = learning_rate(n, train)
         skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}, batch {n}"
-        t.notice(f"{t.run.name}: skipped {skipped}; weights and moments are as before")
-        if t.state.skipped_steps > train.max_skipped_steps:
+        training.notice(f"{training.run.name}: skipped {skipped}; weights and moments are as before")
+        if training.state.skipped_steps > train.max_skipped_steps:
             raise Died(
-                f"{t.state.skipped_steps} steps were not finite, more than "
+                f"{training.state.skipped_steps} steps were not finite, more than "
                 f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. Lower train.lr"
             )
 
 
-def log_step(t: Training, tokens_per_second: float) -> None:
+def log_step(training: Training, tokens_per_second: float) -> None:
     """The row of training since the last such row."""
-    state, train = t.state, t.config.train
+    state, train = training.state, training.config.train
     append_row(
-        t,
+        training,
         {
             "kind": "train",
-            "step": state.step,
-            "tokens": state.step * train.tokens_per_step,
+            "step": state.steps_done,
+            "tokens": state.steps_done * train.tokens_per_step,
             "loss": state.take_mean_loss(),
-            "lr": learning_rate(state.step - 1, train),
+            "lr": learning_rate(state.steps_done - 1, train),
             "grad_norm": state.grad_norm,
             "skipped_steps": state.skipped_steps,
             "tokens_per_second": round(tokens_per_second, 1),
@@ -147,12 +147,12 @@ def log_step(t: Training, tokens_per_second: float) -> None:
     )
 
 
-def validate(t: Training) -> None:
+def validate(training: Training) -> None:
     """The loss on the first tokens of the validation split, the same ones each time."""
-    settings = replace(t.config.evaluation, max_tokens=watched_tokens(t.config.train))
-    context = t.config.train.context_length
-    rows, _ = score_split(t.step.model, t.corpus, VALIDATION.split, VALIDATION.name, context, settings)
-    log_validation(t, rows)
+    settings = replace(training.config.evaluation, max_tokens=watched_tokens(training.config.train))
+    context = training.config.train.context_length
+    rows, _ = score_split(training.step.model, training.corpus, VALIDATION.split, VALIDATION.name, context, settings)
+    log_validation(training, rows)
 
 
 def watched_tokens(train: TrainConfig) -> int:
@@ -160,43 +160,46 @@ def watched_tokens(train: TrainConfig) -> int:
     return max(train.validation_tokens, train.context_length) // train.context_length * train.context_length
 
 
-def log_validation(t: Training, windows: pd.DataFrame) -> None:
+def log_validation(training: Training, windows: pd.DataFrame) -> None:
     """The row of a validation, over the scored `windows` that are watched while training. Raises: Died."""
-    watched = windows[windows["start"] <= watched_tokens(t.config.train)]
-    nll, step = float(watched["nll"].to_numpy().sum()), t.state.step
+    watched = windows[windows["start"] <= watched_tokens(training.config.train)]
+    nll, step = float(watched["nll"].to_numpy().sum()), training.state.steps_done
     if not math.isfinite(nll):
         raise Died(f"the validation loss at step {step} is {nll}. Lower train.lr")
     append_row(
-        t,
+        training,
         {
             "kind": "validation",
             "step": step,
-            "tokens": step * t.config.train.tokens_per_step,
+            "tokens": step * training.config.train.tokens_per_step,
             "loss": nll / int(watched["targets"].sum()),
             "bits_per_byte": nll / math.log(2) / int(watched["bytes"].sum()),
         },
     )
 
 
-def append_row(t: Training, row: dict[str, Any]) -> None:
+def append_row(training: Training, row: dict[str, Any]) -> None:
     """Add a row to metrics.jsonl, to the tracker and to what is shown."""
-    if t.is_first:
-        runs.append_metrics(t.run.path / "metrics.jsonl", row)
-    t.tracker.log(row)
-    t.bar.show(row)
+    if training.is_first:
+        runs.append_metrics(training.run.path / "metrics.jsonl", row)
+    training.tracker.log(row)
+    training.bar.show(row)
 
 
-def save(t: Training) -> None:
+def save(training: Training) -> None:
     """Write a checkpoint of the steps so far."""
-    weights, moments = checkpoint.weights_of(t.step.model), t.step.optimizer.state()  # all processes, where sharded
-    if not t.is_first:
+    weights, moments = (
+        checkpoint.weights_of(training.step.model),
+        training.step.optimizer.state(),
+    )  # all processes, where sharded
+    if not training.is_first:
         return
     checkpoint.save(
-        t.run.path / "checkpoints",
-        t.state.step,
+        training.run.path / "checkpoints",
+        training.state.steps_done,
         weights,
         moments,
-        (t.run.path / "metrics.jsonl").read_bytes(),
-        {**t.state.saved(), "manifest": to_mapping(t.manifest)},
-        t.config.train.keep_checkpoints,
+        (training.run.path / "metrics.jsonl").read_bytes(),
+        {**training.state.saved(), "manifest": to_mapping(training.manifest)},
+        training.config.train.keep_checkpoints,
     )

@@ -84,14 +84,16 @@ def _train(
             has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
             step = TrainingStep(config, model, device, processes)
             bar = TrainingProgress(console, config.scheme.name, config.train.num_steps)
-            t = Training(config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, observe=observe)
-            with _reason_recorded(t), exhaustion_explained(device, training_advice(config.train)):
-                folder.begin(t)
-                with _tracked(t), bar.shown(done=t.state.step):
+            training = Training(
+                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, observe=observe
+            )
+            with _reason_recorded(training), exhaustion_explained(device, training_advice(config.train)):
+                folder.begin(training)
+                with _tracked(training), bar.shown(done=training.state.steps_done):
                     device.reset_peak_memory()
                     signals.waits = True
-                    train_steps(t)
-                    finish(t, device.peak_memory_bytes() if has_own_memory else None)
+                    train_steps(training)
+                    finish(training, device.peak_memory_bytes() if has_own_memory else None)
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
 
 
@@ -123,80 +125,80 @@ def _prepared_text(config: Config, processes: Processes, notice: Notice) -> Corp
 
 
 @contextmanager
-def _tracked(t: Training) -> Iterator[None]:
+def _tracked(training: Training) -> Iterator[None]:
     """Open the tracker, name it in the manifest, and close it however the run ends."""
-    if t.is_first:
-        t.tracker = open_tracker(t.config, t.run, t.manifest, t.notice)
+    if training.is_first:
+        training.tracker = open_tracker(training.config, training.run, training.manifest, training.notice)
     failed = True
     try:
-        t.manifest = replace(t.manifest, wandb=t.tracker.record or t.manifest.wandb)
-        if t.is_first:
-            t.run.write_manifest(t.manifest)
+        training.manifest = replace(training.manifest, wandb=training.tracker.record or training.manifest.wandb)
+        if training.is_first:
+            training.run.write_manifest(training.manifest)
         yield
         failed = False
     finally:
-        t.tracker.finish(failed=failed)
+        training.tracker.finish(failed=failed)
 
 
 @contextmanager
-def _reason_recorded(t: Training) -> Iterator[None]:
+def _reason_recorded(training: Training) -> Iterator[None]:
     """Where the run ends before its time, its manifest says why: died where the numbers went wrong, else stopped."""
     try:
         yield
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         explained = ConfigError(
-            f"{t.run.name} stopped at step {t.state.step}: {error.strerror or error}{where}. Make room or check the "
-            "disk, and give the same command again"
+            f"{training.run.name} stopped at step {training.state.steps_done}: {error.strerror or error}{where}. "
+            "Make room or check the disk, and give the same command again"
         )
-        _record_reason(t, explained)
+        _record_reason(training, explained)
         raise explained from error
     except BaseException as error:
-        _record_reason(t, error)
+        _record_reason(training, error)
         raise
 
 
-def _record_reason(t: Training, error: BaseException) -> None:
-    if not t.is_first:
+def _record_reason(training: Training, error: BaseException) -> None:
+    if not training.is_first:
         return
     with suppress(OSError, ConfigError):  # on a full disk, say: `state_of` still sees that nobody holds the lock
-        if not t.run.is_finished:
-            t.run.update_manifest(
+        if not training.run.is_finished:
+            training.run.update_manifest(
                 status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
                 reason=str(error) or type(error).__name__,
                 ended=folder.now(),
-                skipped_steps=t.state.skipped_steps,
+                skipped_steps=training.state.skipped_steps,
             )
 
 
-def finish(t: Training, peak_memory_bytes: int | None) -> None:
+def finish(training: Training, peak_memory_bytes: int | None) -> None:
     """Score the whole validation split, store it window by window, and close the manifest. Raises: Died; Stopped."""
-    config = t.config
+    config = training.config
     rows, header = score_split(
-        t.step.model,
-        t.corpus,
+        training.step.model,
+        training.corpus,
         VALIDATION.split,
         VALIDATION.name,
         config.train.context_length,
         config.evaluation,
         None,
-        lambda tokens: _stop_if_asked(t),
+        lambda tokens: _stop_if_asked(training),
     )
     if not math.isfinite(header["nll_mean"]):
         raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
-    if t.is_first:
-        weights = checkpoint.weights_digest(t.run.path / "checkpoints" / f"step={t.state.step:08d}")
+    if training.is_first:
+        weights = checkpoint.weights_digest(training.run.path / "checkpoints" / f"step={training.state.steps_done:08d}")
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
-        store(t.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
-    log_validation(t, rows)
-    if t.is_first:
-        _close(t, header)
+        store(training.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
+    log_validation(training, rows)
+    if training.is_first:
+        _close(training, header)
 
 
-def _close(t: Training, validation: dict[str, Any]) -> None:
+def _close(training: Training, validation: dict[str, Any]) -> None:
     """Say in the manifest that the run is finished, with its losses and costs."""
-    state = t.state
-    tokens = state.step * t.config.train.tokens_per_step
+    state = training.state
+    tokens = state.steps_done * training.config.train.tokens_per_step
     costs = Costs(
         tokens_per_second=round(tokens / state.train_seconds, 1) if state.train_seconds else None,
         train_seconds=round(state.train_seconds, 2),
@@ -204,24 +206,26 @@ def _close(t: Training, validation: dict[str, Any]) -> None:
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
     losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
-    t.tracker.summary({**losses, **asdict(costs)})
-    t.run.update_manifest(
+    training.tracker.summary({**losses, **asdict(costs)})
+    training.run.update_manifest(
         status=runs.FINISHED,
         reason=None,
         skipped_steps=state.skipped_steps,
         costs=costs,
         ended=folder.now(),
         weights=validation["weights"],
-        fingerprints=replace(t.manifest.fingerprints, batches=state.batches[:16]),
+        fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
         **losses,
     )
-    t.notice(
-        f"{t.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
+    training.notice(
+        f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
         f"bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
     )
 
 
-def _stop_if_asked(t: Training) -> None:
-    signal_number = t.step.processes.stop_signal(t.signals.received)
+def _stop_if_asked(training: Training) -> None:
+    signal_number = training.step.processes.stop_signal(training.signals.received)
     if signal_number:
-        t.signals.stop(signal_number, "after its last step, with a checkpoint: give the same command again to finish")
+        training.signals.stop(
+            signal_number, "after its last step, with a checkpoint: give the same command again to finish"
+        )

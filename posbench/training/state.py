@@ -22,7 +22,7 @@ _SAVED = ("batches", "loss_sum", "loss_count", "skipped_steps", "train_seconds")
 class LoopState:
     """Where a run stands. Losses in nats per token."""
 
-    step: int = 0  # steps done
+    steps_done: int = 0
     batches: str = ""  # SHA-256 chain over the batches consumed
     loss_sum: float = 0.0  # of the finite steps since the last logged row
     loss_count: int = 0
@@ -37,7 +37,8 @@ class LoopState:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take back what `saved` gave, and the `step` beside it."""
-        for name in ("step", *_SAVED):
+        self.steps_done = saved["step"]
+        for name in _SAVED:
             setattr(self, name, saved[name])
 
     def consume(self, rows: NDArray[np.int64]) -> None:
@@ -49,7 +50,7 @@ class LoopState:
 
         Yields: (n, loss, norm) of each step that was skipped, as it is counted; n is 0-based.
         """
-        first, pending = self.step - len(self.pending), self.pending
+        first, pending = self.steps_done - len(self.pending), self.pending
         self.pending = []
         for n, (loss, norm) in enumerate(torch.stack(pending).tolist() if pending else [], first):
             if math.isfinite(loss) and math.isfinite(norm):

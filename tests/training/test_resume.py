@@ -20,7 +20,8 @@ from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.files import write_json
 from posbench.machine.signals import Stopped, StopSignals
-from posbench.runs import Run, append_metrics, run_folder, state_of
+from posbench.runs import Manifest, Run, append_metrics, run_folder, state_of
+from posbench.tracking import recordings
 from posbench.training import folder, train
 from posbench.training import run as training_run
 from tests.conftest import small_run, write_documents
@@ -186,8 +187,8 @@ def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, w
 def test_a_run_keeps_its_wandb_run(config: Make, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     ids = []
 
-    def opened(config: Config, run: Run, manifest: dict[str, Any], notice: object) -> tracking.Tracker:
-        ids.append(tracking._stored_id(run) or tracking._run_id(config, run, manifest))
+    def opened(config: Config, run: Run, manifest: Manifest, notice: object) -> tracking.Tracker:
+        ids.append(recordings.stored_id(run) or recordings.new_id(config, run, manifest))
         return tracking.Tracker()
 
     monkeypatch.setattr(training_run, "open_tracker", opened)
