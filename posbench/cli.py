@@ -24,9 +24,9 @@ from posbench.config import ConfigError, nearest
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from rich.console import Console
 
+    from posbench.config import Config
     from posbench.runs import Run
 
 app = typer.Typer(
@@ -187,10 +187,7 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
         raise SystemExit(1)
 
 
-def _train_job(composed: DictConfig) -> None:
-    from posbench.composition import typed
-
-    config = typed(composed)
+def _train_job(config: Config) -> None:
     from posbench.machine.device import spread
     from posbench.training import train
     from posbench.training.memory_check import check_memory
@@ -430,7 +427,7 @@ def compare(
 @app.command()
 def schemes(config_dir: ConfigDir = None) -> None:
     """The position schemes there are."""
-    from posbench.composition.inert import refuse_folder
+    from posbench.composition.words import refuse_folder
     from posbench.verify import list_schemes
 
     if config_dir:
