@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -32,7 +33,8 @@ def score(
         tokens = torch.from_numpy(rows).to(device)
         losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
         advance(len(batch) * length)
-    return torch.cat(losses).numpy()
+    # A loss that is not a number counts as infinite: pandas leaves NaN out of its sums, and the mean would be too good.
+    return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
 
 def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[Sequence[Window]]:

@@ -94,7 +94,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         )
     runs = {(row["scheme"], row["seed"]): load_run(row["path"]) for row in records(joined.runs)}
     example = next(iter(runs.values()))
-    config, notes = example.config, list(joined.notes)
+    config, notes = example.config, [*joined.notes, *_damaged(frame)]
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
     found = gather(runs, notes)
@@ -130,6 +130,11 @@ def _any_config(frame: pd.DataFrame) -> Config:
         except ConfigError as error:
             failure = error
     raise failure
+
+
+def _damaged(frame: pd.DataFrame) -> list[str]:
+    """A note for each file that is not a result of the run it lies in."""
+    return [f"{line}." for lines in frame["damaged"].dropna() for line in lines.splitlines()]
 
 
 def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str], int, Floats]:

@@ -1,10 +1,11 @@
-"""What the compared runs hold: the results that can be set beside each other, and a note on each that cannot."""
+"""What the compared runs hold: the results that can be set beside each other, by run and by place."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.frame import readable_results
 from posbench.runs import Run
 from posbench.runs.readings import Result
 
@@ -14,30 +15,14 @@ Place = dict[Key, Result]  # one protocol at one length
 
 
 def gather(runs: Mapping[Key, Run], notes: list[str]) -> Found:
-    """The results of each run, as trained. Files that are damaged, foreign or of unknown protocols go to `notes`."""
+    """The results of each run, as trained. What was read under other words of the scheme is counted in `notes`."""
     found: Found = {}
-    apart: dict[str, int] = {}  # what is not in the tables of a report, although nothing is wrong with it -> results
+    under: Counter[str] = Counter()
     for key, run in runs.items():
-        results, damaged = run.results()
-        notes += [f"{each}." for each in damaged]
-        for result in results:
-            protocol = PROTOCOLS.get(result.protocol)
-            lacking = protocol.lacking(result.windows.columns) if protocol else None
-            if protocol is None:
-                words = f"of the unknown protocol {result.protocol}"
-                apart[words] = apart.get(words, 0) + 1
-            elif lacking:
-                notes.append(
-                    f"{run.name}: {result.reading} is not used: it lacks the column {lacking!r}. To make it again: "
-                    f"posbench eval {run.path} --protocol {result.protocol} --length {result.length} --again."
-                )
-            elif result.reading.under:
-                words = f"under {' '.join(result.reading.under)}"
-                apart[words] = apart.get(words, 0) + 1
-            else:
-                found.setdefault(key, []).append(result)
-        found.setdefault(key, [])
-    notes += [f"Not in these tables: {count} results {what}." for what, count in apart.items()]
+        results, _ = readable_results(run)
+        found[key] = [result for result in results if not result.reading.under]
+        under.update(" ".join(result.reading.under) for result in results if result.reading.under)
+    notes += [f"Not in these tables: {count} results under {words}." for words, count in under.items()]
     return found
 
 

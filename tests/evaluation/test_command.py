@@ -6,11 +6,18 @@ import io
 import re
 from collections.abc import Callable
 
+import pyarrow
+import pytest
+import torch
 from rich.console import Console
 
-from posbench.config import Config
-from posbench.evaluation.command import _show, evaluate_runs
+from posbench.config import Config, ConfigError
+from posbench.data import prepare
+from posbench.evaluation import Question
+from posbench.evaluation.command import Answer, _show, evaluate_runs
+from posbench.evaluation.evaluate import evaluate_run
 from posbench.runs import Run
+from posbench.runs.readings import Reading, Result
 from posbench.training import train
 
 
@@ -20,7 +27,8 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
     def said(runs: list[Run]) -> str:
         console = Console(file=io.StringIO(), width=100)
-        evaluate_runs(runs, ["64"], ["fixed"], "cpu", "float32", False, console)
+        question = Question(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32")
+        evaluate_runs(runs, question, console)
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     text = said(runs)
@@ -30,13 +38,25 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
     assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
 
 
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "retrieval"])
+def test_a_loss_that_is_not_finite_is_not_a_result(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Pandas leaves NaN out of its sums: a model that overflows looked better than any other."""
+    run = train(config("train.steps=1", "evaluation.windows=4", "evaluation.passage=4"))
+    model = run.load_model()
+    torch.nn.init.constant_(model.norm.weight, torch.nan)
+    monkeypatch.setattr(Run, "load_model", lambda *arguments: model)
+    with pytest.raises(ConfigError, match=f"a loss of {protocol} at 16 tokens is not a finite number in float32"):
+        evaluate_run(run, prepare(run.config), Question((16,), (protocol,), dtype="float32"))
+    assert [result.protocol for result in run.results()[0]] == ["validation"]
+
+
 def test_no_zero_has_a_minus() -> None:
     console = Console(file=io.StringIO(), width=100)
-    drops = {64: -0.00004, 128: -0.0006}
-    _show(
-        console,
-        "demo",
-        "retrieval",
-        [{"scheme": "nope", "seed": 0, "length": n, "targets_total": 9, "drop": drop} for n, drop in drops.items()],
-    )
+    results = [
+        Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, True, pyarrow.table({}))
+        for length, drop in {64: -0.00004, 128: -0.0006}.items()
+    ]
+    _show(console, "demo", "retrieval", (), [Answer("demo", "nope", 0, result) for result in results])
     assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from posbench.config import ConfigError
+from posbench.machine import files
 from posbench.runs import checkpoint, run_folder
 from tests.faults.children import in_child
-from tests.faults.kills import Battery, train_here
+from tests.faults.kills import Battery
 
 STEPS = (4, 8, 12)  # one save interval apart
 RESUMED_EVERY = 25  # faults: one in so many strikes a real run, which is then trained on and compared
@@ -179,7 +180,7 @@ def _killed(folder: Path, chosen: random.Random, disk: Path | None) -> int:
         if name == "rename":
             Path.rename = lambda path, target: die()  # type: ignore[method-assign, assign, return-value]
         if name == "after":
-            checkpoint.sync_folder = lambda path: die() if path == folder else None  # type: ignore[assign]
+            files.sync_folder = lambda path: die() if path == folder else None  # type: ignore[assign]
         _save(folder, STEPS[-1] + 4)
 
     import safetensors.torch
@@ -261,17 +262,9 @@ def _cut_off(battery: Battery) -> Path:
     if not folder.exists():
 
         def work() -> None:
-            from posbench.training import loop
+            from posbench.training import train
 
-            original = loop._Training._one_step
-
-            def step(self: Any, number: int) -> torch.Tensor:
-                if number == 13:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return original(self, number)
-
-            loop._Training._one_step = step  # type: ignore[method-assign]
-            train_here(config)
+            train(config, observe=lambda phase, n, step: n == 13 and os.kill(os.getpid(), signal.SIGKILL))
 
         assert in_child(work, battery.folder) == -9
         assert len(list((folder / "checkpoints").iterdir())) == 3

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fabricate import World, fabricate, rename, rescore, run_of
+from fabricate import World, change_fingerprints, fabricate, rename, rescore, run_of
 from rich.console import Console
 
 from posbench.config import ConfigError
