@@ -304,8 +304,23 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding, position, retrieval. Default: those of the run's experiment.",
+            help="fixed, nonoverlapping, sliding, position, retrieval, validation. Default: those of the run's "
+            "experiment.",
             show_default=False,
+        ),
+    ] = None,
+    under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of the scheme that holds here alone, such as base=1e6. Repeat for several.",
+            show_default=False,
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
@@ -323,9 +338,19 @@ def evaluate(
 ) -> None:
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
+    from posbench.evaluation.evaluate import Question, parse_length
 
-    found = _runs(runs, runs_dir)
-    evaluate_runs(found, length or [], protocol or [], device, dtype, again, _console(), piece, named=bool(runs))
+    question = Question(
+        lengths=tuple(parse_length(word) for words in length or [] for word in words.split(",")),
+        protocols=tuple(word for words in protocol or [] for word in words.split(",")),
+        under=tuple(under or []),
+        at_step=at_step,
+        device=device,
+        dtype=dtype,
+        again=again,
+        piece=piece,
+    )
+    evaluate_runs(_runs(runs, runs_dir), question, _console(), named=bool(runs))
 
 
 @app.command()

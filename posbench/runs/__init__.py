@@ -10,6 +10,7 @@ from posbench.runs.run import (
     load_run,
     read_metrics,
     remove_unfinished,
+    run_at,
     run_folder,
     state_of,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "load_run",
     "read_metrics",
     "remove_unfinished",
+    "run_at",
     "run_folder",
     "state_of",
 ]

@@ -54,7 +54,7 @@ def save(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    final = folder / f"step={step:08d}"
+    final = folder / _name(step)
     try:
         with folder_beside(final) as beside:
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
@@ -130,7 +130,7 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     if not is_whole:
         raise TornCheckpoint("state.json does not match its checksum")
     check_format(checkpoint, found, FORMAT)
-    if checkpoint.name != f"step={step:08d}":
+    if checkpoint.name != _name(step):
         raise TornCheckpoint(f"it holds step {step}")
     for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
         try:
@@ -147,9 +147,9 @@ def manifest_in(checkpoint: Path) -> Manifest:
     return parse(read_state(checkpoint).get("manifest"), checkpoint / "state.json")
 
 
-def weights_digest(checkpoint: Path) -> str:
-    """The SHA-256 of the model's weights in this checkpoint, as it was written. Raises: TornCheckpoint."""
-    return str(read_state(checkpoint)["sha256"][MODEL])
+def weights_digest(folder: Path, step: int) -> str:
+    """The SHA-256 of the model's weights at a step, as they were written. Raises: TornCheckpoint."""
+    return str(read_state(folder / _name(step))["sha256"][MODEL])
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
@@ -164,25 +164,39 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module, manifest: Manifest) -> None:
-    """The newest intact checkpoint's weights into `model`.
+def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: int | None = None) -> None:
+    """The weights of the run's last step into `model`, or those of the older checkpoint `at_step`.
 
-    Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
+    Raises: ConfigError with the steps that are left where they are gone, damaged, or of another run.
     """
-    notes: list[str] = []
-    checkpoint = newest(folder, notes.append)
-    if checkpoint is None:
+    step = manifest.num_steps if at_step is None else at_step
+    why = _why_not(folder, step, manifest)
+    if why:
+        steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
+        listed = ", ".join(map(str, sorted(steps)))
+        rest = f"steps {listed} are left: --at-step {max(steps)} takes older weights, or " if steps else ""
         raise ConfigError(
-            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
-            f"{folder.parent} and train it again"
+            f"the weights of step {step} in {folder} cannot be used: {why}. "
+            f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
         )
-    changed = changes(manifest_in(checkpoint), manifest)
-    if changed:
-        raise ConfigError(
-            f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
-            f"{folder.parent} and train it again"
-        )
-    put_weights(model, load_tensors(checkpoint, MODEL))
+    put_weights(model, load_tensors(folder / _name(step), MODEL))
+
+
+def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
+    """Why the weights of a step are not those that the run had then; None where they are."""
+    checkpoint = folder / _name(step)
+    if step == manifest.num_steps and manifest.weights is not None:
+        try:
+            same = _sum(checkpoint / MODEL) == manifest.weights
+        except OSError:
+            return f"{checkpoint.name}/{MODEL} is missing"
+        return None if same else f"{checkpoint.name}/{MODEL} does not match the checksum in run.json"
+    try:
+        read_state(checkpoint, verify=True)
+        changed = changes(manifest_in(checkpoint), manifest)
+    except (TornCheckpoint, ConfigError) as torn:
+        return f"{checkpoint.name}: {torn}"
+    return f"{checkpoint.name} belongs to another run: {'; '.join(changed)}" if changed else None
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -211,6 +225,10 @@ def _folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=_step, reverse=True)
+
+
+def _name(step: int) -> str:
+    return f"step={step:08d}"
 
 
 def _step(checkpoint: Path) -> int:

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _PROTOCOL = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
 _WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
+_STEP = re.compile(r"step=([0-9]{1,12})")
+_NOT_AT_EVALUATION = ("name", "kind", "step")
 _WHOLE = ("document", "start", "targets", "bytes", "gap", "bucket_start", "bucket_end")  # columns of whole numbers
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
 _MOST_DOCUMENTS = 1 << 27
@@ -58,14 +60,13 @@ class Reading:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "under", tuple(sorted(self.under)))
-        for word in self.under:
-            if not _WORD.fullmatch(word):
-                raise ConfigError(f"--under {word!r} is not a word of a scheme: give key=value, such as base=1e6")
+        check_words([word for word in self.under if not _STEP.fullmatch(word)])
 
     @property
     def step(self) -> int | None:
         """The step whose weights were read, where it is not the run's last."""
-        return next((int(word[5:]) for word in self.under if word.startswith("step=")), None)
+        steps = [match for match in map(_STEP.fullmatch, self.under) if match]
+        return int(steps[0][1]) if steps else None
 
     @property
     def stem(self) -> str:
@@ -74,6 +75,16 @@ class Reading:
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
+
+
+def check_words(under: Sequence[str]) -> None:
+    """Raises: ConfigError where these are not words of a scheme, each key once."""
+    keys = [word.partition("=")[0] for word in under]
+    for word, key in zip(under, keys, strict=True):
+        if not _WORD.fullmatch(word) or key in _NOT_AT_EVALUATION:
+            raise ConfigError(f"--under {word!r} is not an option of a scheme: give key=value, such as base=1e6")
+        if keys.count(key) > 1:
+            raise ConfigError(f"--under {key}=... is given more than once: give one value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +179,24 @@ def store(run: Run, reading: Reading, rows: pd.DataFrame, header: Mapping[str, A
 def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
     """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading."""
     manifest = run.manifest
-    results, damaged = [], []
+    results, not_results = [], []
     if manifest.status == FINISHED:
         for reading, file in _files(run.path / "eval"):
             try:
                 results.append(_read(manifest, reading, file))
             except _NotAResult as why:
-                damaged.append(Damaged(reading, file, str(why), _remedy(run, manifest, reading)))
-    return sorted(results, key=lambda result: result.reading), sorted(damaged)
+                not_results.append(damaged(run, reading, str(why)))
+    return sorted(results, key=lambda result: result.reading), sorted(not_results)
+
+
+def damaged(run: Run, reading: Reading, why: str) -> Damaged:
+    """A reading of `run` that cannot be used, with the command that makes it again."""
+    words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
+    for word in reading.under:
+        step = _STEP.fullmatch(word)
+        words += ["--at-step", step[1]] if step else ["--under", word]
+    remedy = shlex.join(words) if run.manifest.format == FORMAT else run.remedy
+    return Damaged(reading, run.path / "eval" / reading.protocol / f"{reading.stem}.parquet", why, remedy)
 
 
 def perplexity(loss: float) -> float:
@@ -259,6 +280,8 @@ def _header(file: Path) -> dict[str, Any]:
 def _check_bound(manifest: Manifest, reading: Reading, header: Mapping[str, Any], file: Path) -> None:
     if not has_its_seal(header):
         raise _NotAResult(f"{file.stem}.json does not match its checksum")
+    if not isinstance(header.get("settings"), dict):
+        raise _NotAResult(f"{file.stem}.json holds no settings")
     bindings = _bindings(manifest) | ({} if reading.step is not None else {"weights": manifest.weights})
     meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
     for key, value in bindings.items():
@@ -283,15 +306,6 @@ def _table(content: bytes) -> pyarrow.Table:
     if why:
         raise _NotAResult(why)
     return table
-
-
-def _remedy(run: Run, manifest: Manifest, reading: Reading) -> str:
-    if manifest.format != FORMAT:
-        return run.remedy
-    words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
-    for word in reading.under:
-        words += ["--at-step", word[5:]] if word.startswith("step=") else ["--under", word]
-    return shlex.join(words)
 
 
 def _size_and_sum(content: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from posbench.model import Decoder
-    from posbench.runs.readings import Damaged, Result
+    from posbench.runs.readings import Damaged, Reading, Result
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 
@@ -133,6 +133,12 @@ class Run:
 
         return results_of(self)
 
+    def damaged(self, reading: Reading, why: str) -> Damaged:
+        """A result that is not one, with the command that makes it again."""
+        from posbench.runs.readings import damaged
+
+        return damaged(self, reading, why)
+
     def check_config(self) -> None:
         """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
         from posbench.runs.fingerprints import changes_in
@@ -144,26 +150,62 @@ class Run:
                 f"{self.remedy}"
             )
 
-    def load_model(self) -> Decoder:
-        """The trained model, in float32 on the CPU.
+    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
+        """The trained model with the weights of the run's last step, in float32 on the CPU.
 
-        Raises: ConfigError where there is no intact checkpoint, or it or the configuration is of another run.
+        Arguments: under, words of the scheme that hold at evaluation alone, such as `base=1e6`; at_step, the step of an
+        older checkpoint.
+        Raises: ConfigError where those weights are gone, damaged or another run's (it lists the steps that are left),
+        where the configuration is another run's, and where the model has other parameters under the words.
         """
         from safetensors import SafetensorError
 
         from posbench.model import build_model
         from posbench.runs.checkpoint import load_weights
 
+        manifest = self.manifest
+        manifest.check_current("evaluated")
         self.check_config()
-        model = build_model(self.config, self.manifest.vocab_size)
+        model = build_model(self.config, manifest.vocab_size)
+        if under:
+            trained, model = model, build_model(self.config_under(under), manifest.vocab_size)
+            _check_same_parameters(trained, model, under)
         try:
-            load_weights(self.path / "checkpoints", model, self.manifest)
+            load_weights(self.path / "checkpoints", model, manifest, at_step)
         except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
             raise ConfigError(
                 f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): "
                 f"{self.remedy}"
             ) from error
         return model.eval()
+
+    def config_under(self, words: Sequence[str]) -> Config:
+        """The configuration with other words of its scheme. Raises: ConfigError for words that are none."""
+        from omegaconf import OmegaConf
+
+        from posbench.composition import checked
+        from posbench.runs.readings import check_words
+
+        check_words(words)
+        mapping = self.config.to_mapping()
+        scheme = OmegaConf.merge(OmegaConf.create(mapping["scheme"]), OmegaConf.from_dotlist(list(words)))
+        return checked({**mapping, "scheme": OmegaConf.to_container(scheme)})
+
+
+def run_at(path: str | Path) -> Run:
+    """The run that a stored path names: the one door by which a row of a table becomes a run again."""
+    return Run(Path(path))
+
+
+def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
+    ours, theirs = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in (trained, changed))
+    differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    if differing:
+        one = differing[0]
+        raise ConfigError(
+            f"--under {' '.join(under)} changes the parameters ({one} is {ours.get(one, 'missing')} as trained and "
+            f"{theirs.get(one, 'missing')} under it): what changes parameters must be trained, not evaluated"
+        )
 
 
 def run_folder(config: Config) -> Path:

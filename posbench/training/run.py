@@ -187,7 +187,7 @@ def finish(training: Training, peak_memory_bytes: int | None) -> None:
     if not math.isfinite(header["nll_mean"]):
         raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
     if training.is_first:
-        weights = checkpoint.weights_digest(training.run.path / "checkpoints" / f"step={training.state.steps_done:08d}")
+        weights = checkpoint.weights_digest(training.run.path / "checkpoints", training.state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         store(training.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
     log_validation(training, rows)
