@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -202,7 +203,7 @@ class _Scorer:
         return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in SETTINGS)
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length and store the result."""
+        """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
         from posbench.machine.memory import exhaustion_explained
         from posbench.runs.checkpoint import weights_digest
 
@@ -216,6 +217,11 @@ class _Scorer:
         with exhaustion_explained(device, advice):
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, self.settings, anchor, advance
+            )
+        if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
+            raise ConfigError(
+                f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "
+                f"{header['dtype']}, so there is no result: try --dtype float32"
             )
         header["peak_memory_bytes"] = device.peak_memory_bytes()
         is_last = self.at_step is None
