@@ -19,11 +19,12 @@ from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.machine.costs import DATASHEET, training_flops_per_token
+from posbench.machine.costs import DATASHEET
 from posbench.machine.device import Device, choose_device
 from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder, build_model
+from posbench.size import training_flops_per_token
 from posbench.training.optimizer import AdamW
 
 VOCAB_SIZE = 4096
@@ -135,7 +136,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
             rates[name].append(steps * first.train.tokens_per_step / run.seconds(steps))
             phases[name].append(run.phases())
     machine_rate = statistics.median(machine)
-    flops = training_flops_per_token(first.model, VOCAB_SIZE, first.train.context_length)
+    flops = training_flops_per_token(first, VOCAB_SIZE)
     datasheet = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
     of_schemes = {}
     for name, run in runs.items():

@@ -139,7 +139,7 @@ def _check(config: Config) -> None:
             "train.device=auto, and CUDA_VISIBLE_DEVICES to choose among them"
         )
     check_divides(config, nproc)
-    build_scheme(config.scheme, shape_of(config.model))
+    build_scheme(config.scheme, shape_of(config))
 
 
 @record

@@ -38,6 +38,7 @@ from posbench.machine.signals import StopSignals
 from posbench.model import Decoder, build_model, shape_of
 from posbench.runs import Run, TornManifest, checkpoint, fingerprints
 from posbench.schemes import build_scheme
+from posbench.size import num_parameters
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import AdamW, learning_rate
 from posbench.training.processes import Alone, group
@@ -93,7 +94,7 @@ def _train(config: Config, console: Console, together: Alone) -> Run:
     with StopSignals(run.name, echo, speaks=together.is_first) as signals:
         device = choose_device(config.train, together.local_rank, together.size)
         together.check(config)
-        build_scheme(config.scheme, shape_of(config.model))  # its own rules, before any text is read
+        build_scheme(config.scheme, shape_of(config))  # its own rules, before any text is read
         if not together.is_first:
             together.wait_for("text")
         corpus = prepare(config, notice=notice)
@@ -134,7 +135,7 @@ def _facts(config: Config, corpus: Corpus, model: Decoder, device: Device) -> di
         "seed": config.seed,
         "vocab_size": corpus.vocab_size,
         "num_parameters": {
-            **config.model.num_parameters(model.embedding.num_embeddings),
+            **num_parameters(config, model.embedding.num_embeddings),
             "scheme": sum(p.numel() for p in model.scheme.parameters()),
         },
         "is_relative": bool(model.scheme.is_relative),
