@@ -24,7 +24,7 @@ from posbench.training import train
 def test_flops_are_those_of_the_products_that_run() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2"])
+    config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2", "train.context_length=32"])
     model = build_model(config, 300)
     tokens = torch.randint(300, (2, 33))
     with FlopCounterMode(display=False) as counter:
