@@ -33,12 +33,12 @@ torture: $(VENV)/.installed ## Kill runs 200 times and damage 1,000 checkpoints;
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
 
 style: $(VENV)/.installed ## Format the code
-	$(BIN)/ruff format posbench tests benchmarks
-	$(BIN)/ruff check --fix posbench tests benchmarks
+	$(BIN)/ruff format posbench hydra_plugins tests benchmarks
+	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks
 
 lint: $(VENV)/.installed ## Check format, lint and types
-	$(BIN)/ruff format --check posbench tests benchmarks
-	$(BIN)/ruff check posbench tests benchmarks
+	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks
+	$(BIN)/ruff check posbench hydra_plugins tests benchmarks
 	$(BIN)/mypy
 
 lock: $(VENV)/.installed ## Resolve constraints.txt and requirements.txt anew (torch stays as pinned)

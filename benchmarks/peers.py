@@ -29,11 +29,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench import build_model, compose
-from posbench.bench import matmul_rate
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
+from posbench.machine.speed import matmul_rate
 from posbench.size import training_flops_per_token
-from posbench.training.optimizer import AdamW
+from posbench.training.step import TrainingStep
 
 VOCAB = 4096
 SHAPES = {
@@ -60,22 +60,14 @@ def ffn(shape: Shape) -> int:
 
 
 class Ours:
-    """posbench's own step, as `posbench train` takes it."""
+    """posbench's own step: the function that `posbench train` calls."""
 
-    def __init__(self, shape: Shape, scheme: str, dtype: str, compiled: bool, device: Device) -> None:
+    def __init__(self, shape: Shape, scheme: str, dtype: str, compiled: bool) -> None:
         config = config_of(shape, scheme, dtype, compiled)
-        self.model = build_model(config, VOCAB).to(device.torch)
-        self.model.compute_dtype = getattr(torch, dtype)
-        if compiled:
-            self.model.compile_blocks()
-        self.optimizer = AdamW(self.model, config.train)
+        self.training_step = TrainingStep(config, build_model(config, VOCAB), choose_device(config.train))
 
     def step(self, tokens: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = self.model.loss(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        self.optimizer.step(0, loss.detach().isfinite())
-        return loss.detach()
+        return self.training_step(0, tokens)[0]
 
 
 class Theirs:
@@ -245,11 +237,11 @@ def contenders(
     shape: Shape, dtype: str, compiled: list[bool], fused: bool | None, only: str, device: Device
 ) -> dict[str, Any]:
     """Name -> contender, posbench's schemes first; peers that are not installed are named and left out."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for scheme in SCHEMES:
         if only in f"posbench {scheme}":
             for how in compiled[-1:]:
-                found[f"posbench {scheme}" + (", compiled" if how else "")] = Ours(shape, scheme, dtype, how, device)
+                by_name[f"posbench {scheme}" + (", compiled" if how else "")] = Ours(shape, scheme, dtype, how)
     for name, (package, make) in PEERS.items():
         if only not in name:
             continue
@@ -262,8 +254,8 @@ def contenders(
             if not (how and name in NEVER_COMPILED):
                 torch.manual_seed(0)
                 model, logits = make(shape)
-                found[name + (", compiled" if how else "")] = Theirs(model, logits, dtype, how, fused, device)
-    return found
+                by_name[name + (", compiled" if how else "")] = Theirs(model, logits, dtype, how, fused, device)
+    return by_name
 
 
 def compare(
@@ -304,8 +296,7 @@ def compare(
             began = time.perf_counter()
             for _ in range(steps):
                 run.step(tokens)
-            if device.is_cuda:
-                torch.cuda.synchronize()
+            device.wait()
             rates[name].append(steps * shape["batch"] * shape["context"] / (time.perf_counter() - began))
     rate = statistics.median(machine)
     config = config_of(shape, "nope", dtype, False)

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import SHAPES, VOCAB, Ours, Shape, config_of
-from posbench.bench import matmul_rate
 from posbench.machine.device import choose_device
 from posbench.machine.memory import keep_freed_memory
+from posbench.machine.speed import matmul_rate
 from posbench.size import num_parameters
 
 STEPS = 5
@@ -82,16 +82,16 @@ def main() -> None:
     shape = SHAPES[given.shape]
     config = config_of(shape, given.scheme, "bfloat16", True)
     device = choose_device(config.train)
-    run = Ours(shape, given.scheme, "bfloat16", True, device)
+    contender = Ours(shape, given.scheme, "bfloat16", True)
     tokens: Tensor = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1))
     for _ in range(3):
-        run.step(tokens)
+        contender.step(tokens)
     flops, copies = matmul_rate(device), copy_rate()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(STEPS):
-            run.step(tokens)
+            contender.step(tokens)
     spent: dict[str, float] = {}
-    operations = sorted(found.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    operations = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
     for event in operations:
         part = next((name for name, pattern in PARTS if re.search(pattern, event.key)), "other")
         seconds = event.self_cpu_time_total / 1e6 / STEPS

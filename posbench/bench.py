@@ -1,16 +1,16 @@
-"""Speed: tokens per second of a training step, or of evaluation at lengths, scheme by scheme.
+"""Speed: tokens per second of the training step, or of evaluation at lengths, scheme by scheme.
 
-Schemes run in turn, round after round, so that a machine whose speed drifts slows all of them; figures are medians over
-rounds. MFU is the rate of model FLOPs over that of a large matrix product in the same number format,
-measured between the same rounds.
+What is timed is `posbench.training.step` itself, as `posbench train` calls it. Schemes run in turn, round after round,
+so that a machine whose speed drifts slows all of them; figures are medians over rounds. MFU is the rate of model FLOPs
+over that of a large matrix product in the same number format, measured between the same rounds.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,88 +23,78 @@ from posbench.machine.costs import DATASHEET
 from posbench.machine.device import Device, choose_device
 from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
-from posbench.model import Decoder, build_model
+from posbench.machine.speed import matmul_rate
+from posbench.model import build_model
 from posbench.size import training_flops_per_token
-from posbench.training.optimizer import AdamW
+from posbench.training.step import TrainingStep
 
 VOCAB_SIZE = 4096
 WARMUP_STEPS = 3
 
 
-def matmul_rate(device: Device, size: int = 2048, repeats: int = 3) -> float:
-    """FLOP/s of a square product in the device's number format: the best of a few."""
-    size, products = (8192, 20) if device.is_cuda else (size, 1)  # a GPU needs a queue, and time to clock up
-    a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
-    best = 0.0
-    for _ in range(repeats):
-        _wait(device)
-        began = time.perf_counter()
-        for _ in range(products):
-            a @ a
-        _wait(device)
-        best = max(best, products * 2 * size**3 / (time.perf_counter() - began))
-    return best
-
-
-def _wait(device: Device) -> None:
-    if device.is_cuda:
-        torch.cuda.synchronize(device.torch)
-
-
-class _Step:
-    """A training step of one scheme on random tokens."""
+class Contender:
+    """The training step of one scheme on random tokens, with its measurements."""
 
     def __init__(self, config: Config, device: Device) -> None:
-        self.config, self.device = config, device
-        self.model: Decoder = build_model(config, VOCAB_SIZE).to(device.torch)
-        self.model.compute_dtype = device.dtype
-        self.optimizer = AdamW(self.model, config.train)
-        generator = torch.Generator().manual_seed(0)
-        shape = (config.train.batch_size, config.train.context_length + 1)
-        self.rows = torch.randint(VOCAB_SIZE, shape, generator=generator).to(device.torch)
-        if device.compiled:
-            self.model.compile_blocks()
-        self.first_seconds = self.seconds(1)
-        self.seconds(WARMUP_STEPS - 1)
+        self.device = device
+        self.step = TrainingStep(config, build_model(config, VOCAB_SIZE), device)
+        self.tokens = random_tokens(config.train.batch_size, config.train.context_length, device)
+        self.tokens_per_step = config.train.tokens_per_step
+        self.rates: list[float] = []  # tokens per second, one a round
+        self.phases: list[dict[str, float]] = []  # seconds by phase of one step, one a round
+        self.peak_memory_bytes: int | None = None
+        self.first_seconds = self._seconds(1)
+        self._seconds(WARMUP_STEPS - 1)
 
-    def seconds(self, steps: int) -> float:
-        """Seconds of so many steps, waited for at the end alone, as in training."""
-        _wait(self.device)
+    def measure(self, steps: int) -> None:
+        """One round of `steps` steps, and one more step by phase."""
+        self.rates.append(steps * self.tokens_per_step / self._seconds(steps))
+        self.phases.append(self._phase_seconds())
+
+    def _seconds(self, steps: int) -> float:
+        """Seconds that `steps` steps take. The device is waited for only at the end, as in training."""
+        self.device.wait()
         began = time.perf_counter()
         for _ in range(steps):
-            self.once()
-        _wait(self.device)
+            self.step(0, self.tokens)
+        self.device.wait()
         return time.perf_counter() - began
 
-    def once(self, done: Callable[[str], object] = lambda phase: None) -> None:
-        """One step, forward to weights; `done` is told the end of each phase."""
-        train = self.config.train
-        self.optimizer.zero_grad()
-        healthy = torch.ones((), dtype=torch.bool, device=self.device.torch)
-        for part in self.rows.chunk(train.accumulation):
-            loss = self.model.loss(part[:, :-1], part[:, 1:]) / train.accumulation
-            done("forward")
-            loss.backward()
-            done("backward")
-            healthy &= loss.detach().isfinite()
-        self.optimizer.step(0, healthy)
-        done("optimizer")
-
-    def phases(self) -> dict[str, float]:
-        """Seconds of each phase of one step, waited for after each."""
-        spent: dict[str, float] = {}
-        _wait(self.device)
+    def _phase_seconds(self) -> dict[str, float]:
+        """Seconds of each phase of one step. The device is waited for after each of them."""
+        seconds: dict[str, float] = {}
+        self.device.wait()
         before = time.perf_counter()
 
-        def done(phase: str) -> None:
+        def clock(phase: str, n: int, step: TrainingStep) -> None:
             nonlocal before
-            _wait(self.device)
+            self.device.wait()
             now = time.perf_counter()
-            spent[phase] = spent.get(phase, 0.0) + now - before
+            seconds[phase] = seconds.get(phase, 0.0) + now - before
             before = now
 
-        self.once(done)
-        return spent
+        self.step(0, self.tokens, clock)
+        return seconds
+
+    def figures(self, flops_per_token: float, matmul_rate: float, datasheet_rate: float | None) -> dict[str, Any]:
+        """Medians over the rounds. Rates in FLOP/s."""
+        rate = median(self.rates)
+        return {
+            "tokens_per_second": rate,
+            "tokens_per_second_min": min(self.rates),
+            "tokens_per_second_max": max(self.rates),
+            "mfu": rate * flops_per_token / matmul_rate,
+            "mfu_datasheet": rate * flops_per_token / datasheet_rate if datasheet_rate else None,
+            "phases_seconds": {phase: median(times[phase] for times in self.phases) for phase in self.phases[0]},
+            "first_step_seconds": self.first_seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+def random_tokens(batch: int, length: int, device: Device) -> torch.Tensor:
+    """[batch, length + 1] int64 on the device, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCAB_SIZE, (batch, length + 1), generator=generator).to(device.torch)
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
@@ -119,41 +109,16 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
-    runs: dict[str, _Step] = {}
-    peaks: dict[str, int | None] = {}
-    for name, config in configs.items():
-        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
-        device.reset_peak_memory()
-        runs[name] = _Step(config, device)
-        # A process on a CPU has one resident set, whose peak is the first scheme's alone.
-        peaks[name] = device.peak_memory_bytes() - held if device.is_cuda or not peaks else None
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    phases: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-    machine = []
+    contenders = _contenders(configs, device)
+    matmul_rates = []
     for _ in range(rounds):
-        machine.append(matmul_rate(device))
-        for name, run in runs.items():
-            rates[name].append(steps * first.train.tokens_per_step / run.seconds(steps))
-            phases[name].append(run.phases())
-    machine_rate = statistics.median(machine)
+        matmul_rates.append(matmul_rate(device))
+        for contender in contenders.values():
+            contender.measure(steps)
     flops = training_flops_per_token(first, VOCAB_SIZE)
-    datasheet = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
-    of_schemes = {}
-    for name, run in runs.items():
-        median = statistics.median(rates[name])
-        of_schemes[name] = {
-            "tokens_per_second": median,
-            "tokens_per_second_min": min(rates[name]),
-            "tokens_per_second_max": max(rates[name]),
-            "step_to_first": median / statistics.median(rates[next(iter(runs))]),
-            "mfu": median * flops / machine_rate,
-            "mfu_datasheet": median * flops / datasheet if datasheet else None,
-            "phases_seconds": {
-                phase: statistics.median(times[phase] for times in phases[name]) for phase in phases[name][0]
-            },
-            "first_step_seconds": run.first_seconds,
-            "peak_memory_bytes": peaks[name],
-        }
+    datasheet_rate = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
+    figures = {name: each.figures(flops, median(matmul_rates), datasheet_rate) for name, each in contenders.items()}
+    base = next(iter(figures.values()))["tokens_per_second"]
     return {
         "what": "training step",
         "device": device.describe(),
@@ -164,9 +129,23 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "rounds": rounds,
         "steps_a_round": steps,
         "flops_per_token": flops,
-        "matmul_flops_per_second": machine_rate,
-        "schemes": of_schemes,
+        "matmul_flops_per_second": median(matmul_rates),
+        "schemes": {
+            name: {**figure, "step_to_first": figure["tokens_per_second"] / base} for name, figure in figures.items()
+        },
     }
+
+
+def _contenders(configs: dict[str, Config], device: Device) -> dict[str, Contender]:
+    contenders: dict[str, Contender] = {}
+    for name, config in configs.items():
+        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
+        device.reset_peak_memory()
+        contender = Contender(config, device)
+        # A process on a CPU has one resident set: its peak tells of the first scheme only.
+        contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
+        contenders[name] = contender
+    return contenders
 
 
 @torch.no_grad()
@@ -177,24 +156,23 @@ def bench_evaluation(
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
-    found: dict[str, dict[str, Any]] = {name: {} for name in configs}
+    figures: dict[str, dict[str, Any]] = {name: {} for name in configs}
     for length in lengths:
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randint(VOCAB_SIZE, (1, length + 1), generator=generator).to(device.torch)
+        tokens = random_tokens(1, length, device)
         for name, config in configs.items():
             model = build_model(config, VOCAB_SIZE).to(device.torch).eval()
             model.compute_dtype = device.dtype
             device.reset_peak_memory()
             times = []
             for _ in range(rounds):
-                _wait(device)
+                device.wait()
                 began = time.perf_counter()
-                model.nll(rows[:, :-1], rows[:, 1:])
-                _wait(device)
+                model.nll(tokens[:, :-1], tokens[:, 1:])
+                device.wait()
                 times.append(time.perf_counter() - began)
-            found[name][str(length)] = {
-                "seconds": statistics.median(times),
-                "tokens_per_second": length / statistics.median(times),
+            figures[name][str(length)] = {
+                "seconds": median(times),
+                "tokens_per_second": length / median(times),
                 "peak_memory_bytes": device.peak_memory_bytes(),
             }
     return {
@@ -202,7 +180,7 @@ def bench_evaluation(
         "device": device.describe(),
         "model": first.model.name,
         "rounds": rounds,
-        "schemes": found,
+        "schemes": figures,
     }
 
 
@@ -237,9 +215,9 @@ def bench(
 
 def _show_training(result: dict[str, Any], console: Console) -> None:
     device = result["device"]
-    how = "compiled" if device["compiled"] else "not compiled"
+    compiled = "compiled" if device["compiled"] else "not compiled"
     rate = result["matmul_flops_per_second"] / 1e9
-    console.print(f"{device['name']}, {device['dtype']}, {how}, {device['threads']} threads", highlight=False)
+    console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads", highlight=False)
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
         f"matrix products {rate:,.0f} GFLOP/s; times in ms, first step in s",
@@ -249,16 +227,17 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
     table.add_column("scheme", no_wrap=True)
     for column in ("tokens/s", "least", "most", "ratio", "MFU", "forw.", "backw.", "optim.", "first", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, of in result["schemes"].items():
-        phases = of["phases_seconds"]
+    for name, figures in result["schemes"].items():
+        phases = figures["phases_seconds"]
+        rates = ("tokens_per_second", "tokens_per_second_min", "tokens_per_second_max")
         table.add_row(
             name,
-            *(f"{of[key]:,.0f}" for key in ("tokens_per_second", "tokens_per_second_min", "tokens_per_second_max")),
-            f"{of['step_to_first']:.3f}",
-            f"{100 * of['mfu']:.1f}%",
+            *(f"{figures[key]:,.0f}" for key in rates),
+            f"{figures['step_to_first']:.3f}",
+            f"{100 * figures['mfu']:.1f}%",
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
-            f"{of['first_step_seconds']:.1f}",
-            f"{of['peak_memory_bytes'] / 2**20:,.0f}" if of["peak_memory_bytes"] else "–",
+            f"{figures['first_step_seconds']:.1f}",
+            f"{figures['peak_memory_bytes'] / 2**20:,.0f}" if figures["peak_memory_bytes"] else "–",
         )
     console.print(table)
 
@@ -267,8 +246,8 @@ def _show_evaluation(result: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("scheme", "length", "seconds", "tokens/s", "peak MiB"):
         table.add_column(column, justify="left" if column == "scheme" else "right")
-    for name, lengths in result["schemes"].items():
-        for length, of in lengths.items():
-            peak = f"{of['peak_memory_bytes'] / 2**20:,.0f}"
-            table.add_row(name, length, f"{of['seconds']:.2f}", f"{of['tokens_per_second']:,.0f}", peak)
+    for name, by_length in result["schemes"].items():
+        for length, figures in by_length.items():
+            peak = f"{figures['peak_memory_bytes'] / 2**20:,.0f}"
+            table.add_row(name, length, f"{figures['seconds']:.2f}", f"{figures['tokens_per_second']:,.0f}", peak)
     console.print(table)

@@ -24,9 +24,9 @@ from posbench.config import ConfigError, nearest
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from rich.console import Console
 
+    from posbench.config import Config
     from posbench.runs import Run
 
 app = typer.Typer(
@@ -187,16 +187,13 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
         raise SystemExit(1)
 
 
-def _train_job(composed: DictConfig) -> None:
-    from posbench.composition import typed
-
-    config = typed(composed)
+def _train_job(config: Config) -> None:
     from posbench.machine.device import spread
     from posbench.training import train
-    from posbench.training.memory_check import check_fits
+    from posbench.training.memory_check import check_memory
 
     spread(config)
-    check_fits(config)
+    check_memory(config)
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 
@@ -307,8 +304,23 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding, position, retrieval. Default: those of the run's experiment.",
+            help="fixed, nonoverlapping, sliding, position, retrieval, validation. Default: those of the run's "
+            "experiment.",
             show_default=False,
+        ),
+    ] = None,
+    under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of the scheme that holds here alone, such as base=1e6. Repeat for several.",
+            show_default=False,
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
@@ -326,9 +338,19 @@ def evaluate(
 ) -> None:
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
+    from posbench.evaluation.evaluate import Question, parse_length
 
-    found = _runs(runs, runs_dir)
-    evaluate_runs(found, length or [], protocol or [], device, dtype, again, _console(), piece, named=bool(runs))
+    question = Question(
+        lengths=tuple(parse_length(word) for words in length or [] for word in words.split(",")),
+        protocols=tuple(word for words in protocol or [] for word in words.split(",")),
+        under=tuple(under or []),
+        at_step=at_step,
+        device=device,
+        dtype=dtype,
+        again=again,
+        piece=piece,
+    )
+    evaluate_runs(_runs(runs, runs_dir), question, _console(), named=bool(runs))
 
 
 @app.command()
@@ -405,7 +427,7 @@ def compare(
 @app.command()
 def schemes(config_dir: ConfigDir = None) -> None:
     """The position schemes there are."""
-    from posbench.composition.inert import refuse_folder
+    from posbench.composition.words import refuse_folder
     from posbench.verify import list_schemes
 
     if config_dir:

@@ -26,7 +26,6 @@ DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("cosine", "wsd", "constant")
 SOURCES = ("stdlib", "files", "hub")
 TOKENIZERS = ("bpe", "bytes", "file")
-PROTOCOLS = ("fixed", "nonoverlapping", "sliding", "position", "retrieval")  # those of `posbench eval`
 TRACKERS = ("none", "wandb")
 STRATEGIES = ("ddp", "fsdp")
 _MOST_TOKENS = 1 << 45  # of one run: 35 trillion
@@ -352,7 +351,7 @@ class EvaluationConfig:
     lengths: list[int] = field(
         default_factory=list
     )  # [] : half the training length to 32 times it, and +1 +10 +50 +100
-    protocols: list[str] = field(default_factory=lambda: ["fixed"])  # of posbench/evaluation/protocols.py
+    protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
     windows: int = 256  # fixed and retrieval: windows, spread over the test split
     max_tokens: int = 1_000_000  # the others and the final validation: read at most this many tokens a length
@@ -363,8 +362,6 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         for length in self.lengths:
             _between("evaluation.lengths", length, 2, 1 << 24)
-        for protocol in self.protocols:
-            _one_of("evaluation.protocols", protocol, PROTOCOLS)
         _between("evaluation.targets", self.targets, 1, 1 << 20)
         _between("evaluation.windows", self.windows, 1, 1 << 24)
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)

@@ -308,6 +308,16 @@ def shape_of(config: Config) -> Shape:
     )
 
 
+def check_scheme(config: Config) -> None:
+    """Build what `config.scheme` asks for, and throw it away: before any text is read or anything is written.
+
+    Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape.
+    """
+    shape = shape_of(config)
+    build_scheme(config.scheme, shape)
+    build_kind(config.scheme, shape)
+
+
 def build_model(config: Config, vocab_size: int) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 

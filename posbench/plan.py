@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.composition import compose, sweep_of
 from posbench.config import Config, ConfigError, nearest
+from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_READ_ALL = ("nonoverlapping", "sliding", "position")  # protocols bounded by evaluation.max_tokens a length
 
 
 @dataclass(frozen=True)
@@ -171,15 +170,13 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
 
 
 def _evaluation_flops(config: Config, vocab_size: int) -> float:
-    """Of scoring one run at the lengths that its configuration names (or half to 32 times the context)."""
-    settings, context = config.evaluation, config.train.context_length
-    lengths = settings.lengths or [context * 2**n // 2 for n in range(7)]
-    total = 0.0
-    for protocol, length in itertools.product(settings.protocols, lengths):
-        readings = 3 if protocol == "retrieval" else 1  # and its two controls
-        tokens = settings.max_tokens if protocol in _READ_ALL else readings * settings.windows * length
-        total += tokens * forward_flops_per_token(config, vocab_size, length)
-    return total
+    """Of scoring one run at the lengths that its configuration names (or the protocol's own)."""
+    settings = config.evaluation
+    return sum(
+        protocol.tokens_read(settings, length) * forward_flops_per_token(config, vocab_size, length)
+        for protocol in map(protocol_named, settings.protocols)
+        for length in protocol.lengths(settings.lengths, config.train.context_length)
+    )
 
 
 def _vocab_size(config: Config) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from posbench.data.build import write_corpus
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
 from posbench.data.sources import SOURCES, Source
 from posbench.data.tokenization import file_content
-from posbench.machine.files import read_json
+from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
 
 Notice = Callable[[str], None]
 # Fields that do not decide what the text is; the source's identity has the paths, looked up.
@@ -124,19 +123,11 @@ def _prepare_alone(config: Config, source: Source, cache: Path, request: str, no
 
 
 def _make(config: Config, source: Source, cache: Path, request: str, notice: Notice) -> Corpus:
-    beside = cache / "corpora" / f".{request}.unfinished"
-    shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
-    beside.mkdir()
-    try:
+    with folder_beside(cache / "corpora" / request) as beside:
         manifest = write_corpus(config, source, beside, notice)
         name = f"{manifest['fingerprint'][:16]}-{manifest['tokenizer_fingerprint'][:16]}"
         corpus = _publish(beside, cache / "corpora" / name)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    index = cache / "index" / f"{request}.json"
-    written = index.with_suffix(f".{os.getpid()}.tmp")
-    written.write_text(json.dumps({"corpus": name}))
-    written.replace(index)
+    write_json(cache / "index" / f"{request}.json", {"corpus": name})
     return corpus
 
 
@@ -147,6 +138,5 @@ def _publish(beside: Path, folder: Path) -> Corpus:
     with FileLock(folder.parent.parent / "locks" / "publish.lock"):
         with suppress(DamagedCorpusError):
             return open_corpus(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.rename(folder)
+        publish_folder(beside, folder)
     return open_corpus(folder)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,115 +12,121 @@ from rich.table import Table
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
 from posbench.data.preparation import is_cache
-from posbench.evaluation.evaluate import evaluate_run, parse_length
-from posbench.evaluation.protocols import protocol_named
-from posbench.evaluation.windows import default_lengths
+from posbench.evaluation.charts import log_evaluations
+from posbench.evaluation.evaluate import Question, evaluate_run
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.checkpoint import any_written
-from posbench.tracking import log_evaluation
+from posbench.runs.readings import Result
 
-_MOST_TOLD = 10  # failures
+_MOST_NAMED = 10  # failures
 
 
-def evaluate_runs(
-    runs: Sequence[Run],
-    lengths: Sequence[str],
-    protocols: Sequence[str],
-    device: str,
-    dtype: str,
-    again: bool,
-    console: Console,
-    piece: int | None = None,
-    named: bool = True,
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Answer:
+    """One result of one run."""
+
+    experiment: str
+    scheme: str
+    seed: int
+    result: Result
+
+
+def evaluate_runs(runs: Sequence[Run], question: Question, console: Console, named: bool = True) -> list[Answer]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
-    Arguments: piece, tokens, instead of each run's own `evaluation.piece`; named, whether these runs were asked for by
-    name: else those that have no weights, such as `runs/reference`, are left out.
-    Returns: the summaries, those that were there already included.
-    Raises: ConfigError for a length or a protocol that is none, or where no run can be scored; after the tables, what
-    went wrong with one run and did not keep the others from being scored.
+    Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
+    `runs/reference`, are skipped.
+    Returns: the results, those that were there already included.
+    Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
+    others from being scored.
     """
-    asked = [parse_length(word) for words in lengths for word in words.split(",")]
-    names = [word for words in protocols for word in words.split(",")]
-    for name in names:
-        protocol_named(name)
-
-    def notice(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    told: set[str] = set()
-
-    def notice_once(text: str) -> None:
-        if text not in told:
-            notice(text)
-        told.add(text)
-
-    scorable = _scorable(runs, named, notice)
+    notices = _Notices(console)
+    scorable = _scorable(runs, named, notices.say)
     corpora: dict[tuple[str, str], Corpus] = {}
-    summaries: list[dict[str, Any]] = []
+    answers: list[Answer] = []
     failures: dict[str, Exception] = {}
     try:
-        with Progress(
-            TextColumn("{task.description:<32}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[doing]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        ) as bar:
+        with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
             for run in scorable:
                 bar.update(task, description=run.name)
-                before = len(summaries)
-                scored: dict[str, list[str]] = {}
-
-                def tell(summary: dict[str, Any], is_new: bool, run: Run = run, scored: Any = scored) -> None:
-                    config = run.config
-                    of_run = {"scheme": config.scheme.name, "seed": config.seed, "experiment": config.experiment_name}
-                    summaries.append(summary | of_run)
-                    if is_new:
-                        scored.setdefault(summary["protocol"], []).append(short_length(summary["length"]))
-
+                of_run: list[tuple[Result, bool]] = []
                 try:
-                    corpus = _corpus_of(run, corpora, notice)
-                    own = run.config.evaluation
-                    context = run.config.train.context_length
-                    wanted = {
-                        name: asked or own.lengths or default_lengths(context, corpus.test, name)
-                        for name in names or own.protocols
-                    }
-                    evaluate_run(
-                        run,
-                        corpus,
-                        wanted,
-                        replace(own, piece=piece) if piece else own,
-                        device,
-                        dtype,
-                        again,
-                        lambda tokens: bar.update(task, doing=f"{tokens} tokens"),
-                        tell,
-                        notice_once,
-                    )
-                    tracked = log_evaluation(run, notice)
-                    if tracked is not None:
-                        run.update_manifest(wandb=tracked)
+                    _evaluate(run, question, corpora, notices, of_run, lambda n: bar.update(task, doing=f"{n} tokens"))
                 except Exception as error:  # the others are worth having
                     failures[run.name] = error
                 bar.advance(task)
-                parts = [f"{name} {', '.join(of_name)}" for name, of_name in scored.items()]
-                parts = [f"scored {'; '.join(parts)}"] if parts else ["already there"] * (len(summaries) > before)
-                notice(f"{run.name}: {', then '.join([*parts, *['failed'] * (run.name in failures)])}")
+                answers += [_answer(run, result) for result, _ in of_run]
+                notices.say(f"{run.name}: {_outcome(of_run, run.name in failures)}")
     finally:
-        for experiment in dict.fromkeys(s["experiment"] for s in summaries):
-            for protocol in dict.fromkeys(s["protocol"] for s in summaries):
-                of_both = [s for s in summaries if (s["experiment"], s["protocol"]) == (experiment, protocol)]
-                if of_both:
-                    _show(console, experiment, protocol, of_both)
+        _show_all(console, answers)
     if failures:
         raise _joined(failures, len(scorable))
-    return summaries
+    return answers
+
+
+class _Notices:
+    """Lines on the console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def say_once(self, text: str) -> None:
+        """What would be the same for every run is said for the first."""
+        if text not in self._said:
+            self.say(text)
+        self._said.add(text)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<32}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[doing]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _evaluate(
+    run: Run,
+    question: Question,
+    corpora: dict[tuple[str, str], Corpus],
+    notices: _Notices,
+    results: list[tuple[Result, bool]],
+    advance: Callable[[int], object],
+) -> None:
+    """Score one run, and put its results into `results` one by one: those before a failure count."""
+    corpus = _corpus_of(run, corpora, notices.say)
+    evaluate_run(
+        run, corpus, question, advance, lambda result, is_new: results.append((result, is_new)), notices.say_once
+    )
+    tracked = log_evaluations(run, notices.say)
+    if tracked is not None:
+        run.update_manifest(wandb=tracked)
+
+
+def _answer(run: Run, result: Result) -> Answer:
+    config = run.config
+    return Answer(config.experiment_name, config.scheme.name, config.seed, result)
+
+
+def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
+    """`scored fixed 64, 128; position 64, then failed`"""
+    lengths: dict[str, list[str]] = {}
+    for result, is_new in results:
+        if is_new:
+            lengths.setdefault(result.protocol, []).append(short_length(result.length))
+    parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
+    done = [f"scored {'; '.join(parts)}"] if parts else ["already there"] if results else []
+    return ", then ".join([*done, *["failed"] * has_failed])
 
 
 def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -> list[Run]:
@@ -130,23 +134,23 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     states = [(run, state_of(run)) for run in runs]
     for run, state in states:
         if state not in (FINISHED, UNREADABLE):
-            notice(f"{run.name} is {state}: left out")
-    found = [run for run, state in states if state in (FINISHED, UNREADABLE)]
-    if not found:
+            notice(f"{run.name} is {state}: skipped")
+    finished = [run for run, state in states if state in (FINISHED, UNREADABLE)]
+    if not finished:
         raise ConfigError("none of these runs is finished: give their train command again to finish them")
     if named:
-        return found
-    here = [run for run in found if state_of(run) == UNREADABLE or any_written(run.path / "checkpoints")]
-    if len(here) < len(found):
-        notice(f"left out for want of weights (no checkpoint): {len(found) - len(here)} of {len(runs)} runs")
-    if not here:
+        return finished
+    with_weights = [run for run in finished if state_of(run) == UNREADABLE or any_written(run.path / "checkpoints")]
+    if len(with_weights) < len(finished):
+        notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
+    if not with_weights:
         raise ConfigError("none of the finished runs has weights: train one first (posbench train scheme=vo_rope)")
-    return here
+    return with_weights
 
 
 def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], None]) -> Corpus:
     """The run's text, kept in `corpora` for others of the same. By its own fingerprints, not by what a run says."""
-    key = run.trained_on[:2]
+    key = run.manifest.fingerprints.data, run.manifest.fingerprints.tokenizer
     if key in corpora:
         return corpora[key]
     config = run.config
@@ -158,33 +162,43 @@ def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callabl
 
 
 def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
-    """One error of all, a line for each different one: the user's to mend if all of them are."""
+    """One error of all, a line for each different one: the user's to fix if all of them are."""
     if total == 1:
         return next(iter(failures.values()))
     runs: dict[str, list[str]] = {}
     for name, error in failures.items():
-        own = isinstance(error, ConfigError)
-        runs.setdefault(str(error) if own else f"{type(error).__name__}: {error}", []).append(name)
+        is_ours = isinstance(error, ConfigError)
+        runs.setdefault(str(error) if is_ours else f"{type(error).__name__}: {error}", []).append(name)
     lines = [f"{', '.join(names[:3]) + ', ...' * (len(names) > 3)}: {message}" for message, names in runs.items()]
-    more = [f"and {len(lines) - _MOST_TOLD} more"] if len(lines) > _MOST_TOLD else []
-    text = "\n  ".join([f"{len(failures)} of {total} runs failed", *lines[:_MOST_TOLD], *more])
-    mendable = all(isinstance(error, (ConfigError, OSError)) for error in failures.values())
-    return ConfigError(text) if mendable else RuntimeError(text)
+    more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
+    text = "\n  ".join([f"{len(failures)} of {total} runs failed", *lines[:_MOST_NAMED], *more])
+    is_users = all(isinstance(error, (ConfigError, OSError)) for error in failures.values())
+    return ConfigError(text) if is_users else RuntimeError(text)
 
 
-def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[dict[str, Any]]) -> None:
-    """One figure by scheme and length, the mean over seeds: perplexity, or the benefit of repetition."""
-    lengths = sorted({s["length"] for s in summaries})
-    schemes = list(dict.fromkeys(s["scheme"] for s in summaries))
-    targets = sorted({s["targets_total"] for s in summaries})
+def _show_all(console: Console, answers: Sequence[Answer]) -> None:
+    """A table for each experiment, protocol and set of words, in the order in which they came."""
+    tables: dict[tuple[str, str, tuple[str, ...]], list[Answer]] = {}
+    for answer in answers:
+        reading = answer.result.reading
+        tables.setdefault((answer.experiment, reading.protocol, reading.under), []).append(answer)
+    for (experiment, protocol, under), of_table in tables.items():
+        _show(console, experiment, protocol, under, of_table)
+
+
+def _show(console: Console, experiment: str, protocol: str, under: Sequence[str], answers: Sequence[Answer]) -> None:
+    """One figure by scheme and length, over all seeds, as the protocol words it."""
+    lengths = sorted({answer.result.length for answer in answers})
+    schemes = list(dict.fromkeys(answer.scheme for answer in answers))
+    targets = sorted({answer.result.header["targets_total"] for answer in answers})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    drop = protocol == "retrieval"
-    what = "benefit of repetition, nats/token," if drop else "perplexity"
-    console.print(f"\n{experiment}: {what} by length in tokens ({protocol}, {scored} targets)", highlight=False)
+    asked = PROTOCOLS[protocol]
+    how = ", ".join([protocol, *([f"under {' '.join(under)}"] if under else []), f"{scored} targets"])
+    console.print(f"\n{experiment}: {asked.headline} by length in tokens ({how})", highlight=False, markup=False)
+    seeds = {scheme: sorted({a.seed for a in answers if a.scheme == scheme}) for scheme in schemes}
+    uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme")
-    seeds = {scheme: sorted({s["seed"] for s in summaries if s["scheme"] == scheme}) for scheme in schemes}
-    uneven = len(set(map(tuple, seeds.values()))) > 1
     if uneven:
         table.add_column("seeds")
     for length in lengths:
@@ -192,21 +206,14 @@ def _show(console: Console, experiment: str, protocol: str, summaries: Sequence[
     for scheme in schemes:
         cells = [",".join(map(str, seeds[scheme]))] if uneven else []
         for length in lengths:
-            of_cell = [s for s in summaries if (s["scheme"], s["length"]) == (scheme, length)]
-            mean = sum(s["drop" if drop else "nll_mean"] for s in of_cell) / max(1, len(of_cell))
-            cells.append("" if not of_cell else f"{mean:z.3f}" if drop else perplexity(mean))
+            headers = [a.result.header for a in answers if (a.scheme, a.result.length) == (scheme, length)]
+            cells.append(asked.headline_of(headers) if headers else "")
         table.add_row(scheme, *cells)
     console.print(table)
     if uneven:
         console.print("Each is the mean over its own seeds: `posbench report` compares over those that all have.")
 
 
-def perplexity(nll: float) -> str:
-    """`exp` of a mean loss in nats, in four figures or as a power of ten."""
-    value = math.exp(min(nll, 700))
-    return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
-
-
 def short_length(length: int) -> str:
-    """`8k` for 8192, the number itself where it is no multiple of 1024."""
+    """`8k` for 8192, the number itself where it is not a multiple of 1024."""
     return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -1,30 +1,53 @@
-"""One run scored by one protocol at one length, stored window by window under its `eval/` folder."""
+"""One run scored as asked: by each protocol at each length, and stored window by window in its `eval/` folder."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.machine.files import read_bytes, read_json, write_bytes, write_json
-from posbench.runs import Run
+from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+from posbench.runs import Manifest, Run
+from posbench.runs.readings import Reading, Result, check_words, store
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.data import Corpus
+    from posbench.machine.device import Device
     from posbench.model import Decoder
 
+Advance = Callable[[int], object]  # is told the tokens that were read
+Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
+Notice = Callable[[str], object]
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/*.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/base.py")
 BOS = "one beginning-of-document token before each document; never a target"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
+
+    Raises: ConfigError for a protocol that is not known, or words that no scheme can have.
+    """
+
+    lengths: tuple[int, ...] = ()  # tokens
+    protocols: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone
+    at_step: int | None = None  # of older weights; None: the last step's
+    device: str = "auto"
+    dtype: str = "auto"
+    again: bool = False  # whether what is stored is scored once more
+    piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
+
+    def __post_init__(self) -> None:
+        for name in self.protocols:
+            protocol_named(name)
+        check_words(self.under)
 
 
 def parse_length(text: str) -> int:
@@ -32,7 +55,7 @@ def parse_length(text: str) -> int:
     match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text.strip())
     length = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
     if not 2 <= length <= 1 << 24:
-        raise ConfigError(f"--length {text!r} is no length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
+        raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
     return length
 
 
@@ -44,16 +67,15 @@ def score_split(
     length: int,
     settings: EvaluationConfig,
     anchor: int | None = None,
-    advance: Callable[[int], object] = lambda tokens: None,
+    advance: Advance = lambda tokens: None,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table of windows and its summary, as stored under `eval/`.
+    """The table of windows and its header, as stored under `eval/`.
 
     Arguments: anchor, the longest length of a `fixed` comparison (default: `length`).
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.evaluation.protocols import PROTOCOLS
-    from posbench.runs.fingerprints import code_fingerprint
+    from posbench.runs.fingerprints import code_fingerprint, scheme_code
 
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -64,9 +86,9 @@ def score_split(
         read += tokens
         advance(tokens)
 
-    rows, figures = protocol_.run(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
+    rows, figures = protocol_.score(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
-    summary = {
+    header = {
         "protocol": protocol,
         "split": split_name,
         "length": length,
@@ -81,167 +103,138 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint(_CODE),
+        "code": code_fingerprint((*_CODE, *protocol_.code())),
+        "scheme_code": scheme_code(model.scheme),
     }
-    return rows, summary
-
-
-def store(run: Run, rows: pd.DataFrame, summary: dict[str, Any]) -> None:
-    """Write `eval/<protocol>/<length>.parquet`, then its `.json`: a result counts once both are there.
-
-    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
-    """
-    folder = run.path / "eval" / summary["protocol"]
-    _make_inside(run, folder)
-    final = folder / f"{summary['length']}.parquet"
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False)
-    content = buffer.getvalue()
-    write_bytes(final, content)
-    write_json(final.with_suffix(".json"), {**summary, "parquet": _size_and_sum(content)})
-
-
-def _size_and_sum(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _make_inside(run: Run, folder: Path) -> None:
-    try:
-        inside = folder.resolve().is_relative_to(run.path.resolve())
-        if inside:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
-        ) from error
-    if not (inside and os.access(folder, os.W_OK)):
-        raise ConfigError(
-            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
-        )
-
-
-def stored(run: Run, protocol: str) -> dict[int, dict[str, Any]]:
-    """Length -> summary of the results that a run holds for `protocol`, the damaged and incomplete left out."""
-    folder = run.path / "eval" / protocol
-    found = {}
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        summary = _summary(file)
-        if summary is not None and is_whole(file.with_suffix(".parquet"), summary):
-            found[int(file.stem)] = summary
-    return dict(sorted(found.items()))
-
-
-def is_whole(file: Path, summary: Mapping[str, Any]) -> bool:
-    """Whether the windows are those that the summary was stored with; readable, where an older one does not say."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        content = read_bytes(file)
-        if "parquet" in summary:
-            return bool(summary["parquet"] == _size_and_sum(content))
-        parquet.read_metadata(io.BytesIO(content))
-    except (OSError, ArrowException):
-        return False
-    return True
-
-
-def _summary(file: Path) -> dict[str, Any] | None:
-    """A stored result, or None where the file is none, or of `retrieval` before its shuffled control."""
-    try:
-        summary = read_json(file)
-        whole = {"protocol": str, "length": int, "settings": dict, "nll_mean": float, "targets_total": int}
-        whole |= {"anchor": int} if file.parent.name == "fixed" else {}
-        whole |= {"drop": float, "by_order": float} if file.parent.name == "retrieval" else {}
-        named = file.parent.name, file.stem
-        if all(isinstance(summary[key], kind) for key, kind in whole.items()) and named == (
-            summary["protocol"],
-            str(summary["length"]),
-        ):
-            return dict(summary)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+    return rows, header
 
 
 def evaluate_run(
     run: Run,
     corpus: Corpus,
-    lengths: Mapping[str, Sequence[int]],
-    settings: EvaluationConfig,
-    device: str = "auto",
-    dtype: str = "auto",
-    again: bool = False,
-    advance: Callable[[int], object] = lambda tokens: None,
-    tell: Callable[[dict[str, Any], bool], object] = lambda summary, is_new: None,
-    notice: Callable[[str], object] = lambda text: None,
-) -> list[dict[str, Any]]:
+    question: Question,
+    advance: Advance = lambda tokens: None,
+    tell: Tell = lambda result, is_new: None,
+    notice: Notice = lambda text: None,
+) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
     `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
     targets, so that all lengths of a run stay comparable; `notice` is told.
-    Arguments: tell, called with each summary as soon as it is there, and whether it is new.
-    Returns: the summaries, new and old, of the lengths asked for.
+    Returns: the results, new and old, of the lengths asked for.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
-    from posbench.evaluation.protocols import protocol_named
-    from posbench.machine.device import choose_device
-    from posbench.machine.memory import exhaustion_explained
+    manifest, own = run.manifest, run.config.evaluation
+    _check(run, manifest, corpus)
+    scorer = _Scorer(run, manifest, corpus, question, replace(own, piece=question.piece or own.piece))
+    stored, _ = run.results()
+    results = []
+    for name in question.protocols or own.protocols:
+        protocol = protocol_named(name)
+        wanted = protocol.lengths(question.lengths or own.lengths, run.config.train.context_length, corpus.test)
+        have = {} if question.again else scorer.usable(protocol, stored)
+        anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
+        moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
+        if moved:
+            notice(
+                f"{name}: {anchor} tokens is the longest length now, so what was scored at "
+                f"{', '.join(map(str, moved))} is scored again, on its targets"
+            )
+            have = {length: result for length, result in have.items() if length not in moved}
+        for length in sorted({*wanted, *moved}):
+            result = have.get(length) or scorer.score(protocol, length, anchor, advance)
+            tell(result, length not in have)
+            results.append(result)
+    return results
 
-    manifest = run.manifest
+
+def _check(run: Run, manifest: Manifest, corpus: Corpus) -> None:
+    """Raises: ConfigError where a run cannot be scored on this text."""
+    manifest.check_current("evaluated")
     if not run.is_finished:
-        raise ConfigError(
-            f"{run.name} is {manifest.get('status')}, not finished: give its train command again to finish it"
-        )
+        raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()
-    data, tokenizer, _ = run.trained_on
     for what, ours, theirs in (
-        ("text", corpus.fingerprint, data),
-        ("tokenizer", corpus.tokenizer_fingerprint, tokenizer),
+        ("text", corpus.fingerprint, manifest.fingerprints.data),
+        ("tokenizer", corpus.tokenizer_fingerprint, manifest.fingerprints.tokenizer),
     ):
         if ours != theirs:
             raise ConfigError(
                 f"{run.name} was trained with another {what} (fingerprint {theirs[:12]}, now {ours[:12]}): "
                 "evaluate it with the data it was trained on"
             )
-    config = run.config
-    chosen = choose_device(replace(config.train, device=device, dtype=dtype))
-    model: Decoder | None = None
-    results = []
-    for protocol, of_protocol in lengths.items():
-        have = {} if again else {n: s for n, s in stored(run, protocol).items() if _same_settings(s, settings)}
-        wanted = sorted(set(of_protocol))
-        has_anchor = protocol_named(protocol).has_anchor
-        anchor = max([*wanted, *have]) if has_anchor else 0
-        if has_anchor and any(s["anchor"] != anchor for s in have.values()):
-            notice(
-                f"{protocol}: {anchor} tokens is the longest length now, so what was scored at "
-                f"{', '.join(map(str, have))} is scored again, on its targets"
+
+
+class _Scorer:
+    """Scores one run and stores the results. The model is loaded when the first length is scored."""
+
+    def __init__(
+        self, run: Run, manifest: Manifest, corpus: Corpus, question: Question, settings: EvaluationConfig
+    ) -> None:
+        self.run, self.manifest, self.corpus, self.question = run, manifest, corpus, question
+        self.settings = settings
+        step = question.at_step
+        is_last = step in (None, manifest.num_steps)
+        self.at_step = None if is_last else step
+        self.under = (*question.under, *(() if is_last else (f"step={step}",)))
+        self._model: Decoder | None = None
+
+    def reading(self, protocol: Protocol, length: int) -> Reading:
+        return Reading(protocol.name, length, self.under)
+
+    def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
+        """Length -> the stored result that answers the question, of the same settings."""
+        return {
+            result.length: result
+            for result in stored
+            if result.reading == self.reading(protocol, result.length)
+            and protocol.has_facts(result.header)
+            and self._has_same_settings(result)
+        }
+
+    def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
+        """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
+        others = [] if self.question.again else [r for r in stored if r.protocol == protocol.name]
+        return max([*wanted, *(result.length for result in others if self._has_same_settings(result))])
+
+    def _has_same_settings(self, result: Result) -> bool:
+        return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in SETTINGS)
+
+    def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
+        """Score one length and store the result."""
+        from posbench.machine.memory import exhaustion_explained
+        from posbench.runs.checkpoint import weights_digest
+
+        device, model = self._device(protocol), self._loaded()
+        model.to(device.torch).compute_dtype = device.dtype
+        device.reset_peak_memory()
+        advice = (
+            f"sequences of {length} tokens in pieces of {min(length, self.settings.piece)} (--piece), "
+            f"{self.settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
+        )
+        with exhaustion_explained(device, advice):
+            rows, header = score_split(
+                model, self.corpus, protocol.split, protocol.name, length, self.settings, anchor, advance
             )
-            wanted = sorted({*wanted, *have})
-            have = {}
-        for length in wanted:
-            is_new = length not in have
-            if is_new:
-                if model is None:
-                    model = run.load_model().to(chosen.torch)
-                    model.compute_dtype = chosen.dtype
-                    model.piece = settings.piece
-                chosen.reset_peak_memory()
-                advice = (
-                    f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
-                    f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
-                )
-                of_split = (model, corpus, "test", protocol, length, settings, anchor or None, advance)
-                with exhaustion_explained(chosen, advice):
-                    rows, summary = score_split(*of_split)
-                summary["peak_memory_bytes"] = chosen.peak_memory_bytes()
-                store(run, rows, summary)
-                have[length] = summary
-            tell(have[length], is_new)
-            results.append(have[length])
-    return results
+        header["peak_memory_bytes"] = device.peak_memory_bytes()
+        is_last = self.at_step is None
+        header["weights"] = (
+            self.manifest.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
+        )
+        return store(self.run, self.reading(protocol, length), rows, header)
 
+    def _device(self, protocol: Protocol) -> Device:
+        """Where to compute; the loss table in the number format of training unless another is asked for."""
+        from posbench.machine.device import choose_device
 
-def _same_settings(summary: dict[str, Any], settings: EvaluationConfig) -> bool:
-    return all(summary["settings"].get(key) == getattr(settings, key) for key in SETTINGS)
+        dtype = self.question.dtype
+        if protocol.is_loss_table and dtype == "auto":
+            dtype = str(self.manifest.device.get("dtype", "auto"))
+        return choose_device(replace(self.run.config.train, device=self.question.device, dtype=dtype))
+
+    def _loaded(self) -> Decoder:
+        if self._model is None:
+            self._model = self.run.load_model(self.question.under, self.at_step)
+            self._model.piece = self.settings.piece
+        return self._model

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 
 from posbench.data import Split
@@ -33,33 +33,11 @@ def score(
         tokens = torch.from_numpy(rows).to(device)
         losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
         advance(len(batch) * length)
-    return torch.cat(losses).numpy()
+    # A loss that is not a number counts as infinite: pandas leaves NaN out of its sums, and the mean would be too good.
+    return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
 
 def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[Sequence[Window]]:
     size = max(1, batch_tokens // windows[0].length)
     for n in range(0, len(windows), size):
         yield windows[n : n + size]
-
-
-def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a window and document in it: document, start (first scored target), targets, nll (summed, nats), bytes.
-
-    Beginning-of-document tokens are not scored: they are ours, not the text's.
-    """
-    starts = np.array([w.start + w.length - w.scored + 1 for w in windows])
-    index = starts[:, None] + np.arange(windows[0].scored)[None, :]
-    kept = np.asarray(split.tokens[index.ravel()]) != bos_id
-    flat = pd.DataFrame(
-        {
-            "window": np.repeat(np.arange(len(windows)), windows[0].scored)[kept],
-            "document": (np.searchsorted(split.starts, index.ravel(), side="right") - 1)[kept],
-            "start": index.ravel()[kept],
-            "nll": losses.ravel()[kept].astype(np.float64),
-        }
-    )
-    table = flat.groupby(["window", "document"], sort=True).agg(
-        start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum")
-    )
-    table["bytes"] = [split.token_bytes(lo, hi + 1) for lo, hi in zip(table["start"], table["end"], strict=True)]
-    return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})

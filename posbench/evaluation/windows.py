@@ -1,19 +1,17 @@
-"""Which tokens are scored with how much left context: a protocol is a list of windows over a split.
-
-fixed           the same targets at every length, inside one document: only the left context grows (the default)
-nonoverlapping  the stream cut into windows of the length, every target scored (Press et al. 2022 compare this way);
-                longer windows gain already because fewer targets stand near a window's start
-sliding         windows of the length moved by a stride, only the last `stride` targets of each scored
-"""
+"""Windows over a split, and the table of their losses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posbench.config import ConfigError, EvaluationConfig
-from posbench.data import Split
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.data import Split
 
 
 @dataclass(frozen=True)
@@ -25,73 +23,34 @@ class Window:
     scored: int
 
 
-def nonoverlapping(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-    """Windows back to back from the start of the stream, at most `max_tokens` targets, crossing documents.
+def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
+    """One row a window and document in it: document, start (first scored target), targets, nll (summed, nats), bytes.
 
-    The tail that fills no window is left out, unless it is all there is.
+    Beginning-of-document tokens are not scored: they are ours, not the text's.
     """
-    there_is = split.num_tokens - 1
-    if there_is < length:
-        raise ConfigError(_too_long(split, length, "in all", there_is))
-    count = min(settings.max_tokens, there_is) // length
-    if count == 0:
-        raise ConfigError(
-            f"evaluation.max_tokens={settings.max_tokens} is less than one window of length {length}: raise it, or ask "
-            "for a shorter length"
-        )
-    return [Window(n * length, length, length) for n in range(count)]
+    import pandas as pd
+
+    starts = np.array([w.start + w.length - w.scored + 1 for w in windows])
+    index = starts[:, None] + np.arange(windows[0].scored)[None, :]
+    kept = np.asarray(split.tokens[index.ravel()]) != bos_id
+    flat = pd.DataFrame(
+        {
+            "window": np.repeat(np.arange(len(windows)), windows[0].scored)[kept],
+            "document": (np.searchsorted(split.starts, index.ravel(), side="right") - 1)[kept],
+            "start": index.ravel()[kept],
+            "nll": losses.ravel()[kept].astype(np.float64),
+        }
+    )
+    table = flat.groupby(["window", "document"], sort=True).agg(
+        start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum")
+    )
+    table["bytes"] = [split.token_bytes(lo, hi + 1) for lo, hi in zip(table["start"], table["end"], strict=True)]
+    return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})
 
 
-def sliding(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-    """Windows moved by `targets` tokens, each scoring its last `targets`, at most `max_tokens` read."""
-    stride = min(settings.targets, length)
-    last = min(split.num_tokens - 1 - length, length * (settings.max_tokens // stride))
-    if last < 0:
-        raise ConfigError(_too_long(split, length, "in all", split.num_tokens - 1))
-    count = min(last // stride + 1, max(1, settings.max_tokens // length))
-    return [Window(n * stride, length, stride) for n in range(count)]
-
-
-def fixed(split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-    """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one.
-
-    The groups depend on `anchor` (the longest length of the comparison) and never on `length`, and are spread evenly
-    over all the places there are. Groups do not overlap and no window crosses a document.
-    """
-    targets = settings.targets
-    if targets > length:
-        raise ConfigError(
-            f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths"
-        )
-    assert length <= anchor
-    ends = [
-        np.arange(begin + anchor, end, targets)  # the index of the last target of a group
-        for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
-    ]
-    places = np.concatenate(ends)
-    if not len(places):
-        raise ConfigError(_too_long(split, anchor, "in its longest document", int(np.diff(split.starts).max()) - 1))
-    chosen = places[np.linspace(0, len(places) - 1, min(settings.windows, len(places))).round().astype(np.int64)]
-    return [Window(int(last) - length, length, targets) for last in np.unique(chosen)]
-
-
-JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn
-
-
-def default_lengths(context_length: int, split: Split, protocol: str) -> list[int]:
-    """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens).
-
-    `fixed` also looks just past the training length.
-    """
-    lengths = [context_length * 2**n // 2 for n in range(7)]
-    if protocol == "fixed":
-        lengths += [context_length + past for past in JUST_PAST]
-    reach = int(np.diff(split.starts).max()) - 1 if protocol == "fixed" else split.num_tokens - 1
-    return sorted(length for length in lengths if length <= reach)
-
-
-def _too_long(split: Split, length: int, where: str, there_is: int) -> str:
+def too_long(split: Split, length: int, where: str, tokens: int) -> str:
+    """The message for a length that the text does not reach."""
     return (
-        f"length {length} is longer than the text: the {split.name} split has {there_is} tokens {where} "
+        f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {where} "
         f"({split.num_documents} documents); ask for a shorter length or give longer text"
     )

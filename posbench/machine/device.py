@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from torch import Tensor
 from torch import device as TorchDevice
 from torch import dtype as DType
 
@@ -51,6 +53,16 @@ class Device:
             "processes": self.processes,
         }
 
+    def send(self, rows: NDArray[Any]) -> Tensor:
+        """`rows` as a tensor on the device. A GPU fetches them while the host goes on."""
+        tensor = torch.from_numpy(rows)
+        return tensor.pin_memory().to(self.torch, non_blocking=True) if self.is_cuda else tensor
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was asked, so that a clock can be read."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.torch)
+
     def peak_memory_bytes(self) -> int:
         """The most this process held since `reset_peak_memory`: allocated on the GPU, or the resident set on a CPU.
 
@@ -59,8 +71,8 @@ class Device:
         if self.is_cuda:
             return int(torch.cuda.max_memory_allocated(self.torch))
         status = Path("/proc/self/status")
-        if status.is_file() and (found := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)):
-            return int(found[1]) * 1024
+        if status.is_file() and (line := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)):
+            return int(line[1]) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
@@ -74,12 +86,13 @@ class Device:
 
 
 def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) -> Device:
-    """The device and number format that `config` asks for, or the best there is; of several processes each has its own.
+    """The device and number format that `config` asks for, or the best of this machine.
 
-    Raises: ConfigError where it asks for a GPU that is not there.
+    Arguments: local_rank, this process's number on this machine, and so its GPU where a run has several `processes`.
+    Raises: ConfigError where `config` asks for a GPU that this machine does not have.
     """
-    asked = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
-    device = torch.device("cpu" if asked == "auto" else asked)
+    name = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
+    device = torch.device("cpu" if name == "auto" else name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if not count or max(device.index or 0, local_rank) >= count:
@@ -88,7 +101,7 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
                 "train.device=auto or cpu"
             )
         device = torch.device("cuda", local_rank if processes > 1 else device.index or 0)
-        torch.cuda.init()  # its memory can be asked for before anything lies in it
+        torch.cuda.init()  # so that its memory can be asked for before anything is in it
     if config.dtype == "auto":
         dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
     else:
@@ -101,9 +114,9 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
 
 
 def spread(config: Config) -> None:
-    """Give each worker of a joblib sweep a GPU of its own, or in turn where workers are more than GPUs.
+    """Give each worker of a joblib sweep a GPU of its own, or one in turn where there are more workers than GPUs.
 
-    Only where `train.device` leaves the choice, and one process trains a run.
+    Only where `train.device` leaves the choice and one process trains a run.
     """
     number = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if number and config.train.device in ("auto", "cuda") and config.launch.nproc == 1:
@@ -116,9 +129,9 @@ _held: dict[int, FileLock] = {}  # the GPU of this worker, until the worker ends
 
 
 def _own_gpu(worker: int, count: int) -> int:
-    """The first GPU that no other worker on this machine holds; in turn where all are held.
+    """The first GPU that no other worker on this machine holds; one in turn where all are held.
 
-    Not by the worker's number alone: joblib replaces workers whose memory has grown, and their numbers go on.
+    The worker's number is not enough: joblib replaces workers whose memory has grown, and counts on.
     """
     for gpu in range(0 if _held else count):
         lock = FileLock(Path(tempfile.gettempdir()) / f"posbench-{os.getuid()}-gpu-{gpu}.lock")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -89,6 +92,30 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+@contextmanager
+def folder_beside(final: Path) -> Iterator[Path]:
+    """A new folder beside `final` to write files into, `.<name>.tmp`; what is not published is removed with it.
+
+    What a killed process left under that name goes first, so one process at a time may write to one `final`.
+    """
+    beside = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def publish_folder(beside: Path, final: Path) -> None:
+    """Rename a folder whose files are synced to `final`, in place of one that is there: all of it or nothing."""
+    sync_folder(beside)
+    if final.exists():
+        shutil.rmtree(final)
+    beside.rename(final)
+    sync_folder(final.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -101,6 +128,25 @@ def sync_folder(folder: Path) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`write_text` of indented JSON."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` as plain data with `seal`, the SHA-256 of all the rest."""
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "seal"}, allow_nan=False))
+    return {**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}
+
+
+def has_its_seal(content: Mapping[str, Any]) -> bool:
+    """Whether `content`, as read, is what `sealed` returned."""
+    try:
+        rest = _canonical({key: value for key, value in content.items() if key != "seal"})
+    except ValueError:  # NaN or infinity, which are never written
+        return False
+    return content.get("seal") == hashlib.sha256(rest).hexdigest()
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
 
 
 def check_writable(folder: Path, what: str) -> None:

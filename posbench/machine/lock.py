@@ -1,12 +1,11 @@
 """One process a run folder: the lock a trainer holds, who holds it, and whether anybody does.
 
-`<folder>/.lock` is locked with flock(2), so the kernel lets go of it however its holder ends; what it says is the
-holder. A `.lock` that nobody holds is a dead process's, and is taken over.
+`<folder>/.lock` is locked by filelock, which asks the kernel (flock), so that the lock ends with its holder however
+that ends; what the file says is the holder. A `.lock` that nobody holds is a dead process's, and is taken over.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -16,10 +15,15 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout, lock_descriptor
+
 from posbench.config import ConfigError
 from posbench.machine.files import open_regular, read_json
 
-_ATTEMPTS, _SECONDS_BETWEEN = 10, 0.05  # outlast a reader that asks `is_held`, and a holder that is just leaving
+_PATIENCE_SECONDS = 0.5  # outlasts a reader that asks `is_held`, and a holder that is just leaving
+_ATTEMPTS = 10  # where the folder goes away with its last holder
+_LOOKS = 2  # of a reader: what holds it for a moment may be another reader
+_SECONDS_BETWEEN = 0.05
 
 
 @contextmanager
@@ -29,29 +33,29 @@ def hold(folder: Path) -> Iterator[None]:
     Raises: ConfigError naming the holder's process and host, or why the folder cannot be written.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    lock = folder / ".lock"
+    path = folder / ".lock"
+    lock = FileLock(path, timeout=_PATIENCE_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
-        descriptor = _acquire(lock)
-        with suppress(OSError):  # a full disk: held all the same, without a name
-            os.ftruncate(descriptor, 0)
-            since = datetime.now(UTC).isoformat(timespec="seconds")
-            holder = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-    except BlockingIOError:
-        held = _holder(lock)
+        _acquire(lock, path)
+        _write_holder(path)
+    except Timeout:
+        holder = _holder(path)
         raise ConfigError(
-            f"{folder} is being trained by process {held.get('process', '?')} on {held.get('host', '?')} since "
-            f"{held.get('since', '?')}: wait for it, or stop it"
+            f"{folder} is being trained by process {holder.get('process', '?')} on {holder.get('host', '?')} since "
+            f"{holder.get('since', '?')}: wait for it, or stop it"
         ) from None
     except OSError as error:
+        lock.release()
         raise ConfigError(
             f"cannot write to {folder} ({error.strerror or error}): choose another runs_dir=..."
         ) from error
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # while it is held: `_acquire` sees when it got a file that is gone
-        os.close(descriptor)
+        path.unlink(
+            missing_ok=True
+        )  # while it is held: whoever waits for it sees that its file is gone, and opens anew
+        lock.release()
         with suppress(OSError):
             for place in made:
                 place.rmdir()
@@ -64,39 +68,46 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+        for _ in range(_LOOKS):
+            if lock_descriptor(descriptor, blocking=False):
+                return False
+            time.sleep(_SECONDS_BETWEEN)
         return True
+    except OSError:  # a file system without locks: nobody can hold it
+        return False
     finally:
         os.close(descriptor)
-    return False
 
 
-def _acquire(lock: Path) -> int:
-    """A descriptor of the locked file. Raises: BlockingIOError where another process holds it; OSError."""
+def _acquire(lock: FileLock, path: Path) -> None:
+    """Raises: Timeout where another process holds it; OSError."""
     for attempt in range(_ATTEMPTS):
-        with suppress(FileNotFoundError):  # the folder went away with its last holder
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(descriptor), lock.stat()):
-                    return descriptor
-            except BlockingIOError:
-                if attempt == _ATTEMPTS - 1:
-                    os.close(descriptor)
-                    raise
-            except BaseException:
-                os.close(descriptor)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            return
+        except FileNotFoundError:
+            if attempt == _ATTEMPTS - 1:
                 raise
-            os.close(descriptor)
-        time.sleep(_SECONDS_BETWEEN)
-    raise OSError(f"{lock} is replaced again and again")
+            time.sleep(_SECONDS_BETWEEN)
 
 
-def _holder(lock: Path) -> dict[str, object]:
+def _write_holder(path: Path) -> None:
+    """Say in the locked file who holds it. On a full disk it is held all the same, without a name."""
+    descriptor = open_regular(path, os.O_RDWR)
     try:
-        held = read_json(lock)
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            holder = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(path: Path) -> dict[str, object]:
+    try:
+        holder = read_json(path)
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return holder if isinstance(holder, dict) else {}

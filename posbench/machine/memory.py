@@ -1,4 +1,4 @@
-"""Memory while training: kept in the process when freed, and explained when there is too little."""
+"""Memory while training: it is not given back when freed, and a message explains when there is too little."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to serve large blocks from its heap and never to give it back. Returns whether it took it.
+    """Tell glibc to serve large blocks from its heap and never to give the heap back. Returns whether it agreed.
 
     A step allocates and frees the same activations every time; by default glibc maps and unmaps each of them, and the
-    kernel clears every page anew. See docs/performance.md for what it gains. Elsewhere than on glibc it does nothing.
+    kernel clears every page anew. docs/performance.md says what this gains. Without glibc it does nothing.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -42,9 +42,9 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
         if not _is_exhaustion(error):
             raise
         request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-        asked = f" when {request[1]} more were asked for" if request else ""
+        more = f" when {request[1]} more were asked for" if request else ""
         peak = f"the peak before was {device.peak_memory_bytes() / 1e9:.2f} GB"
-        raise ConfigError(f"out of memory on {device.torch}{asked}: {peak}, with {advice}") from error
+        raise ConfigError(f"out of memory on {device.torch}{more}: {peak}, with {advice}") from error
 
 
 def training_advice(config: TrainConfig) -> str:
@@ -57,7 +57,7 @@ def training_advice(config: TrainConfig) -> str:
 
 
 def _is_exhaustion(error: Exception) -> bool:
-    told = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, MemoryError) or any(
-        words in told for words in ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+        words in message for words in ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
     )

@@ -1,4 +1,4 @@
-"""Tensors of which each process of a run holds a part (FSDP2): cut, put together, recognised."""
+"""Tensors of which each process of a run holds a part (FSDP2): how to cut them, join them and recognise them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
-    """This process's part of a sharded parameter, in the same memory; one that is not sharded itself."""
+    """This process's part of a sharded parameter, in the same memory; an unsharded parameter as it is."""
     return nn.Parameter(parameter.to_local().detach()) if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole of what each process holds its shard of, laid out as `like` is: on the CPU of the first process.
+    """The whole tensor of which each process holds a `shard`, laid out as `like` is: on the CPU of the first process.
 
-    The others get nothing: what does not fit one device must not stand whole in each.
+    The others get an empty tensor: what does not fit one device must not be whole on each.
     """
     if not is_sharded(like):
         return shard
@@ -29,7 +29,7 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """This process's part of `value`, which is whole in all of them, laid out as `like` is."""
+    """This process's part of `value`, which every process holds whole, laid out as `like` is."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -39,5 +39,5 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is one process's view of a tensor that several hold (a DTensor)."""
+    """Whether it is one process's view of a tensor that several processes hold (a DTensor)."""
     return hasattr(value, "to_local")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run is made: the first asks for a stop, a second ends the process at once."""
+"""SIGINT and SIGTERM while a run trains: the first asks for a stop, a second ends the process at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posbench.config import ConfigError
 
 
 class Stopped(BaseException):
-    """Training was asked to stop, and the same command goes on with it. No Exception, so that it ends a whole sweep.
+    """Training was asked to stop; the same command resumes it. Not an Exception, so that it ends a whole sweep.
 
     `exit_status` is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
 
@@ -28,13 +28,13 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """A context that catches the first SIGINT or SIGTERM. Outside the main thread it is deaf.
+    """A context that catches the first SIGINT or SIGTERM. Outside the main thread it catches none.
 
-    Where a launcher passes on what the system sends to all processes, a worker hears one signal twice: a second within
-    `echo_seconds` is taken for the first.
+    Where a launcher passes on what the system sends to all processes, a worker gets one signal twice: a second one
+    within `echo_seconds` counts as the first.
 
-    While `waits` is false the signal raises Stopped where it arrives, as while text is prepared; while it is true the
-    signal's number is left in `received` for the loop to see.
+    While `waits` is false (text is being prepared, say) the signal raises Stopped where it arrives. While it is true
+    the signal's number is left in `received`, for the loop to see.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -60,7 +60,12 @@ class StopSignals:
     def raise_if_received(self, where: str) -> None:
         """Raises: Stopped, saying `where` in its message, once a signal has come."""
         if self.received is not None:
-            raise Stopped(self.received, f"{self.name} stopped {where}")
+            self.stop(self.received, where)
+
+    def stop(self, number: int, where: str) -> NoReturn:
+        """Stop for this signal, which may have come to another process of the run. Raises: Stopped."""
+        self.received = number
+        raise Stopped(number, f"{self.name} stopped {where}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
@@ -69,7 +74,7 @@ class StopSignals:
             os._exit(128 + number)
         self.received, self._since = number, time.monotonic()
         if not self.waits:
-            self.raise_if_received("before its next step: give the same command again to go on")
+            self.raise_if_received("before its next step: give the same command again to resume")
         if self.speaks:
             os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
 
@@ -77,29 +82,30 @@ class StopSignals:
 def is_worker() -> bool:
     """Whether this process is one of several that a launcher started: ours, torchrun, or another.
 
-    Some platforms set RANK=0 and WORLD_SIZE=1 for everything: that is one process, which may launch others.
+    Some platforms set RANK=0 and WORLD_SIZE=1 for every command: that is one process, which may launch others.
     """
     return "RANK" in os.environ and environment_number("WORLD_SIZE", 1) > 1
 
 
 def environment_number(name: str, default: int) -> int:
-    """What a launcher has set: a number of processes (WORLD_SIZE) or of one of them (LOCAL_RANK).
+    """What a launcher has set: how many processes there are (WORLD_SIZE) or the number of one (LOCAL_RANK).
 
-    Raises: ConfigError where it is no number that could be."""
+    Raises: ConfigError where the value is not such a number.
+    """
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or (name == "WORLD_SIZE" and int(text) < 1):
         raise ConfigError(
-            f"{name}={text!r} in the environment is no number of processes or of one of them: launchers such as "
-            "torchrun set it, else take it away (unset RANK WORLD_SIZE LOCAL_RANK)"
+            f"{name}={text!r} in the environment is not a number of processes or of one of them: launchers such as "
+            "torchrun set it; without one, remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
         )
     return int(text)
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:
-    """Run `job` and end the process with its exit status at once, without the interpreter's own farewell.
+    """Run `job` and end the process with its exit status at once, without the interpreter's own shutdown.
 
-    For one process of several: threads of its process group may want the interpreter to let go of a last tensor, which
-    is then gone, while its end waits for them, for ever.
+    For one process of several: threads of its process group may need the interpreter to release a last tensor. A
+    shutdown waits for these threads, and they wait for it.
     """
     status = 0
     try:

@@ -31,7 +31,7 @@ class Findings:
 
     experiment: str
     config: Config  # of one joined run: what all of them share
-    vocab_size: int | None  # of the tokenizer
+    vocab_size: int  # of the tokenizer
     frame: pd.DataFrame  # every run, one row each
     joined: Joined
     measurements: list[Measurement]
@@ -97,7 +97,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
     return Findings(
         experiment=", ".join(sorted({run["experiment"] for run in runs})),
         config=config,
-        vocab_size=example.manifest.get("vocab_size"),
+        vocab_size=example.manifest.vocab_size,
         frame=frame,
         joined=joined,
         measurements=measurements,

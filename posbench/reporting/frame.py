@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, evaluations, perplexity
-from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, state_of
+from posbench.runs.manifest import Costs
+from posbench.runs.readings import Damaged, Reading, Result, perplexity
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
+FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
+_COLUMN = re.compile(r"perplexity@([0-9]+)/([a-z0-9_]+)(?:\[(.*)\])?")
 
 
 def results(folder: str | Path) -> pd.DataFrame:
@@ -23,17 +28,22 @@ def results(folder: str | Path) -> pd.DataFrame:
 
     Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token, on the validation
     split), bits_per_byte, perplexity; `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens;
-    protocols are never mixed); num_steps, tokens, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes;
-    device, dtype, parameters; `fingerprint.*`; `version.*`; started, ended; path.
+    protocols are never mixed), and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme;
+    num_steps, tokens, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes; device, dtype, parameters;
+    `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended; is_bound (whether
+    the results name the weights they were made from); damaged (files that are not results of the run, with the command
+    that makes each again); path.
 
-    Losses are recomputed from the stored windows where there are any. What is not known is NaN or None.
+    Losses are recomputed from the stored windows where there are any. What is not known, or damaged, is NaN or None.
     Raises: ConfigError where `folder` does not exist.
     """
     import pandas as pd
 
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"{root} is no folder: give an experiment's, such as runs/demo (`posbench train` makes it)")
+        raise ConfigError(
+            f"{root} is not a folder: give an experiment's, such as runs/demo (`posbench train` makes it)"
+        )
     rows = [row(run) for run in find_runs(root)]
     frame = pd.DataFrame(rows)
     if frame.empty:
@@ -47,13 +57,12 @@ def results(folder: str | Path) -> pd.DataFrame:
 
 
 def perplexity_columns(columns: Iterable[str]) -> list[str]:
-    """Those of `perplexity@<length>/<protocol>`, by protocol and length."""
+    """Those of `perplexity@<length>/<protocol>[<words>]`, by protocol, words and length."""
 
-    def place(column: str) -> tuple[str, int]:
-        length, protocol = column.removeprefix("perplexity@").split("/")
-        return protocol, int(length)
+    def place(match: re.Match[str]) -> tuple[str, str, int]:
+        return match[2], match[3] or "", int(match[1])
 
-    return sorted((column for column in columns if column.startswith("perplexity@")), key=place)
+    return [match[0] for match in sorted(filter(None, map(_COLUMN.fullmatch, columns)), key=place)]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -61,68 +70,114 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
+def readable_results(run: Run) -> tuple[list[Result], list[Damaged]]:
+    """`run.results()` of the protocols that are known here; one that lacks a column of its protocol is damaged."""
+    results, damaged = run.results()
+    readable = []
+    for result in (result for result in results if result.protocol in PROTOCOLS):
+        lacking = [name for name in PROTOCOLS[result.protocol].columns if name not in result.table.column_names]
+        if lacking:
+            damaged.append(run.damaged(result.reading, f"it lacks the column {lacking[0]!r}"))
+        else:
+            readable.append(result)
+    return readable, damaged
+
+
 def row(run: Run) -> dict[str, Any]:
     """One run as a flat mapping. A manifest that cannot be read makes a row too, with the reason."""
-    path = run.path
-    m: dict[str, Any] = {}
     try:
-        m, status = run.manifest, state_of(run)
+        manifest, status = run.manifest, state_of(run)
         if status == FINISHED:
             _ = run.config  # a run without one is left out by name
     except ConfigError as error:
-        status, m = UNREADABLE, {**m, "reason": str(error)}
-    costs, device, parameters = (_mapping(m, key) for key in ("costs", "device", "num_parameters"))
-    found = [e for e in evaluations(path) if e.protocol in LOSS_PROTOCOLS]
-    final = _final(found)
-    loss = final.loss if final else _number(m.get("loss"))
+        return _unreadable(run.path, str(error))
+    results, damaged = readable_results(run)
     return {
-        "experiment": str(m.get("experiment", path.parent.parent.name)),
-        "scheme": str(m.get("scheme", path.parent.name)),
-        "seed": _seed(m.get("seed"), path),
+        "experiment": manifest.experiment,
+        "scheme": manifest.scheme,
+        "seed": manifest.seed,
         "status": status,
-        "reason": _word(m.get("reason")),
-        "is_relative": m.get("is_relative") if isinstance(m.get("is_relative"), bool) else None,
-        "loss": loss,
-        "bits_per_byte": final.bits_per_byte if final else _number(m.get("bits_per_byte")),
-        "perplexity": perplexity(loss),
-        **{f"perplexity@{e.length}/{e.protocol}": perplexity(e.loss) for e in found if e.protocol != VALIDATION},
-        **{name: _number(m.get(name)) for name in ("num_steps", "tokens", "skipped_steps")},
-        **{name: _number(costs.get(name)) for name in ("tokens_per_second", "train_seconds", "peak_memory_bytes")},
-        "device": _word(device.get("name") or device.get("type")),
-        "dtype": _word(device.get("dtype")),
-        "parameters": sum(v for v in parameters.values() if _is_whole(v)) or None,
-        **{f"fingerprint.{name}": _word(_mapping(m, "fingerprints").get(name)) for name in FINGERPRINTS},
-        **{f"version.{name}": _word(version) for name, version in _mapping(m, "versions").items()},
-        "started": _word(m.get("started")),
-        "ended": _word(m.get("ended")),
-        "path": str(path),
+        "reason": manifest.reason,
+        "is_relative": manifest.is_relative,
+        **_losses(manifest, results, damaged),
+        **_facts(manifest),
+        "is_bound": all(result.is_bound for result in results) if results else None,
+        "damaged": "\n".join(map(str, damaged)) or None,
+        "path": str(run.path),
     }
 
 
-def _final(found: list[Evaluation]) -> Evaluation | None:
-    """The validation loss at the training length; training writes one."""
-    return next((e for e in found if e.protocol == VALIDATION), None)
+def _losses(manifest: Manifest, results: list[Result], damaged: list[Damaged]) -> dict[str, float]:
+    """The final validation's figures, and a perplexity for each reading by length."""
+    final = next((r for r in results if PROTOCOLS[r.protocol].is_loss_table and not r.reading.under), None)
+    empty = [each.reading for each in damaged if each.reading.protocol in PROTOCOLS]
+    lost = any(PROTOCOLS[reading.protocol].is_loss_table for reading in empty)
+    loss = final.loss if final else math.nan if lost else _number(manifest.loss)
+    bits_per_byte = final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte)
+    by_length = [result for result in results if PROTOCOLS[result.protocol].is_by_length]
+    return {
+        "loss": loss,
+        "bits_per_byte": bits_per_byte,
+        "perplexity": perplexity(loss),
+        **{_column(result.reading): perplexity(result.loss) for result in by_length},
+        **{_column(reading): math.nan for reading in empty if PROTOCOLS[reading.protocol].is_by_length},
+    }
 
 
-def _mapping(manifest: dict[str, Any], key: str) -> dict[str, Any]:
-    value = manifest.get(key)
-    return value if isinstance(value, dict) else {}
+def _column(reading: Reading) -> str:
+    words = f"[{' '.join(reading.under)}]" if reading.under else ""
+    return f"perplexity@{reading.length}/{reading.protocol}{words}"
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """What the manifest says of the run's size, cost, machine and fingerprints."""
+    costs, device = manifest.costs or Costs(None, None, None), manifest.device
+    prints = asdict(manifest.fingerprints)
+    prints["initial_weights"] = json.dumps(manifest.fingerprints.initial_weights, sort_keys=True)
+    return {
+        **{name: float(getattr(manifest, name)) for name in ("num_steps", "tokens", "skipped_steps")},
+        **{name: _number(value) for name, value in asdict(costs).items()},
+        "device": _word(device.get("name") or device.get("type")),
+        "dtype": _word(device.get("dtype")),
+        "parameters": sum(manifest.num_parameters.values()) or None,
+        **{f"fingerprint.{name}": prints[name] for name in FINGERPRINTS},
+        **{f"version.{name}": version for name, version in manifest.versions.items()},
+        "started": manifest.started,
+        "ended": manifest.ended,
+    }
+
+
+def _unreadable(path: Path, reason: str) -> dict[str, Any]:
+    """The row of a run of which its place alone is known."""
+    digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
+    losses = ("loss", "bits_per_byte", "perplexity")
+    counts = ("num_steps", "tokens", "skipped_steps", "tokens_per_second", "train_seconds", "peak_memory_bytes")
+    words = (
+        "device",
+        "dtype",
+        "parameters",
+        *(f"fingerprint.{name}" for name in FINGERPRINTS),
+        "started",
+        "ended",
+        "is_bound",
+        "damaged",
+    )
+    return {
+        "experiment": path.parent.parent.name,
+        "scheme": path.parent.name,
+        "seed": int(digits[1]) if digits else -1,
+        "status": UNREADABLE,
+        "reason": reason,
+        "is_relative": None,
+        **dict.fromkeys((*losses, *counts), math.nan),
+        **dict.fromkeys(words),
+        "path": str(path),
+    }
 
 
 def _word(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, float) or _is_whole(value) else math.nan
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) < 1 << 63
-
-
-def _seed(value: Any, path: Path) -> int:
-    if _is_whole(value):
-        return int(value)
-    digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
-    return int(digits[1]) if digits else -1
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

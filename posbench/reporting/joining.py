@@ -171,9 +171,8 @@ def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:
 
 
 def _identity(path: str) -> dict[str, Any]:
-    """What the manifest says of the configuration: flat `group.field` -> value; empty where it does not."""
-    identity = Run(Path(path)).manifest.get("identity")
-    return identity if isinstance(identity, dict) else {}
+    """What the manifest says of the configuration: flat `group.field` -> value."""
+    return Run(Path(path)).manifest.identity
 
 
 def _common(path: str) -> dict[str, Any]:

@@ -1,20 +1,16 @@
 """The run folder, whole: where it is, what is in it, and how it is read back."""
 
+from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, Manifest, TornManifest
 from posbench.runs.run import (
-    DIED,
-    FINISHED,
-    FORMAT,
     INTERRUPTED,
-    RUNNING,
-    STOPPED,
     UNREADABLE,
     Run,
-    TornManifest,
     append_metrics,
     find_runs,
     load_run,
     read_metrics,
     remove_unfinished,
+    run_at,
     run_folder,
     state_of,
 )
@@ -27,6 +23,7 @@ __all__ = [
     "RUNNING",
     "STOPPED",
     "UNREADABLE",
+    "Manifest",
     "Run",
     "TornManifest",
     "append_metrics",
@@ -34,6 +31,7 @@ __all__ = [
     "load_run",
     "read_metrics",
     "remove_unfinished",
+    "run_at",
     "run_folder",
     "state_of",
 ]

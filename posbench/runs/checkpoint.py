@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import check_format, read_json, sync_folder
+from posbench.machine.files import check_format, folder_beside, has_its_seal, publish_folder, read_json, sealed
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
+from posbench.runs.manifest import Manifest, parse
 
 FORMAT = 1
 MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
@@ -53,25 +54,18 @@ def save(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    final = folder / f"step={step:08d}"
-    beside = folder / f".step={step:08d}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
+    final = folder / _name(step)
     try:
-        beside.mkdir(parents=True)
-        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
-        (beside / METRICS).write_bytes(metrics)
-        checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
-        content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
-        (beside / "state.json").write_text(_sealed(content), encoding="utf-8")
-        _sync_and_sum(beside / "state.json")
-        sync_folder(beside)
-        if final.exists():  # torn, and passed over on resume: the same step, made again
-            shutil.rmtree(final)
-        beside.rename(final)
-        sync_folder(folder)
+        with folder_beside(final) as beside:
+            for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
+                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
+            (beside / METRICS).write_bytes(metrics)
+            checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
+            content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
+            (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
+            _sync_and_sum(beside / "state.json")
+            publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
-        shutil.rmtree(beside, ignore_errors=True)
         needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
         free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
         cause = error.strerror if isinstance(error, OSError) else None
@@ -127,16 +121,16 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     file = checkpoint / "state.json"
     try:
         content = read_json(file)
-        seal = content.pop("seal")
+        is_whole = has_its_seal(content)
         found, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
-    if hashlib.sha256(_canonical(content)).hexdigest() != seal:
+    if not is_whole:
         raise TornCheckpoint("state.json does not match its checksum")
     check_format(checkpoint, found, FORMAT)
-    if checkpoint.name != f"step={step:08d}":
+    if checkpoint.name != _name(step):
         raise TornCheckpoint(f"it holds step {step}")
     for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
         try:
@@ -146,6 +140,16 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
         if summed != sums.get(name):
             raise TornCheckpoint(f"{name} does not match its checksum")
     return dict(content)
+
+
+def manifest_in(checkpoint: Path) -> Manifest:
+    """The manifest that a checkpoint keeps. Raises: TornCheckpoint; ConfigError for one of another format."""
+    return parse(read_state(checkpoint).get("manifest"), checkpoint / "state.json")
+
+
+def weights_digest(folder: Path, step: int) -> str:
+    """The SHA-256 of the model's weights at a step, as they were written. Raises: TornCheckpoint."""
+    return str(read_state(folder / _name(step))["sha256"][MODEL])
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
@@ -160,26 +164,39 @@ def any_written(folder: Path) -> bool:
     return bool(_folders(folder))
 
 
-def load_weights(folder: Path, model: nn.Module, manifest: dict[str, Any]) -> None:
-    """The newest intact checkpoint's weights into `model`.
+def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: int | None = None) -> None:
+    """The weights of the run's last step into `model`, or those of the older checkpoint `at_step`.
 
-    Raises: ConfigError where there is none, or it is not of the run that `manifest` is of.
+    Raises: ConfigError with the steps that are left where they are gone, damaged, or of another run.
     """
-    notes: list[str] = []
-    checkpoint = newest(folder, notes.append)
-    if checkpoint is None:
+    step = manifest.num_steps if at_step is None else at_step
+    why = _why_not(folder, step, manifest)
+    if why:
+        steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
+        listed = ", ".join(map(str, sorted(steps)))
+        rest = f"steps {listed} are left: --at-step {max(steps)} takes older weights, or " if steps else ""
         raise ConfigError(
-            f"{folder} holds no intact checkpoint ({'; '.join(notes) or 'none is there'}): delete the folder "
-            f"{folder.parent} and train it again"
+            f"the weights of step {step} in {folder} cannot be used: {why}. "
+            f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
         )
-    kept = read_state(checkpoint).get("manifest")
-    changed = changes(kept, manifest) if kept and "identity" in manifest else []  # older ones kept neither
-    if changed:
-        raise ConfigError(
-            f"{checkpoint} belongs to another run: {'; '.join(changed)}. Put the run's own back, or delete the folder "
-            f"{folder.parent} and train it again"
-        )
-    put_weights(model, load_tensors(checkpoint, MODEL))
+    put_weights(model, load_tensors(folder / _name(step), MODEL))
+
+
+def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
+    """Why the weights of a step are not those that the run had then; None where they are."""
+    checkpoint = folder / _name(step)
+    if step == manifest.num_steps and manifest.weights is not None:
+        try:
+            same = _sum(checkpoint / MODEL) == manifest.weights
+        except OSError:
+            return f"{checkpoint.name}/{MODEL} is missing"
+        return None if same else f"{checkpoint.name}/{MODEL} does not match the checksum in run.json"
+    try:
+        read_state(checkpoint, verify=True)
+        changed = changes(manifest_in(checkpoint), manifest)
+    except (TornCheckpoint, ConfigError) as torn:
+        return f"{checkpoint.name}: {torn}"
+    return f"{checkpoint.name} belongs to another run: {'; '.join(changed)}" if changed else None
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -210,17 +227,12 @@ def _folders(folder: Path) -> list[Path]:
     return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=_step, reverse=True)
 
 
+def _name(step: int) -> str:
+    return f"step={step:08d}"
+
+
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step="))
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
-
-
-def _sealed(content: dict[str, Any]) -> str:
-    plain = json.loads(_canonical(content))
-    return json.dumps({**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}, indent=1) + "\n"
 
 
 def _sum(path: Path) -> str:

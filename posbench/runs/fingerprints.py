@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from posbench.config import Config
 from posbench.model import Decoder
+from posbench.runs.manifest import Fingerprints, Manifest
+from posbench.schemes import Scheme
 
 # Not part of what a run computes: names, places, and what only watches.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
@@ -25,8 +29,9 @@ _ASIDE_IN_TRAIN = (
     "log_every",
     "max_skipped_steps",
 )
-# Code that decides what a run computes; the rest of the package reads, prints or checks.
-_CODE = ("attention/*.py", "cross_entropy.py", "model.py", "schemes/*.py", "data/*.py", "training/*.py")
+# Code that decides what every run computes; the rest of the package reads, prints or checks. The schemes' own files
+# are not in it: see `scheme_code`.
+_CODE = ("attention/*.py", "cross_entropy.py", "model.py", "schemes/base.py", "data/*.py", "training/*.py")
 
 
 def digest(content: bytes | str) -> str:
@@ -47,7 +52,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
     kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    return flat(kept)
+    return dict(json.loads(json.dumps(flat(kept))))
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,7 +73,20 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
     return digest(json.dumps(shared, sort_keys=True))
 
 
-def continued(before: str | None, now: str) -> str:
+def continued(before: Fingerprints, now: Fingerprints) -> Fingerprints:
+    """Those of a run that was resumed: what changed on the way is `before+now`, since a mixture is neither of them."""
+    parts = {**before.initial_weights, **now.initial_weights}
+    return Fingerprints(
+        data=now.data,
+        tokenizer=now.tokenizer,
+        config=mixed(before.config, now.config),
+        code=mixed(before.code, now.code),
+        scheme_code=mixed(before.scheme_code, now.scheme_code),
+        initial_weights={name: mixed(before.initial_weights.get(name), now.initial_weights[name]) for name in parts},
+    )
+
+
+def mixed(before: str | None, now: str) -> str:
     """What a run was made with from its first step on: `now`, or `before+now` where it went on under something else."""
     return now if before is None or before == now else before if before.endswith(f"+{now}") else f"{before}+{now}"
 
@@ -79,48 +97,72 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changes(before: Manifest, now: Manifest) -> list[str]:
     """`key: before -> now` for all that two manifests of one run must share."""
-    return differences(*({**_part(m, "identity"), **_texts(m)} for m in (before, json.loads(json.dumps(now)))))
+    return differences(*({**m.identity, **_texts(m)} for m in (before, now)))
 
 
-def changes_in(config: Config, manifest: dict[str, Any]) -> list[str]:
-    """... that differs between a manifest and the configuration beside it; what the manifest does not say is not asked.
+def changes_in(config: Config, manifest: Manifest) -> list[str]:
+    """... that differs between a manifest and the configuration beside it.
 
     Not the device, which is what trained; nor settings that are newer than the manifest.
     """
-    kept = {key: value for key, value in _part(manifest, "identity").items() if not key.startswith("device.")}
-    now = json.loads(json.dumps(identity(config, dict.fromkeys(("type", "dtype", "compiled")))))
+    kept = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
+    now = identity(config, dict.fromkeys(("type", "dtype", "compiled")))
     asked = {key: value for key, value in now.items() if key in kept or key.startswith("scheme.")}
-    return differences(kept, asked) if kept else []
+    return differences(kept, asked)
 
 
-def _part(manifest: Any, name: str) -> dict[str, Any]:
-    part = manifest.get(name) if isinstance(manifest, dict) else None
-    return part if isinstance(part, dict) else {}
+def _texts(manifest: Manifest) -> dict[str, str]:
+    prints = manifest.fingerprints
+    return {"fingerprint of data": prints.data, "fingerprint of tokenizer": prints.tokenizer}
 
 
-def _texts(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {f"fingerprint of {key}": _part(manifest, "fingerprints").get(key) for key in ("data", "tokenizer")}
-
-
-def weights_fingerprint(model: Decoder) -> str:
-    """Of the initial weights that every scheme shares."""
-    total = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if not name.startswith("scheme."):
-            total.update(name.encode())
-            total.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-    return total.hexdigest()[:16]
+def weights_fingerprints(model: Decoder) -> dict[str, str]:
+    """A digest of the initial weights for each logical part that schemes share, such as `attention.q`."""
+    totals: dict[str, Any] = {}
+    for name, tensor in model.shared_parts():
+        total = totals.setdefault(name, hashlib.sha256())
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return {name: total.hexdigest()[:16] for name, total in totals.items()}
 
 
 @cache
 def code_fingerprint(patterns: tuple[str, ...] = _CODE) -> str:
-    """Of source files, given as patterns within the package; those that decide what training computes by default."""
+    """Of source files, given as patterns within the package; those that decide what all runs compute by default."""
     package = Path(__file__).resolve().parent.parent
-    total = hashlib.sha256()
-    for pattern in patterns:
-        for file in sorted(package.glob(pattern)):
-            total.update(file.relative_to(package).as_posix().encode())
-            total.update(file.read_bytes())
-    return total.hexdigest()[:16]
+    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
+    return digest("".join(f"{file.relative_to(package).as_posix()} {_syntax(file)}\n" for file in files))
+
+
+def scheme_code(scheme: Scheme) -> str:
+    """Of the modules that define a scheme, its parents and the schemes within it; the base class alone is shared code.
+
+    A module is named by its place among the classes, not by its path: a plug-in may be installed anywhere.
+    """
+    classes = {kind for part in scheme.modules() if isinstance(part, Scheme) for kind in type(part).__mro__}
+    modules = {kind.__module__ for kind in classes if issubclass(kind, Scheme) and kind is not Scheme}
+    return digest("".join(f"{name} {_syntax_of_module(name)}\n" for name in sorted(modules)))
+
+
+def _syntax_of_module(name: str) -> str:
+    file = getattr(sys.modules[name], "__file__", None)
+    return _syntax(Path(file)) if file and file.endswith(".py") else ""
+
+
+def _syntax(file: Path) -> str:
+    """What a Python file says, without comments, layout and docstrings."""
+    return _canonical(ast.parse(file.read_bytes()))
+
+
+def _canonical(node: Any) -> str:
+    """A syntax tree as text, the same under every version of Python: empty and version-bound fields are left out."""
+    if isinstance(node, list):
+        return f"[{' '.join(map(_canonical, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    values = {name: value for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment")}
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        values["body"] = node.body[ast.get_docstring(node, clean=False) is not None :]
+    fields = " ".join(f"{name}={_canonical(value)}" for name, value in values.items() if value not in (None, []))
+    return f"{type(node).__name__}({fields})"

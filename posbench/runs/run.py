@@ -15,30 +15,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import check_format, parse_json, read_bytes, read_json, read_yaml, write_json
+from posbench.machine.files import parse_json, read_bytes, read_json, read_yaml, write_json
 from posbench.machine.lock import is_held
+from posbench.runs.manifest import FINISHED, RUNNING, Manifest, TornManifest, parse, to_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
     from tokenizers import Tokenizer
 
     from posbench.model import Decoder
+    from posbench.runs.readings import Damaged, Reading, Result
 
-FORMAT = 1  # of the run folder; a reader refuses a newer one
-FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
-
-
-class TornManifest(ConfigError):
-    """`run.json` is missing, or is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,14 @@ class Run:
             ) from error
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
         file = self.path / "run.json"
         try:
-            manifest = read_json(file)
+            content = read_json(file)
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
-                f"{self.path} is no run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
+                f"{self.path} is not a run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -99,35 +95,23 @@ class Run:
             ) from error
         except ValueError as error:
             raise TornManifest(
-                f"{file} cannot be read ({error}): give the run's train command again, which goes on from its last "
+                f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
                 "checkpoint, or delete the folder"
             ) from error
-        if isinstance(manifest, dict) and isinstance(manifest.get("format"), int):
-            check_format(file, manifest["format"], FORMAT)
-            parts = (manifest.get(key, {}) for key in ("fingerprints", "identity", "versions", "device"))
-            if isinstance(manifest.get("status"), str) and all(isinstance(part, dict) for part in parts):
-                return manifest
-        raise TornManifest(f"{file} holds no manifest: give the run's train command again, or delete the folder")
+        return parse(content, file)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write `run.json` in one step."""
+        write_json(self.path / "run.json", to_mapping(manifest))
 
     def update_manifest(self, **changes: Any) -> None:
-        """Change keys of `run.json` in one step."""
-        write_json(self.path / "run.json", {**self.manifest, **changes})
-
-    @property
-    def trained_on(self) -> tuple[str, str, int]:
-        """Fingerprints of text and tokenizer, and the vocabulary's size. Raises: ConfigError where it does not say."""
-        fingerprints, vocab_size = self.manifest.get("fingerprints"), self.manifest.get("vocab_size")
-        named = [fingerprints.get(key) for key in ("data", "tokenizer")] if isinstance(fingerprints, dict) else [None]
-        if not all(isinstance(name, str) for name in named) or not (
-            isinstance(vocab_size, int) and 2 <= vocab_size <= 1 << 22
-        ):
-            raise ConfigError(f"{self.path / 'run.json'} does not say what the run was trained on: {self.remedy}")
-        return str(named[0]), str(named[1]), vocab_size
+        """Change fields of `run.json` in one step."""
+        self.write_manifest(replace(self.manifest, **changes))
 
     @property
     def is_finished(self) -> bool:
         """Whether training reached its last step."""
-        return (self.path / "run.json").is_file() and self.manifest.get("status") == FINISHED
+        return (self.path / "run.json").is_file() and self.manifest.status == FINISHED
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -143,6 +127,18 @@ class Run:
 
         return load_tokenizer(self.path / "tokenizer.json")
 
+    def results(self) -> tuple[list[Result], list[Damaged]]:
+        """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
+        from posbench.runs.readings import results_of
+
+        return results_of(self)
+
+    def damaged(self, reading: Reading, why: str) -> Damaged:
+        """A result that is not one, with the command that makes it again."""
+        from posbench.runs.readings import damaged
+
+        return damaged(self, reading, why)
+
     def check_config(self) -> None:
         """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
         from posbench.runs.fingerprints import changes_in
@@ -154,26 +150,62 @@ class Run:
                 f"{self.remedy}"
             )
 
-    def load_model(self) -> Decoder:
-        """The trained model, in float32 on the CPU.
+    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
+        """The trained model with the weights of the run's last step, in float32 on the CPU.
 
-        Raises: ConfigError where there is no intact checkpoint, or it or the configuration is of another run.
+        Arguments: under, words of the scheme that hold at evaluation alone, such as `base=1e6`; at_step, the step of an
+        older checkpoint.
+        Raises: ConfigError where those weights are gone, damaged or another run's (it lists the steps that are left),
+        where the configuration is another run's, and where the model has other parameters under the words.
         """
         from safetensors import SafetensorError
 
         from posbench.model import build_model
         from posbench.runs.checkpoint import load_weights
 
+        manifest = self.manifest
+        manifest.check_current("evaluated")
         self.check_config()
-        model = build_model(self.config, self.trained_on[2])
+        model = build_model(self.config, manifest.vocab_size)
+        if under:
+            trained, model = model, build_model(self.config_under(under), manifest.vocab_size)
+            _check_same_parameters(trained, model, under)
         try:
-            load_weights(self.path / "checkpoints", model, self.manifest)
+            load_weights(self.path / "checkpoints", model, manifest, at_step)
         except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
             raise ConfigError(
                 f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): "
                 f"{self.remedy}"
             ) from error
         return model.eval()
+
+    def config_under(self, words: Sequence[str]) -> Config:
+        """The configuration with other words of its scheme. Raises: ConfigError for words that are none."""
+        from omegaconf import OmegaConf
+
+        from posbench.composition import checked
+        from posbench.runs.readings import check_words
+
+        check_words(words)
+        mapping = self.config.to_mapping()
+        scheme = OmegaConf.merge(OmegaConf.create(mapping["scheme"]), OmegaConf.from_dotlist(list(words)))
+        return checked({**mapping, "scheme": OmegaConf.to_container(scheme)})
+
+
+def run_at(path: str | Path) -> Run:
+    """The run that a stored path names: the one door by which a row of a table becomes a run again."""
+    return Run(Path(path))
+
+
+def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
+    ours, theirs = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in (trained, changed))
+    differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    if differing:
+        one = differing[0]
+        raise ConfigError(
+            f"--under {' '.join(under)} changes the parameters ({one} is {ours.get(one, 'missing')} as trained and "
+            f"{theirs.get(one, 'missing')} under it): what changes parameters must be trained, not evaluated"
+        )
 
 
 def run_folder(config: Config) -> Path:
@@ -203,7 +235,7 @@ def state_of(run: Run) -> str:
     `unreadable` where the manifest is missing, torn, or of another format.
     """
     try:
-        status = str(run.manifest.get("status", UNREADABLE))
+        status = run.manifest.status
     except ConfigError:
         return UNREADABLE
     return INTERRUPTED if status == RUNNING and not is_held(run.path) else status

@@ -1,4 +1,4 @@
-"""Whether a run could fit this machine at all, asked before any text is read or anything is written."""
+"""Whether a run could fit into this machine's memory at all, asked before any text is read or written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BYTES_A_PARAMETER = 16  # weight, gradient and two moments, float32
 _SMALLEST_VOCABULARY = 257  # of any tokenizer here: the bytes and the beginning of a document
 
 
-def check_fits(config: Config) -> None:
-    """Hold parameters and one micro-batch, counted from below, to the memory there is.
+def check_memory(config: Config) -> None:
+    """Compare what parameters and one micro-batch take at least with the memory of this machine.
 
-    Raises: ConfigError with the number of parameters and tokens, what they take and what there is. A run that passes
-    may still run out; then the loop says so.
+    Raises: ConfigError with the number of parameters and tokens, what they take, and what the machine has. A run that
+    passes may still run out of memory; training says so then.
     """
     model, train = config.model, config.train
     vocab_size = model.vocab_size or _SMALLEST_VOCABULARY
@@ -32,19 +32,19 @@ def check_fits(config: Config) -> None:
     else:
         for_weights *= copies
     for_tokens = tokens * 2 * model.num_layers * model.d_model  # what each block keeps of its input in half precision
-    there = memory_bytes(config)
-    if for_weights > there:
+    available = memory_bytes(config)
+    if for_weights > available:
         raise ConfigError(
             f"the model has at least {parameters:,} parameters, which take {_gb(for_weights)} to train (weights, "
-            f"gradients and moments), and there are {_gb(there)} of memory: lower model.num_layers, model.d_model or "
-            "model.vocab_size"
+            f"gradients and moments), and this machine has {_gb(available)} of memory: lower model.num_layers, "
+            "model.d_model or model.vocab_size"
         )
-    if for_weights + for_tokens > there:
+    if for_weights + for_tokens > available:
         raise ConfigError(
             f"{tokens:,} tokens at once (train.batch_size={train.batch_size} in "
             f"train.accumulation={train.accumulation} parts, train.context_length={train.context_length}) take at "
-            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and there are {_gb(there)} of memory: "
-            "raise train.accumulation, or lower train.batch_size or train.context_length"
+            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and this machine has "
+            f"{_gb(available)} of memory: raise train.accumulation, or lower train.batch_size or train.context_length"
         )
 
 
@@ -64,12 +64,12 @@ def memory_bytes(config: Config) -> int:
     device = choose_device(config.train)
     if device.is_cuda:
         return int(torch.cuda.get_device_properties(device.torch).total_memory)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         file = Path(limit)
-        if file.is_file() and (told := file.read_text().strip()).isdigit():
-            there = min(there, int(told))
-    return there
+        if file.is_file() and (text := file.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total
 
 
 def _gb(count: int) -> str:

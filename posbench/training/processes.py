@@ -1,8 +1,8 @@
 """One run on many processes: who this process is among them, and what they do together.
 
 Every process reads the same global batch and takes its own rows of each micro-batch, so what a run consumes depends on
-(seed, step) alone. Gradients are averaged by DDP, or parameters and moments sharded by FSDP2. The first process alone
-writes. A run on one process makes no process group, and `Alone` does nothing.
+(seed, step) alone. Gradients are averaged by DDP, or parameters and moments are sharded by FSDP2. Only the first
+process writes. A run on one process makes no process group: for it the methods of `Processes` do nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
-LETTING_GO_SECONDS = 0.05  # gloo's thread lets go of its last tensors, for which it needs the interpreter
-PREPARATION = timedelta(days=7)  # ... while it fetches and tokenises text
+PREPARATION = timedelta(days=7)  # the same, while the first process fetches and tokenises text
+RELEASE_SECONDS = 0.05  # for gloo's thread to release its last tensors, for which it needs the interpreter
 
 
-class Alone:
-    """One process: nothing is shared, nothing waited for."""
+class Processes:
+    """The processes of a run: here a single one, so nothing is shared and nothing is waited for."""
 
     rank, size, local_rank = 0, 1, 0
 
@@ -49,8 +49,8 @@ class Alone:
         """The model as a module whose call is the mean loss of (tokens, targets), nats."""
         return Loss(model)
 
-    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """The context of one micro-batch: gradients are exchanged in the last one alone."""
+    def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """The context of one micro-batch: gradients are exchanged in the last one only."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -61,18 +61,18 @@ class Alone:
         """A signal that any process has received, the same answer in all of them."""
         return received
 
-    def first_says(self, value: Any) -> Any:
-        """What the first process holds, in all of them."""
+    def broadcast(self, value: Any) -> Any:
+        """The first process's value, in all of them."""
         return value
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all processes."""
 
-    def tell(self, what: str) -> None:
-        """Say that something is done which others may wait for, however long it took."""
+    def announce(self, event: str) -> None:
+        """Tell the others that something is done which they wait for, however long it took."""
 
-    def wait_for(self, what: str) -> None:
-        """Wait until the first process has told it."""
+    def wait_for(self, event: str) -> None:
+        """Wait until the first process has announced it."""
 
 
 class Loss(nn.Module):
@@ -86,7 +86,7 @@ class Loss(nn.Module):
         return self.model.loss(tokens, targets)
 
 
-class Together(Alone):
+class ProcessGroup(Processes):
     """One of several processes, started by `launch.nproc` or an outer torchrun (RANK, WORLD_SIZE, LOCAL_RANK)."""
 
     def __init__(self) -> None:
@@ -115,15 +115,15 @@ class Together(Alone):
             register_fsdp_forward_method(model, method)
         return Loss(model)
 
-    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            return nullcontext() if last else module.no_sync()
-        module.model.set_requires_gradient_sync(last)  # type: ignore[operator,union-attr]
+            return nullcontext() if is_last else module.no_sync()
+        module.model.set_requires_gradient_sync(is_last)  # type: ignore[operator,union-attr]
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
         value = value.clone()
-        dist.all_reduce(value)  # the sum: gloo knows no mean
+        dist.all_reduce(value)  # the sum: gloo has no mean
         return value / self.size
 
     def stop_signal(self, received: int | None) -> int | None:
@@ -131,28 +131,28 @@ class Together(Alone):
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)  # on the CPU, by gloo: a GPU is not waited for
         return int(flag) or None
 
-    def first_says(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def meet(self) -> None:
-        self.first_says(None)
+    def barrier(self) -> None:
+        self.broadcast(None)
 
-    def tell(self, what: str) -> None:
-        _store().set(what, "done")
+    def announce(self, event: str) -> None:
+        _store().set(event, "done")
 
-    def wait_for(self, what: str) -> None:
+    def wait_for(self, event: str) -> None:
         store = _store()
-        until = time.monotonic() + PREPARATION.total_seconds()
-        while not store.check([what]):  # not its own wait, during which no signal is heard
-            if time.monotonic() > until:
-                raise TimeoutError(f"the first process has not told of its {what} within {PREPARATION}")
+        deadline = time.monotonic() + PREPARATION.total_seconds()
+        while not store.check([event]):  # not its own wait, during which no signal is heard
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the first process did not announce {event!r} within {PREPARATION}")
             time.sleep(0.1)
 
 
 def _store() -> dist.Store:
-    """Where the processes of a group leave each other words; it waits longer than their collectives may."""
+    """The key-value store of the group. Waiting for a key may take longer than their collectives allow."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
@@ -169,14 +169,14 @@ def check_divides(config: Config, processes: int) -> None:
 
 
 @contextmanager
-def group(device: str = "auto") -> Iterator[Alone]:
-    """This process among those of its run: `Alone`, or `Together` where a launcher has set RANK and WORLD_SIZE.
+def joined_processes(device: str = "auto") -> Iterator[Processes]:
+    """The processes of this run: a `ProcessGroup` where a launcher has set RANK and WORLD_SIZE, else this one process.
 
-    Arguments: device, `train.device`. Yields: the group, joined; it is left at the end.
+    Arguments: device, `train.device`. Yields: the group, which this process has joined and leaves at the end.
     Raises: ConfigError where this machine has fewer GPUs than processes.
     """
     if not is_worker():
-        yield Alone()
+        yield Processes()
         return
     if torch.cuda.is_available() and device != "cpu":
         local = environment_number("LOCAL_RANK", 0)
@@ -190,7 +190,7 @@ def group(device: str = "auto") -> Iterator[Alone]:
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
-        yield Together()
+        yield ProcessGroup()
     finally:
-        time.sleep(LETTING_GO_SECONDS)
+        time.sleep(RELEASE_SECONDS)
         dist.destroy_process_group()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -15,57 +16,48 @@ SECONDS_BETWEEN_LINES = 10.0
 class TrainingProgress:
     """Loss, tokens/s and time left of one run. `show` takes the rows of `metrics.jsonl`."""
 
-    def __init__(self, console: Console, title: str, num_steps: int, done: int) -> None:
+    def __init__(self, console: Console, title: str, num_steps: int) -> None:
         self.console, self.title, self.num_steps = console, title, num_steps
-        self.bar: Progress | None = None
-        self.last_line = time.monotonic()
-        self.began, self.done = time.monotonic(), done
-        self.loss = self.speed = ""
-        if console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description:<12}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[loss]}"),
-                TextColumn("{task.fields[speed]}"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            self.task = self.bar.add_task(title, total=num_steps, completed=done, loss="", speed="")
+        self.bar = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.done, self.began, self.last_line = 0, time.monotonic(), time.monotonic()
 
-    def __enter__(self) -> TrainingProgress:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar:
-            self.bar.stop()
+    @contextmanager
+    def shown(self, done: int) -> Iterator[None]:
+        """Show it, from `done` steps on, until the block ends."""
+        self.done, self.began, self.last_line = done, time.monotonic(), time.monotonic()
+        self.task = self.bar.add_task(self.title, total=self.num_steps, completed=done, loss="", speed="")
+        with self.bar:
+            yield
 
     def advance(self, step: int) -> None:
         """`step` steps are done."""
-        if self.bar:
+        if not self.bar.disable:
             self.bar.update(self.task, completed=step)
 
     def show(self, row: dict[str, Any]) -> None:
         """A row was logged."""
-        if row["kind"] == "train":
-            self.loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
-            self.speed = f"{_short(row['tokens_per_second'])} tok/s"
-            if self.bar:
-                self.bar.update(self.task, loss=self.loss, speed=self.speed)
-            elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
-                self.last_line = time.monotonic()
-                rate = (row["step"] - self.done) / (self.last_line - self.began)
-                left = (self.num_steps - row["step"]) / rate if rate > 0 else float("nan")
-                self.console.print(
-                    f"{self.title}: step {row['step']}/{self.num_steps}  {self.loss}  {self.speed}  {left:.0f} s left",
-                    highlight=False,
-                    markup=False,
-                )
+        if row["kind"] != "train":
+            return
+        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        speed = f"{_short(row['tokens_per_second'])} tok/s"
+        if not self.bar.disable:
+            self.bar.update(self.task, loss=loss, speed=speed)
+        elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = time.monotonic()
+            rate = (row["step"] - self.done) / (self.last_line - self.began)
+            left = (self.num_steps - row["step"]) / rate if rate > 0 else float("nan")
+            line = f"{self.title}: step {row['step']}/{self.num_steps}  {loss}  {speed}  {left:.0f} s left"
+            self.console.print(line, highlight=False, markup=False)
 
 
 def _short(number: float) -> str:

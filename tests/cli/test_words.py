@@ -13,11 +13,11 @@ from tests.cli.commands import Give, left
 
 # What is given after `posbench train` and the words of a small run -> what the message must say.
 REFUSED = {
-    "scheme=vo_rpe": r"scheme=vo_rpe is not there; did you mean 'vo_rope'\? \(conf/scheme holds alibi, .*\)",
-    "model=tinny": r"model=tinny is not there; did you mean 'tiny'\?",
-    "experiment=dmo": r"experiment=dmo is not there; did you mean 'demo'\?",
-    "hydra/launcher=nosuch": r"hydra/launcher=nosuch is not there",
-    "vo_rope": r"'vo_rope' is no override: write key=value.*did you mean scheme=vo_rope\?",
+    "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(conf/scheme contains alibi, .*\)",
+    "model=tinny": r"model=tinny does not exist; did you mean 'tiny'\?",
+    "experiment=dmo": r"experiment=dmo does not exist; did you mean 'demo'\?",
+    "hydra/launcher=nosuch": r"hydra/launcher=nosuch does not exist",
+    "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
     "scheme.bse=1": r"no setting 'scheme\.bse'; did you mean 'scheme\.base'\?",
     "+scheme.bse=1": r"scheme\.bse is no option of 'rotary'; did you mean 'base'\? \(options: ",
@@ -32,7 +32,7 @@ REFUSED = {
     "seed=": r"seed= is refused: '' is not a whole number",
     "model.tied_embeddings=perhaps": r"'perhaps' is not true or false",
     "evaluation.lengths=[a]": r"'a' is not a whole number",
-    "seed=0,1": r"seed=0,1 holds several values: sweep over them with -m",
+    "seed=0,1": r"seed=0,1 contains several values: sweep over them with -m",
     "train.steps=0": r"train\.steps=0 is out of range: it must lie between 1 and ",
     "train.steps=-1": r"train\.steps=-1 is out of range",
     "train.lr=nan": r"train\.lr=nan is out of range",
@@ -54,8 +54,8 @@ REFUSED = {
     "train.device=tpu": r"train\.device='tpu' is not known: auto, cpu, cuda",
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*take train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
-    "evaluation.protocols=[fxed]": r"evaluation\.protocols='fxed' is not known; did you mean 'fixed'\?",
-    "scheme=nope scheme.base=1e3": r"the scheme that is chosen has no option 'scheme\.base' ",
+    "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
+    "scheme=nope scheme.base=1e3": r"the chosen scheme has no option 'scheme\.base' ",
     "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
     "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
     "evaluation.max_tokens=31": r"evaluation\.max_tokens=31 is less than train\.context_length=32: .*raise it",
@@ -63,23 +63,23 @@ REFUSED = {
     "data.path=null": r"data=files needs data\.path=",
     "data.path=nosuch.txt": r"data\.path='nosuch\.txt' does not exist: give a file",
     "data.path='https://example.org/x.txt'": r"data\.path is an address \(https://\.\.\.\), .*download it first",
-    "data.path='a\0b'": r"is no override|holds a NUL character",
+    "data.path='a\0b'": r"is not an override|holds a NUL character",
     "runs_dir=''": r"runs_dir is empty: name a folder",
     "~scheme": r"scheme is missing: give scheme=\.\.\., such as one of alibi, ",
-    "~train.lr": r"~train\.lr is refused: a setting cannot be taken away, only set",
+    "~train.lr": r"~train\.lr is refused: a setting cannot be removed, only set",
     "scheme=null": r"'scheme=null': scheme takes the name of one choice: alibi, ",
     "scheme=[nope,vo_rope]": r"scheme takes the name of one choice",
-    "data.path=été.txt": r"'data\.path=été\.txt' is no override: .*put a value with .*letters beyond a-z in quotes",
-    "data.path='x": r"is no override: .*in quotes",
+    "data.path=été.txt": r"'data\.path=été\.txt' is not an override: .*put a value with .*letters beyond a-z in quotes",
+    "data.path='x": r"is not an override: .*in quotes",
     "data.path='été 1.txt'": r"data\.path='été 1\.txt' does not exist",
-    "": r"'' is no override: write key=value",
-    "=": r"no setting ''|no override|Could not override ''",
-    "hydra.run.dir=elsewhere": r"is a setting of Hydra that posbench keeps as it is .*see runs_dir",
-    "hydra.output_subdir=.hydra": r"is a setting of Hydra that posbench keeps",
+    "": r"'' is not an override: write key=value",
+    "=": r"no setting ''|not an override|Could not override ''",
+    "hydra.run.dir=elsewhere": r"cannot be changed in posbench .*see runs_dir",
+    "hydra.output_subdir=.hydra": r"cannot be changed in posbench",
     "experiment.description=${nosuch}": r"Interpolation key 'nosuch' not found \(experiment\.description\)",
-    "--config-dir=nosuch": r"--config-dir nosuch is no folder: give one that holds choices",
-    "--config-name=nosuch": r"--config-name nosuch is not taken: .*--config-dir FOLDER",
-    "--config-path=nosuch": r"--config-path nosuch is not taken",
+    "--config-dir=nosuch": r"--config-dir nosuch is not a folder: give one that contains choices",
+    "--config-name=nosuch": r"--config-name nosuch cannot be used: .*--config-dir FOLDER",
+    "--config-path=nosuch": r"--config-path nosuch cannot be used",
 }
 
 
@@ -91,7 +91,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     refusal = posbench("train", *short, *(word.split() if "scheme=" in word else [word])).refusal
     assert re.search(REFUSED[word], refusal), refusal
     assert left(Path.cwd()) == {}
-    assert {name for name in left(cache) if "unfinished" in name} == set() and (before == {} or left(cache) == before)
+    assert {name for name in left(cache) if ".tmp" in name} == set() and (before == {} or left(cache) == before)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
 def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
     posbench: Give, short: list[str], words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posbench.training import memory_check as fit
+    from posbench.training import memory_check
 
-    monkeypatch.setattr(fit, "memory_bytes", lambda config: 64_000_000_000)
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda config: 64_000_000_000)
     refusal = posbench("train", *short, *words).refusal
     assert re.search(says, refusal) and "64.0 GB" in refusal, refusal
     assert left(Path.cwd()) == {}
@@ -126,13 +126,13 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
         (["report", "dmo"], r"there is no experiment 'dmo' under runs/ \(there: none\); did you mean 'demo'\?"),
         (["report", "stdlib_1m"], r"\(there: none\): train it first with posbench train -m experiment=stdlib_1m"),
         (["compare", "a", "b"], r"there is no run 'a'"),
-        (["prepare", "data=nosuch"], r"data=nosuch is not there \(conf/data holds files, "),
-        (["bench", "--model", "tiny"], r"'--model' is no option; did you mean model=tiny\?"),
-        (["train", "--experiment", "demo"], r"'--experiment' is no option; did you mean experiment=demo\?"),
+        (["prepare", "data=nosuch"], r"data=nosuch does not exist \(conf/data contains files, "),
+        (["bench", "--model", "tiny"], r"'--model' is not an option; did you mean model=tiny\?"),
+        (["train", "--experiment", "demo"], r"'--experiment' is not an option; did you mean experiment=demo\?"),
         (["plan", "--train.lr=1e-3"], r"did you mean train\.lr=1e-3\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"no setting 'scheme\.bsae'; did you mean 'scheme\.base'\?"),
         (["prepare", "vo_rope"], r"did you mean scheme=vo_rope\?"),
-        (["verify", "nosuch"], r"scheme=nosuch is not there"),
+        (["verify", "nosuch"], r"scheme=nosuch does not exist"),
         (["verify", "vo_rope", "scheme.base=x"], r"scheme\.base=x must lie above 1"),
     ],
 )
@@ -156,9 +156,9 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     assert said.status == 0 and "\nmine " in said.out
     assert "\nmine        rotary      absolute" in posbench("schemes", *own).out
     assert "\nmine " in posbench("verify", "mine", *own).out
-    assert "scheme=mine is not there" in posbench("plan", *small).refusal
+    assert "scheme=mine does not exist" in posbench("plan", *small).refusal
     for command in ("plan", "prepare", "bench", "schemes", "verify"):
-        assert "--config-dir nosuch is no folder" in posbench(command, "--config-dir", "nosuch").refusal
+        assert "--config-dir nosuch is not a folder" in posbench(command, "--config-dir", "nosuch").refusal
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
         prepare(files(path=path), quiet=True)
     assert time.monotonic() - started < 5
     assert left() == []
-    assert not list(tmp_path.rglob("*.unfinished"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:

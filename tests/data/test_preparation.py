@@ -223,9 +223,9 @@ def test_what_a_killed_process_left_is_cleared_away(books: Path, cache: Path, le
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert any(".unfinished" in name for name in left())
+    assert any(".tmp" in name for name in left())
     subprocess.run([sys.executable, "-c", _PREPARE, str(books)], check=True, capture_output=True)
-    assert not any(".unfinished" in name for name in left())
+    assert not any(".tmp" in name for name in left())
     assert len(list((cache / "corpora").iterdir())) == 1
 
 

@@ -6,11 +6,14 @@ import io
 import re
 from collections.abc import Callable
 
+import pyarrow
 from rich.console import Console
 
 from posbench.config import Config
-from posbench.evaluation.command import _show, evaluate_runs
+from posbench.evaluation import Question
+from posbench.evaluation.command import Answer, _show, evaluate_runs
 from posbench.runs import Run
+from posbench.runs.readings import Reading, Result
 from posbench.training import train
 
 
@@ -20,7 +23,8 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
     def said(runs: list[Run]) -> str:
         console = Console(file=io.StringIO(), width=100)
-        evaluate_runs(runs, ["64"], ["fixed"], "cpu", "float32", False, console)
+        question = Question(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32")
+        evaluate_runs(runs, question, console)
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     text = said(runs)
@@ -32,11 +36,9 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
 def test_no_zero_has_a_minus() -> None:
     console = Console(file=io.StringIO(), width=100)
-    drops = {64: -0.00004, 128: -0.0006}
-    _show(
-        console,
-        "demo",
-        "retrieval",
-        [{"scheme": "nope", "seed": 0, "length": n, "targets_total": 9, "drop": drop} for n, drop in drops.items()],
-    )
+    results = [
+        Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, True, pyarrow.table({}))
+        for length, drop in {64: -0.00004, 128: -0.0006}.items()
+    ]
+    _show(console, "demo", "retrieval", (), [Answer("demo", "nope", 0, result) for result in results])
     assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,14 @@ from rich.console import Console
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
+from posbench.evaluation import Question, score_split
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.evaluate import score_split, stored
-from posbench.evaluation.positions import bucket_edges
-from posbench.evaluation.protocols import ASKED_FOR
-from posbench.evaluation.retrieval import places
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.position import bucket_edges
+from posbench.evaluation.protocols.retrieval import places
 from posbench.model import Decoder, build_model
 from posbench.runs import Run
+from posbench.runs.readings import Result
 from posbench.training import train
 
 Make = Callable[..., Config]
@@ -68,7 +69,7 @@ def test_stored_windows_recompute_by_plain_torch(protocol: str, model: Decoder, 
     assert rows["bytes"].sum() == count  # one byte a token here, none for the beginning of a document
 
 
-@pytest.mark.parametrize("protocol", ASKED_FOR)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_batch_size_changes_nothing_beyond_a_millionth(protocol: str, model: Decoder, corpus: Corpus) -> None:
     from dataclasses import replace
 
@@ -166,19 +167,15 @@ def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_ord
     assert figures["drop"] > 0.1 and figures["by_order"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_result_without_the_shuffled_control_is_scored_again(config: Make) -> None:
-    run = train(config("train.steps=1", "evaluation.passage=8"))
-    file = run.path / "eval" / "retrieval" / "64.json"
-    _evaluate(run, "64", protocol="retrieval")
-    older = {key: value for key, value in json.loads(file.read_text()).items() if key != "by_order"}
-    file.write_text(json.dumps(older))
-    assert stored(run, "retrieval") == {}
-    _evaluate(run, "64", protocol="retrieval")
-    assert "by_order" in json.loads(file.read_text()) and list(stored(run, "retrieval")) == [64]
+def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **others: Any) -> list[Result]:
+    question = Question(lengths, (protocol,), device="cpu", dtype="float32", **others)
+    return [answer.result for answer in evaluate_runs([run], question, Console(quiet=True))]
 
 
-def _evaluate(run: Run, *lengths: str, protocol: str = "fixed", again: bool = False) -> list[dict]:
-    return evaluate_runs([run], lengths, [protocol], "cpu", "float32", again, Console(quiet=True))
+def _stored(run: Run, protocol: str) -> dict[int, Result]:
+    results, damaged = run.results()
+    assert not damaged
+    return {result.length: result for result in results if result.protocol == protocol}
 
 
 def test_no_link_that_lies_in_the_way_of_a_result_is_written_through(config: Make, tmp_path: Path) -> None:
@@ -189,20 +186,20 @@ def test_no_link_that_lies_in_the_way_of_a_result_is_written_through(config: Mak
     names = ("32.parquet", "32.json")
     for name in (*names, *(f".{name}.{os.getpid()}.tmp" for name in names)):
         (folder / name).symlink_to(victim)
-    _evaluate(run, "32")
-    assert victim.read_text() == "precious" and list(stored(run, "fixed")) == [32]
+    _evaluate(run, 32)
+    assert victim.read_text() == "precious" and list(_stored(run, "fixed")) == [32]
 
 
 def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(config: Make) -> None:
     run = train(config("train.steps=1", "evaluation.targets=16"))
-    _evaluate(run, "32,64")
+    _evaluate(run, 32, 64)
     files = {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()}
     assert set(files) == {"32.json", "32.parquet", "64.json", "64.parquet"}
-    _evaluate(run, "32")
+    _evaluate(run, 32)
     assert {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()} == files
-    _evaluate(run, "128")
-    summaries = stored(run, "fixed")
-    assert list(summaries) == [32, 64, 128] and {s["anchor"] for s in summaries.values()} == {128}
+    _evaluate(run, 128)
+    summaries = _stored(run, "fixed")
+    assert list(summaries) == [32, 64, 128] and {s.header["anchor"] for s in summaries.values()} == {128}
     tables = [pd.read_parquet(run.path / "eval" / "fixed" / f"{n}.parquet") for n in summaries]
     assert tables[0]["start"].equals(tables[1]["start"]) and tables[0]["start"].equals(tables[2]["start"])
 
@@ -211,9 +208,9 @@ def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(
 def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str) -> None:
     run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8"))
     file = run.path / "eval" / protocol / "64.parquet"
-    _evaluate(run, "64", protocol=protocol)
+    _evaluate(run, 64, protocol=protocol)
     whole = pd.read_parquet(file)
-    evaluate_runs([run], ["64"], [protocol], "cpu", "float32", True, Console(quiet=True), piece=13)
+    _evaluate(run, 64, protocol=protocol, again=True, piece=13)
     pd.testing.assert_frame_equal(pd.read_parquet(file), whole, rtol=1e-5)
 
 
@@ -225,15 +222,15 @@ def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) 
     other = write_documents(tmp_path / "other", words=290)
     (run.path / "config.yaml").write_text(text.replace(run.config.data.path, f"{other}/*.txt"))
     with pytest.raises(ConfigError, match="another text"):
-        _evaluate(Run(run.path), "64")
+        _evaluate(Run(run.path), 64)
     run.update_manifest(status="stopped")
     with pytest.raises(ConfigError, match="none of these runs is finished"):
-        _evaluate(Run(run.path), "64")
+        _evaluate(Run(run.path), 64)
 
 
 def test_a_length_beyond_the_text_is_refused_with_what_there_is(config: Make) -> None:
     run = train(config("train.steps=1"))
     with pytest.raises(ConfigError, match=r"length 1048576 is longer than the text: the test split has \d+ tokens"):
-        _evaluate(run, "1m")
+        _evaluate(run, 1 << 20)
     with pytest.raises(ConfigError, match="did you mean 'fixed'"):
-        _evaluate(run, "64", protocol="fixd")
+        _evaluate(run, 64, protocol="fixd")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.evaluate import parse_length
-from posbench.evaluation.windows import Window, default_lengths, fixed, nonoverlapping, sliding
+from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, SLIDING, VALIDATION
+from posbench.evaluation.windows import Window
 
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
 documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
@@ -40,10 +41,10 @@ def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(
         with pytest.raises(
             ConfigError, match=f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest"
         ):
-            fixed(split, length, SETTINGS, anchor)
+            FIXED.windows(split, length, SETTINGS, anchor)
         return
-    windows = fixed(split, length, SETTINGS, anchor)
-    assert _targets(windows) == _targets(fixed(split, anchor, SETTINGS, anchor))
+    windows = FIXED.windows(split, length, SETTINGS, anchor)
+    assert _targets(windows) == _targets(FIXED.windows(split, anchor, SETTINGS, anchor))
     assert len(set(_targets(windows))) == len(windows) * 4 and len(windows) <= 8
     for window in windows:
         document = np.searchsorted(split.starts, window.start, side="right") - 1
@@ -55,9 +56,9 @@ def test_nonoverlapping_windows_score_every_target_once_in_order(sizes: list[int
     split = _split(sizes)
     if split.num_tokens <= length:
         with pytest.raises(ConfigError, match="longer than the text"):
-            nonoverlapping(split, length, SETTINGS, 0)
+            NONOVERLAPPING.windows(split, length, SETTINGS, 0)
         return
-    targets = _targets(nonoverlapping(split, length, SETTINGS, 0))
+    targets = _targets(NONOVERLAPPING.windows(split, length, SETTINGS, 0))
     assert targets == list(range(1, len(targets) + 1))
     assert split.num_tokens - 1 - len(targets) < length
 
@@ -67,7 +68,7 @@ def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[
     split = _split(sizes)
     if split.num_tokens <= length:
         return
-    windows = sliding(split, length, SETTINGS, 0)
+    windows = SLIDING.windows(split, length, SETTINGS, 0)
     targets = _targets(windows)
     assert targets == list(range(targets[0], targets[0] + len(targets)))
     assert all(w.length == length and w.start + length < split.num_tokens for w in windows)
@@ -76,17 +77,21 @@ def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[
 def test_a_token_bound_holds() -> None:
     split = _split([5000])
     bounded = replace(SETTINGS, max_tokens=1000)
-    assert sum(w.length for w in nonoverlapping(split, 100, bounded, 0)) == 1000
-    assert sum(w.length for w in sliding(split, 100, bounded, 0)) <= 1000
+    assert sum(w.length for w in NONOVERLAPPING.windows(split, 100, bounded, 0)) == 1000
+    assert sum(w.length for w in SLIDING.windows(split, 100, bounded, 0)) <= 1000
     with pytest.raises(
         ConfigError, match=r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise"
     ):
-        nonoverlapping(split, 1001, bounded, 0)
+        NONOVERLAPPING.windows(split, 1001, bounded, 0)
 
 
 def test_default_lengths_reach_as_far_as_the_text() -> None:
-    assert default_lengths(256, _split([3000, 400]), "fixed") == [128, 256, 257, 266, 306, 356, 512, 1024, 2048]
-    assert default_lengths(256, _split([3000, 400]), "nonoverlapping") == [128, 256, 512, 1024, 2048]
+    assert FIXED.lengths([], 256, _split([3000, 400])) == [128, 256, 257, 266, 306, 356, 512, 1024, 2048]
+    assert NONOVERLAPPING.lengths([], 256, _split([3000, 400])) == [128, 256, 512, 1024, 2048]
+
+
+def test_validation_is_of_the_training_length_whatever_is_asked() -> None:
+    assert VALIDATION.lengths([512, 1024], 256) == [256]
 
 
 @pytest.mark.parametrize(("text", "length"), [("8k", 8192), ("4096", 4096), ("1M", 1 << 20), (" 2 ", 2)])

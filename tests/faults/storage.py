@@ -24,7 +24,7 @@ import torch
 from posbench.config import ConfigError
 from posbench.runs import checkpoint, run_folder
 from tests.faults.children import in_child
-from tests.faults.kills import Battery, train_here
+from tests.faults.kills import Battery
 
 STEPS = (4, 8, 12)  # one save interval apart
 RESUMED_EVERY = 25  # faults: one in so many strikes a real run, which is then trained on and compared
@@ -261,17 +261,9 @@ def _cut_off(battery: Battery) -> Path:
     if not folder.exists():
 
         def work() -> None:
-            from posbench.training import loop
+            from posbench.training import train
 
-            original = loop._Training._one_step
-
-            def step(self: Any, number: int) -> torch.Tensor:
-                if number == 13:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return original(self, number)
-
-            loop._Training._one_step = step  # type: ignore[method-assign]
-            train_here(config)
+            train(config, observe=lambda phase, n, step: n == 13 and os.kill(os.getpid(), signal.SIGKILL))
 
         assert in_child(work, battery.folder) == -9
         assert len(list((folder / "checkpoints").iterdir())) == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,9 @@ import pandas as pd
 import yaml
 
 from posbench.composition import choices, compose
-from posbench.machine.files import write_json
-from posbench.runs import FINISHED, Run, append_metrics
+from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
+from posbench.runs.manifest import Costs, Fingerprints
+from posbench.runs.readings import Reading, store
 
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about
@@ -83,7 +84,7 @@ def write_run(
     (run.path / "config.yaml").write_text(yaml.safe_dump(mapping), encoding="utf-8")
     validation = _scored(split["validation"], level, world.random)
     loss = float(validation["nll"].sum() / validation["targets"].sum())
-    write_json(run.path / "run.json", {**_manifest(world, scheme, seed, loss), **manifest})
+    run.write_manifest(replace(_manifest(world, scheme, seed, loss), **manifest))
     _metrics(run.path / "metrics.jsonl", level, world.random)
     write_evaluation(run, "validation", T, "validation", validation)
     for length in world.lengths:
@@ -108,37 +109,37 @@ def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> 
     return mapping if known else {**mapping, "scheme": {**mapping["scheme"], "name": "stranger"}}
 
 
-def _manifest(world: World, scheme: str, seed: int, loss: float) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "status": FINISHED,
-        "experiment": world.experiment,
-        "scheme": scheme,
-        "seed": seed,
-        "vocab_size": 4096,
-        "num_parameters": {"embedding": 2_097_152, "body": 4_722_000},
-        "fingerprints": {
-            "data": "da7a",
-            "tokenizer": "70ce",
-            "initial_weights": f"we19{seed}",
-            "batches": f"ba7c{seed}",
-            "config": "c0f1",
-            "code": "c0de",
-        },
-        "versions": {"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
-        "device": {"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
-        "is_relative": scheme in RELATIVE,
-        "costs": {"tokens_per_second": 20_000.0 + 100 * seed, "train_seconds": 61.5, "peak_memory_bytes": 900 * 2**20},
-        "num_steps": 195,
-        "tokens": 399_360,
-        "skipped_steps": 0,
-        "reason": None,
-        "loss": loss,
-        "bits_per_byte": loss / math.log(2) / BYTES_PER_TOKEN,
-        "wandb": None,
-        "started": f"2026-11-20T10:0{seed % 10}:00+00:00",
-        "ended": f"2026-11-20T10:1{seed % 10}:00+00:00",
-    }
+def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
+    return Manifest(
+        format=FORMAT,
+        status=FINISHED,
+        experiment=world.experiment,
+        scheme=scheme,
+        seed=seed,
+        vocab_size=4096,
+        num_parameters={"embedding": 2_097_152, "body": 4_722_000},
+        fingerprints=Fingerprints(
+            data="da7a",
+            tokenizer="70ce",
+            config="c0f1",
+            code="c0de",
+            scheme_code=f"c0de of {scheme}",
+            initial_weights={"attention.q": f"we19{seed}", "attention.k": f"we1a{seed}"},
+            batches=f"ba7c{seed}",
+        ),
+        identity={},
+        versions={"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+        device={"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
+        is_relative=scheme in RELATIVE,
+        costs=Costs(tokens_per_second=20_000.0 + 100 * seed, train_seconds=61.5, peak_memory_bytes=900 * 2**20),
+        num_steps=195,
+        tokens=399_360,
+        loss=loss,
+        bits_per_byte=loss / math.log(2) / BYTES_PER_TOKEN,
+        weights=f"weights of {scheme} under {seed}",
+        started=f"2026-11-20T10:0{seed % 10}:00+00:00",
+        ended=f"2026-11-20T10:1{seed % 10}:00+00:00",
+    )
 
 
 def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) -> pd.DataFrame:
@@ -176,15 +177,18 @@ def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
     return pd.DataFrame({**trials, "targets": targets, **losses})
 
 
-def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame) -> None:
-    """The parquet of windows and the JSON of settings, as `posbench eval` leaves them."""
-    folder = run.path / "eval" / protocol
-    folder.mkdir(parents=True, exist_ok=True)
-    rows.to_parquet(folder / f"{length}.parquet", index=False)
-    facts = {"protocol": protocol, "split": split, "length": length, "crosses_documents": protocol != "fixed"}
-    counts = {"documents": int(rows["document"].nunique()), "windows": len(rows)}
-    settings = {"bos": "before each document, not scored", "settings": {"targets": 64}}
-    write_json(folder / f"{length}.json", {**facts, **counts, **settings})
+def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *under: str) -> None:
+    """The windows and their header, as `posbench eval` leaves them."""
+    header = {
+        "split": split,
+        "crosses_documents": protocol != "fixed",
+        "documents": int(rows["document"].nunique()),
+        "windows": len(rows),
+        "bos": "before each document, not scored",
+        "settings": {"targets": 64},
+        "weights": run.manifest.weights,
+    }
+    store(run, Reading(protocol, length, under), rows, header)
 
 
 def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
@@ -196,9 +200,12 @@ def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
         append_metrics(path, {"kind": "validation", **where, "loss": loss, "bits_per_byte": loss / 2})
 
 
-def change_manifest(run: Run, **fingerprints: str) -> None:
-    """Give a run other fingerprints."""
-    run.update_manifest(fingerprints={**run.manifest["fingerprints"], **fingerprints})
+def change_fingerprints(run: Run, **fingerprints: Any) -> None:
+    """Give a run other fingerprints; its results, which name its text, stay those of the run."""
+    results, _ = run.results()
+    run.update_manifest(fingerprints=replace(run.manifest.fingerprints, **fingerprints))
+    for result in results:
+        store(run, result.reading, result.windows, result.header)
 
 
 def run_of(folder: Path, scheme: str, seed: int) -> Run:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fabricate import change_manifest, run_of
+from fabricate import change_fingerprints, run_of
 from rich.console import Console
 
 from posbench.config import ConfigError
@@ -51,7 +51,7 @@ def test_a_loss_is_compared_within_a_seed_alone(experiment: Path) -> None:
 def test_initial_weights_are_compared_within_a_seed(own: Path) -> None:
     runs = [own / scheme / f"seed={seed}" for scheme in ("qk_rope", "alibi") for seed in (0, 1)]
     assert "Not a fair" not in said(*runs)
-    change_manifest(run_of(own, "alibi", 1), initial_weights="0ther")
+    change_fingerprints(run_of(own, "alibi", 1), initial_weights="0ther")
     assert "these runs differ in initial_weights" in said(*runs)
 
 
@@ -62,7 +62,7 @@ def test_it_fits_the_terminal(experiment: Path, width: int) -> None:
 
 
 def test_an_unfair_comparison_says_so(own: Path) -> None:
-    change_manifest(run_of(own, "alibi", 0), data="0ther")
+    change_fingerprints(run_of(own, "alibi", 0), data="0ther")
     text = said(own / "qk_rope" / "seed=0", own / "alibi" / "seed=0")
     assert "Not a fair comparison: these runs differ in data" in text
     fair = said(own / "qk_rope" / "seed=0", own / "nope" / "seed=1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fabricate import change_manifest, run_of
+from fabricate import change_fingerprints, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def test_runs_that_agree_are_all_compared(experiment: Path) -> None:
     ],
 )
 def test_a_run_with_another_fingerprint_is_left_out_and_named(own: Path, name: str, meaning: str) -> None:
-    change_manifest(run_of(own, "nope", 2), **{name: "0ther"})
+    change_fingerprints(run_of(own, "nope", 2), **{name: "0ther"})
     found = joined(own)
     assert "nope" not in set(found.runs[found.runs["seed"] == 2]["scheme"])
     assert meaning in why(found)[("nope", 2)]
@@ -66,7 +66,7 @@ def test_runs_of_one_name_with_other_options_are_not_one_scheme(own: Path) -> No
 def test_the_values_that_differ_are_told(own: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         run_of(own, scheme, 0).update_manifest(identity={"train.lr": 0.01 if scheme == "nope" else 0.003, "seed": 0})
-    change_manifest(run_of(own, "nope", 0), config="0ther")
+    change_fingerprints(run_of(own, "nope", 0), config="0ther")
     frame = results(own)
     frame = frame[(frame["seed"] == 0) & frame["scheme"].isin(["qk_rope", "nope", "alibi"])]
     run_of(own, "alibi", 0).update_manifest(identity={"train.lr": 0.003, "seed": 0})
@@ -76,7 +76,7 @@ def test_the_values_that_differ_are_told(own: Path) -> None:
 def test_the_larger_group_stays_and_the_baseline_breaks_a_tie(own: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         for seed in range(4):
-            change_manifest(run_of(own, scheme, seed), data="0ther")
+            change_fingerprints(run_of(own, scheme, seed), data="0ther")
     assert joined(own).schemes == ["nope", "qk_rope"]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fabricate import World, change_manifest, fabricate, run_of
+from fabricate import World, change_fingerprints, fabricate, run_of
 from rich.console import Console
 
 from posbench.config import ConfigError
@@ -135,7 +135,7 @@ def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) ->
 
 def test_what_was_left_out_is_always_printed(own: Path, tmp_path: Path) -> None:
     run_of(own, "nope", 1).update_manifest(status=DIED, reason="loss nan at step 7")
-    change_manifest(run_of(own, "alibi", 2), data="0ther")
+    change_fingerprints(run_of(own, "alibi", 2), data="0ther")
     text = said(own, tmp_path)
     assert re.search(r"nope +1 +died: loss nan at step 7", text)
     assert re.search(r"alibi +2 +differs from the others in the text", text)

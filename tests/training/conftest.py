@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
-
-from posbench.training import loop
+from posbench.training.step import Observer, TrainingStep
 
 
-@pytest.fixture
-def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`at_step(n, event)`: from now on runs call `event()` after their n-th step (0-based). The last call holds."""
-    original = loop._Training._one_step
+def after_step(n: int, event: Callable[[], object], phase: str = "optimizer") -> Observer:
+    """An observer that calls `event()` after that phase of step `n` (0-based)."""
 
-    def arrange(n: int, event: Callable[[], object]) -> None:
-        def step(self: Any, number: int) -> torch.Tensor:
-            result = original(self, number)
-            if number == n:
-                event()
-            return result
+    def observe(happened: str, number: int, step: TrainingStep) -> None:
+        if (happened, number) == (phase, n):
+            event()
 
-        monkeypatch.setattr(loop._Training, "_one_step", step)
-
-    return arrange
+    return observe
 
 
 def files(folder: Path) -> dict[str, int]:

@@ -22,8 +22,8 @@ from posbench.config import ConfigError
 from posbench.runs import Run
 from posbench.training import train
 from posbench.training.launch import launch
-from posbench.training.memory_check import check_fits
-from posbench.training.processes import Alone, Together
+from posbench.training.memory_check import check_memory
+from posbench.training.processes import Processes, ProcessGroup
 
 STEPS = 100
 
@@ -75,9 +75,9 @@ def folder_of(words: list[str], name: str) -> Path:
 
 def assert_same(run: Run, alone: Run) -> None:
     """Whose batches are equal and whose losses agree."""
-    assert run.manifest["fingerprints"]["batches"] == alone.manifest["fingerprints"]["batches"]
+    assert run.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
-    assert abs(run.manifest["loss"] - alone.manifest["loss"]) < 1e-5
+    assert abs(run.manifest.loss - alone.manifest.loss) < 1e-5
     # AdamW and clipping both hide gradients of twice the size; their norm does not.
     assert np.allclose(column(run, "grad_norm"), column(alone, "grad_norm"), rtol=1e-4)
     ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
@@ -94,7 +94,7 @@ def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int
     assert done.stderr.count("nats/token, perplexity") == 1, "one process speaks"
     run = load_run(folder_of(words, name))
     assert_same(run, alone)
-    assert run.manifest["device"]["processes"] == nproc
+    assert run.manifest.device["processes"] == nproc
     assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
 
 
@@ -138,7 +138,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
     again = subprocess.run(
         command(words, name, then, other), capture_output=True, text=True, env=environment(), timeout=300
     )
-    assert again.returncode == 0 and "going on from step" in again.stderr, again.stderr
+    assert again.returncode == 0 and "resumed at step" in again.stderr, again.stderr
     assert ("device.processes: 2 -> 1" in again.stderr) == (then == 1)
     assert_same(load_run(folder_of(words, name)), alone)
 
@@ -223,10 +223,10 @@ def test_shares_are_the_batch(size: int, rows: int) -> None:
     part = torch.arange(size * rows)
     shares = []
     for rank in range(size):
-        member = Together.__new__(Together)
+        member = ProcessGroup.__new__(ProcessGroup)
         member.rank, member.size = rank, size
         shares.append(member.share_of(part))
-    assert torch.equal(torch.cat(shares), part) and torch.equal(Alone().share_of(part), part)
+    assert torch.equal(torch.cat(shares), part) and torch.equal(Processes().share_of(part), part)
 
 
 @pytest.mark.parametrize(
@@ -246,4 +246,4 @@ def test_what_several_gpus_hold_together_is_not_refused(
     words = ["model=1b", "model.vocab_size=32768", "train.batch_size=8", "train.context_length=64"]
     config = compose([*words, f"launch.nproc={nproc}", f"launch.strategy={strategy}"])
     with nullcontext() if fits else pytest.raises(ConfigError, match=r"lower model\.num_layers"):
-        check_fits(config)
+        check_memory(config)

@@ -15,7 +15,8 @@ from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
 from posbench.runs.checkpoint import load_tensors, newest
-from posbench.training import loop, train
+from posbench.training import run as training_run
+from posbench.training import train
 
 Make = Callable[..., Config]
 
@@ -25,7 +26,7 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     losses = run.metrics.query("kind == 'validation'")["loss"].tolist()
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)  # nothing is known at the start
     assert losses[-1] < losses[0] - 1
-    assert run.manifest["status"] == "finished" and run.manifest["loss"] < losses[0] - 1
+    assert run.manifest.status == "finished" and run.manifest.loss < losses[0] - 1
     model = run.load_model()
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 257)
     assert run.tokenizer.decode(run.tokenizer.encode("water").ids) == "water"
@@ -35,20 +36,20 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
 def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
     runs = [train(config(f"scheme={name}", "train.steps=3")) for name in ("nope", "sinusoidal", "qkvo_rope")]
     for key in ("initial_weights", "batches", "data", "tokenizer", "config", "code"):
-        assert len({run.manifest["fingerprints"][key] for run in runs}) == 1, key
+        assert len({str(getattr(run.manifest.fingerprints, key)) for run in runs}) == 1, key
     other = train(config("scheme=nope", "train.steps=3", "seed=1"))
     for key in ("initial_weights", "batches"):
-        assert other.manifest["fingerprints"][key] != runs[0].manifest["fingerprints"][key]
-    assert len({run.manifest["loss"] for run in runs}) == 3
+        assert getattr(other.manifest.fingerprints, key) != getattr(runs[0].manifest.fingerprints, key)
+    assert len({run.manifest.loss for run in runs}) == 3
 
 
 def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_numbers", itertools.count())
+    monkeypatch.setattr(training_run, "_runs_of_process", itertools.count())
     first, second = (train(config(f"scheme={name}", "train.steps=2")) for name in ("nope", "alibi"))
-    assert first.manifest["costs"]["peak_memory_bytes"] > 2**20
-    assert second.manifest["costs"]["peak_memory_bytes"] is None
+    assert first.manifest.costs.peak_memory_bytes > 2**20
+    assert second.manifest.costs.peak_memory_bytes is None
     assert second.is_finished and train(config("scheme=alibi", "train.steps=2")).is_finished  # and is found so again
 
 
@@ -58,7 +59,7 @@ def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config: M
     made = config("scheme=qk_rope")
     run = train(made)
     rows = pd.read_parquet(run.path / "eval" / "validation" / "32.parquet")
-    assert rows["nll"].sum() / rows["targets"].sum() == run.manifest["loss"]
+    assert rows["nll"].sum() / rows["targets"].sum() == run.manifest.loss
     split = prepare(made).validation
     tokens = torch.from_numpy(np.array(split.tokens[: len(split.tokens) // 32 * 32 + 1], dtype=np.int64))
     tokens = tokens[: (len(tokens) - 1) // 32 * 32 + 1]
@@ -67,7 +68,7 @@ def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config: M
         logits = run.load_model().double()(inputs)
     scored = targets != prepare(made).bos_id
     nll = torch.nn.functional.cross_entropy(logits[scored], targets[scored])
-    assert run.manifest["loss"] == pytest.approx(float(nll), abs=1e-5)
+    assert run.manifest.loss == pytest.approx(float(nll), abs=1e-5)
 
 
 def test_a_refused_run_leaves_nothing_behind(config: Make, tmp_path: Path) -> None:
@@ -90,5 +91,5 @@ def test_batches_are_the_same_whatever_came_before(config: Make) -> None:
 def test_accumulation_changes_no_result_beyond_rounding(config: Make) -> None:
     one = train(config("experiment_name=one"))
     four = train(config("experiment_name=four", "train.accumulation=4"))
-    assert one.manifest["loss"] == pytest.approx(four.manifest["loss"], abs=1e-5)
+    assert one.manifest.loss == pytest.approx(four.manifest.loss, abs=1e-5)
     assert load_tensors(newest(one.path / "checkpoints", print), "model.safetensors").keys()

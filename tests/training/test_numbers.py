@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,43 +12,40 @@ from rich.console import Console
 
 from posbench.config import Config, ConfigError
 from posbench.runs import Run, read_metrics, run_folder, state_of
-from posbench.training import Died, loop, train
-from tests.training.conftest import files
+from posbench.training import Died, train
+from posbench.training import run as training_run
+from posbench.training.step import Observer, TrainingStep
+from tests.training.conftest import after_step, files
 
 Make = Callable[..., Config]
-AtStep = Callable[..., None]
 
 
-def _poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    original = loop._Training._one_step
+def poisoned(steps: set[int]) -> Observer:
+    """An observer that makes the loss of these steps (0-based) NaN, and checks that their updates are refused."""
+    before: dict[str, torch.Tensor] = {}
 
-    def poisoned(self: Any, n: int) -> torch.Tensor:
-        weight = self.model.norm.weight
-        if n in steps:
-            with torch.no_grad():
-                kept = weight.clone()
+    def observe(phase: str, n: int, step: TrainingStep) -> None:
+        weight = step.model.norm.weight
+        if n not in steps or phase not in ("batch", "optimizer"):
+            return
+        with torch.no_grad():
+            if phase == "batch":
+                before.update({name: p.clone() for name, p in step.model.named_parameters()})
+                before.update({name: value.clone() for name, value in step.optimizer.state().items()})
                 weight.fill_(math.nan)
-            others = {name: p.detach().clone() for name, p in self.model.named_parameters() if p is not weight}
-            moments = {key: value.clone() for key, value in self.optimizer.state().items()}
-            try:
-                return original(self, n)
-            finally:
-                with torch.no_grad():
-                    assert torch.isnan(weight).all()  # the update was refused
-                    weight.copy_(kept)
-                parameters = dict(self.model.named_parameters())
-                assert all(torch.equal(value, parameters[name]) for name, value in others.items())
-                assert all(torch.equal(value, moments[key]) for key, value in self.optimizer.state().items() if moments)
-        return original(self, n)
+            else:
+                assert torch.isnan(weight).all()  # the update was refused
+                weight.copy_(before["norm.weight"])
+                now = {**dict(step.model.named_parameters()), **step.optimizer.state()}
+                assert all(torch.equal(value, now[name]) for name, value in before.items())
 
-    monkeypatch.setattr(loop._Training, "_one_step", poisoned)
+    return observe
 
 
-def test_a_step_of_nan_is_skipped_named_and_counted(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    _poison(monkeypatch, {4})
+def test_a_step_of_nan_is_skipped_named_and_counted(config: Make) -> None:
     console = Console(record=True, width=300)
-    run = train(config(), console)
-    assert run.manifest["status"] == "finished" and run.manifest["skipped_steps"] == 1
+    run = train(config(), console, poisoned({4}))
+    assert run.manifest.status == "finished" and run.manifest.skipped_steps == 1
     text = console.export_text()
     assert "skipped step 5: loss nan, gradient norm nan, learning rate" in text and "batch 4" in text
     rows = [row for row in read_metrics(run.path / "metrics.jsonl") if row["kind"] == "train"]
@@ -57,33 +53,33 @@ def test_a_step_of_nan_is_skipped_named_and_counted(config: Make, monkeypatch: p
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
-def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    _poison(monkeypatch, {8, 9, 10})
+def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> None:
     with pytest.raises(Died, match=r"3 steps were not finite, .* the last was step 11: .*train\.lr"):
-        train(config("train.max_skipped_steps=2"))
+        train(config("train.max_skipped_steps=2"), observe=poisoned({8, 9, 10}))
     run = Run(run_folder(config()))
-    assert state_of(run) == "died" and "not finite" in run.manifest["reason"] and run.manifest["skipped_steps"] == 3
+    assert state_of(run) == "died" and "not finite" in run.manifest.reason and run.manifest.skipped_steps == 3
     before = files(run.path)
-    with pytest.raises(Died, match=r"it died before: 3 steps .*train\.max_skipped_steps=3 or more goes on"):
+    with pytest.raises(Died, match=r"it died before: 3 steps .*train\.max_skipped_steps=3 or more resumes"):
         train(config("train.max_skipped_steps=2"))
     assert files(run.path) == before
-    assert train(config("train.max_skipped_steps=3")).manifest["skipped_steps"] == 3
+    resumed = train(config("train.max_skipped_steps=3"), observe=poisoned({8, 9, 10}))
+    assert resumed.manifest.skipped_steps == 3
 
 
-@pytest.mark.parametrize("call", [1, 3])
-def test_a_validation_that_is_not_finite_ends_the_run(config: Make, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    original, calls = loop.score_split, []
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("step", "phase", "when"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "after the last step")]
+)
+def test_a_validation_that_is_not_finite_ends_the_run(
+    config: Make, value: float, step: int, phase: str, when: str
+) -> None:
+    def spoil(happened: str, n: int, trained: TrainingStep) -> None:
+        if (happened, n) == (phase, step):
+            with torch.no_grad():
+                trained.model.norm.weight[0] = value
 
-    def score(*arguments: Any) -> Any:
-        rows, summary = original(*arguments)
-        calls.append(1)
-        if len(calls) == call:
-            rows["nll"], summary["nll_mean"] = math.inf, math.inf
-        return rows, summary
-
-    monkeypatch.setattr(loop, "score_split", score)
-    with pytest.raises(Died, match=r"the validation loss .* is inf"):
-        train(config())
+    with pytest.raises(Died, match=f"the validation loss {when} is inf"):
+        train(config(), observe=spoil)
     assert state_of(Run(run_folder(config()))) == "died"
 
 
@@ -95,30 +91,27 @@ def _cuda_runs_out() -> None:
     "ask", [lambda: torch.empty(10**15), lambda: np.empty(10**17), _cuda_runs_out], ids=["cpu", "numpy", "cuda"]
 )
 def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(
-    config: Make, at_step: AtStep, ask: Callable[[], object]
+    config: Make, ask: Callable[[], object]
 ) -> None:
-    at_step(1, ask)
     with pytest.raises(ConfigError, match=r"out of memory on cpu.* peak before was \d\.\d\d GB") as refused:
-        train(config())
+        train(config(), observe=after_step(1, ask))
     for words in ("batch_size=4", "context_length=32", "accumulation=1", "Raise train.accumulation", "lower train."):
         assert words in str(refused.value)
     run = Run(run_folder(config()))
-    assert state_of(run) == "stopped" and "out of memory" in run.manifest["reason"]
+    assert state_of(run) == "stopped" and "out of memory" in run.manifest.reason
     assert run.config.train.batch_size == 4
-    at_step(1, lambda: None)
     assert train(config("train.accumulation=2")).config.train.accumulation == 2
 
 
 def test_a_model_that_does_not_fit_is_named_before_anything_is_written(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "build_model", lambda *_: torch.empty(10**15))
+    monkeypatch.setattr(training_run, "build_model", lambda *_: torch.empty(10**15))
     with pytest.raises(ConfigError, match="when 4000000000000000 bytes more were asked for"):
         train(config())
     assert not run_folder(config()).exists()
 
 
-def test_another_error_stays_what_it_is(config: Make, at_step: AtStep) -> None:
-    at_step(1, lambda: torch.ones(2) @ torch.ones(3))
+def test_another_error_stays_what_it_is(config: Make) -> None:
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-        train(config())
+        train(config(), observe=after_step(1, lambda: torch.ones(2) @ torch.ones(3)))

@@ -1,0 +1,52 @@
+"""The protocols by name. Each is one class in one file; what is not of all protocols is asked of it.
+
+validation      the final held-out loss at the training length (training writes it)
+fixed           the same targets at every length, only the left context grows
+nonoverlapping  windows back to back, every target scored
+sliding         windows moved by a stride, the last targets of each scored
+position        loss by position within non-overlapping windows, in log-spaced buckets
+retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
+
+A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
+of its own, that goes to `posbench/reporting/sections/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from posbench.config import ConfigError, nearest
+from posbench.evaluation.protocols.fixed import Fixed
+from posbench.evaluation.protocols.nonoverlapping import Nonoverlapping
+from posbench.evaluation.protocols.position import Position
+from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.retrieval import Retrieval
+from posbench.evaluation.protocols.sliding import Sliding
+from posbench.evaluation.protocols.validation import Validation
+
+__all__ = [
+    "FIXED",
+    "NONOVERLAPPING",
+    "POSITION",
+    "PROTOCOLS",
+    "RETRIEVAL",
+    "SLIDING",
+    "VALIDATION",
+    "Advance",
+    "Protocol",
+    "Score",
+    "protocol_named",
+]
+
+VALIDATION, FIXED, NONOVERLAPPING, SLIDING = Validation(), Fixed(), Nonoverlapping(), Sliding()
+POSITION, RETRIEVAL = Position(), Retrieval()
+PROTOCOLS: Mapping[str, Protocol] = {
+    protocol.name: protocol for protocol in (VALIDATION, FIXED, NONOVERLAPPING, SLIDING, POSITION, RETRIEVAL)
+}
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of that name. Raises: ConfigError naming the nearest."""
+    if name not in PROTOCOLS:
+        raise ConfigError(f"protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
+    return PROTOCOLS[name]

@@ -1,0 +1,25 @@
+"""The stream cut into windows of the length, every target scored (Press et al. 2022 compare this way)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posbench.evaluation.protocols.windowed import ByLength, back_to_back
+
+if TYPE_CHECKING:
+    from posbench.config import EvaluationConfig
+    from posbench.data import Split
+    from posbench.evaluation.windows import Window
+
+
+class Nonoverlapping(ByLength):
+    """Windows back to back. Longer ones gain already because fewer targets stand near a window's start."""
+
+    name = "nonoverlapping"
+    caption = (
+        "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
+        "already by having fewer tokens near its start."
+    )
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return back_to_back(split, length, settings)

@@ -1,0 +1,114 @@
+"""What a protocol is: one way to score a model at one length, and the answers to whoever stores, prints or reports it.
+
+A header is what stands beside the stored rows in `eval/`: the figures that `score` gave, and what they were made of.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.config import EvaluationConfig
+    from posbench.data import Corpus, Split
+    from posbench.model import Decoder
+    from posbench.runs.readings import Result
+
+Advance = Callable[[int], object]  # is told the tokens that were read
+_MOST_NATS = 700.0  # exp of more is not a float
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure of a group of stored rows, nats/token, that schemes are compared by."""
+
+    name: str
+    of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
+    title: str
+    needs: str | None = None  # a column that results stored by older versions may lack
+
+
+class Protocol(ABC):
+    """One way to score. By default the figure is a loss (nats per target) and the comparison is of perplexities."""
+
+    name: ClassVar[str]
+    caption: ClassVar[str]  # what is scored, a sentence or two for the report
+    columns: ClassVar[tuple[str, ...]]  # of the stored rows, those that every result has
+    facts: ClassVar[Mapping[str, type]] = {"nll_mean": float, "targets_total": int}  # that every header has
+    split: ClassVar[str] = "test"  # of the text
+    crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
+    has_anchor: ClassVar[bool] = False  # whether its targets are those of the longest length, the same at every length
+
+    # What results are compared by: one of the three, or a section of the report of its own.
+    is_loss_table: ClassVar[bool] = False  # the loss at the training length, by which schemes are ranked
+    is_by_length: ClassVar[bool] = False  # perplexity against length
+    groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
+    scores: ClassVar[tuple[Score, ...]] = ()
+    counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
+
+    # Where its figures stand in charts: the metrics, and the metric that is their x axis.
+    chart: ClassVar[tuple[str, str] | None] = None
+    figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
+    headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
+
+    @abstractmethod
+    def score(
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
+
+    @abstractmethod
+    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+        """About how many tokens are read at one length where the text is long enough: what a plan counts."""
+
+    @classmethod
+    def code(cls) -> tuple[str, ...]:
+        """The files of the package that say what is scored: of the class and of those it is made of."""
+        modules = sorted({each.__module__ for each in cls.__mro__ if each.__module__.startswith("posbench.")})
+        return tuple(f"{module.removeprefix('posbench.').replace('.', '/')}.py" for module in modules)
+
+    def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
+        """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
+        lengths = [context_length * 2**n // 2 for n in range(7)]
+        return [length for length in lengths if split is None or length < split.num_tokens]
+
+    def lengths(self, asked: Sequence[int], context_length: int, split: Split | None = None) -> list[int]:
+        """The lengths to score: those asked for, else the defaults."""
+        return sorted(set(asked)) or self.default_lengths(context_length, split)
+
+    def lacking(self, columns: Collection[str]) -> str | None:
+        """The first column that stored rows of this protocol must have and these have not."""
+        return next((name for name in self.columns if name not in columns), None)
+
+    def has_facts(self, header: Mapping[str, Any]) -> bool:
+        """Whether a header says all that it must today; else its result is to be made again."""
+        return all(isinstance(header.get(key), kind) for key, kind in self.facts.items())
+
+    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
+        """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known, or too large."""
+        nll = header.get("nll_mean")
+        perplexity = math.exp(nll) if nll is not None and nll < _MOST_NATS else None
+        return {"nll": nll, "perplexity": perplexity, "bits_per_byte": header.get("bits_per_byte")}
+
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
+        """The points of its chart that one result gives; each names the x axis and the metrics."""
+        yield from ()
+
+    def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
+        """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
+        value = math.exp(min(float(np.mean([header["nll_mean"] for header in headers])), _MOST_NATS))
+        return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"

@@ -1,0 +1,198 @@
+"""The retrieval probe: is a passage easier for having been read `gap` tokens before, and is its order what helps?
+
+    again      [ passage               | other text, gap tokens | the passage ]
+    shuffled   [ its tokens, shuffled  | the same other text    | the passage ]
+    control    [ another passage       | the same other text    | the passage ]
+
+The three readings end with the same tokens at the same positions. Two scores, losses in nats per token:
+
+    drop       control - again     the benefit of repetition. Expecting words that were seen before is enough for it.
+    by_order   shuffled - again    the part that needs the order of the passage: both readings hold the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.data import Corpus, Split
+    from posbench.model import Decoder
+    from posbench.runs.readings import Result
+
+SHUFFLED = "shuffled_nll"  # the column that older results lack
+
+
+def _less_second(column: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda sums: (sums[column] - sums["second_nll"]) / sums["targets"]
+
+
+class Retrieval(Protocol):
+    """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
+
+    name = "retrieval"
+    caption = "Retrieval: a passage, other text, and the passage again; scored where it comes again."
+    columns: ClassVar[tuple[str, ...]] = ("document", "start", "gap", "targets", "second_nll", "control_nll")
+    facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "drop": float, "by_order": float}
+    groups: ClassVar[tuple[str, ...]] = ("gap",)
+    scores: ClassVar[tuple[Score, ...]] = (
+        Score("drop", _less_second("control_nll"), "the benefit of repetition"),
+        Score("by_order", _less_second(SHUFFLED), "the part by order", needs=SHUFFLED),
+    )
+    counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
+    chart: ClassVar[tuple[str, str] | None] = ("eval/retrieval/drop", "eval/retrieval/gap")
+    figure_names: ClassVar[tuple[str, ...]] = ("drop",)
+    headline: ClassVar[str] = "benefit of repetition, nats/token,"
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        rows = probe(model, split, length, settings, corpus.bos_id, advance)
+        targets = int(rows["targets"].sum())
+        names = ("first", "second", "control", "shuffled")
+        mean = {name: float(rows[f"{name}_nll"].sum()) / targets for name in names}
+        return rows, {
+            "windows": len(rows),
+            "documents": int(rows["document"].nunique()),
+            "targets_total": targets,
+            "gap": int(rows["gap"].iloc[0]),
+            "nll_mean": mean["second"],
+            "first_nll_mean": mean["first"],
+            "control_nll_mean": mean["control"],
+            "shuffled_nll_mean": mean["shuffled"],
+            "drop": mean["control"] - mean["second"],
+            "by_order": mean["shuffled"] - mean["second"],
+        }
+
+    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+        return 3 * settings.windows * length  # and its two controls
+
+    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
+        return {"drop": header.get("drop")}
+
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
+        """One point a gap."""
+        values = {f"eval/retrieval/{name}": value for name, value in self.figures(result.header).items()}
+        if "gap" in result.header:
+            yield {"eval/retrieval/gap": result.header["gap"], **values}
+
+    def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
+        """The mean drop."""
+        return f"{np.mean([header['drop'] for header in headers]):z.3f}"
+
+
+def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -> list[tuple[int, int, int]]:
+    """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
+
+    Trials are spread evenly over the split; the other text begins a third of the split further on, the other passage
+    two thirds, so neither overlaps the passage. Passages hold no beginning of a document.
+    """
+    passage = settings.passage
+    gap = length + 1 - 2 * passage
+    if gap < 0:
+        raise ConfigError(
+            f"length {length} has no room for two passages of evaluation.passage={passage} tokens: ask for "
+            f"{2 * passage} or more"
+        )
+    total = split.num_tokens
+    third = total // 3
+    if gap + 2 * passage > third:
+        raise ConfigError(
+            f"length {length} is too long for the retrieval probe: the {split.name} split has {total} tokens, "
+            "and a third of it must hold the text between the passages"
+        )
+    trials: list[tuple[int, int, int]] = []
+    for start in np.linspace(0, total - 1, settings.windows, endpoint=False).astype(np.int64):
+        here, other = (_clear_of_documents(split, (int(start) + n * third) % total, passage) for n in (0, 2))
+        middle = min((int(start) + third) % total, total - gap)
+        if here is not None and other is not None and not _overlap(here, passage, middle, gap):
+            trials.append((here, middle, other))
+    if not trials:
+        raise ConfigError(
+            f"the {split.name} split holds no place for the retrieval probe at length {length}: give longer "
+            "text or ask for a shorter length"
+        )
+    return trials
+
+
+def _clear_of_documents(split: Split, start: int, size: int) -> int | None:
+    """The first place from `start` on where `size` tokens lie inside one document, past its first token, or None."""
+    document = int(np.searchsorted(split.starts, start, side="right") - 1)
+    while document < split.num_documents:
+        begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])
+        start = max(start, begin)
+        if start + size <= end:
+            return start
+        document += 1
+        start = end
+    return None
+
+
+def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
+    return a < b + b_size and b < a + a_size
+
+
+def probe(
+    model: Decoder,
+    split: Split,
+    length: int,
+    settings: EvaluationConfig,
+    bos_id: int,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> pd.DataFrame:
+    """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
+
+    first_nll: read for the first time, at the start of the reading. second_nll: read again after the gap.
+    control_nll: at the same place after the same gap, but read for the first time. shuffled_nll: after its own tokens
+    in another order, that of a permutation drawn from `start`. The passage's first token is no target: nothing
+    announces it.
+    """
+    import pandas as pd
+    import torch
+
+    passage, gap = settings.passage, length + 1 - 2 * settings.passage
+    device = model.embedding.weight.device
+    trials = places(split, length, settings, bos_id)
+    size = max(1, settings.batch_tokens // length)
+    rows = []
+    for n in range(0, len(trials), size):
+        batch = trials[n : n + size]
+        losses = []
+        for reading in _readings(split, batch, passage, gap):
+            tokens = torch.from_numpy(reading.astype(np.int64)).to(device)
+            with torch.no_grad():
+                nll = model.nll(tokens[:, :-1], tokens[:, 1:], last=passage - 1)
+            losses.append(nll.double().sum(1).cpu().numpy())
+            advance(reading.size)
+        for (start, _, _), *sums in zip(batch, *losses, strict=True):
+            document = int(np.searchsorted(split.starts, start, side="right") - 1)
+            rows.append((document, start, gap, passage - 1, *sums))
+    names = [f"{name}_nll" for name in ("first", "second", "control", "shuffled")]
+    return pd.DataFrame(rows, columns=["document", "start", "gap", "targets", *names])
+
+
+def _readings(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
+    """The tokens [trials, T] of the first passage alone, of `again`, of `control` and of `shuffled`."""
+    parts = [
+        [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
+        for trial in trials
+    ]
+    orders = [np.random.default_rng(start).permutation(passage) for start, _, _ in trials]
+    again = np.stack([np.concatenate((p, text, p)) for p, text, _ in parts])
+    control = np.stack([np.concatenate((other, text, p)) for p, text, other in parts])
+    shuffled = np.stack([np.concatenate((p[o], text, p)) for o, (p, text, _) in zip(orders, parts, strict=True)])
+    return [again[:, :passage], again, control, shuffled]

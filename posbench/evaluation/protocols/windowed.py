@@ -1,0 +1,91 @@
+"""Protocols that are a list of windows over a split: which tokens are scored with how much left context."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.protocols.protocol import Advance, Protocol
+from posbench.evaluation.windows import Window, tabulate_windows, too_long
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from posbench.data import Corpus, Split
+    from posbench.model import Decoder
+    from posbench.runs.readings import Result
+
+
+class Windowed(Protocol):
+    """Windows over the split, and their losses put into a table: one row a window and document in it."""
+
+    columns: ClassVar[tuple[str, ...]] = ("document", "start", "targets", "nll", "bytes")
+
+    @abstractmethod
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        """The windows of `length` tokens to score. Raises: ConfigError where the text has none."""
+
+    def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
+        """The rows to store, of the losses [windows, scored] in nats."""
+        return tabulate_windows(losses, windows, split, bos_id)
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        from posbench.evaluation.scoring import score
+
+        windows = self.windows(split, length, settings, anchor)
+        losses = score(model, split, windows, settings.batch_tokens, advance)
+        rows = self.tabulate(losses, windows, split, corpus.bos_id)
+        figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}
+        nll, targets = float(rows["nll"].sum()), int(rows["targets"].sum())
+        figures |= {"targets_total": targets, "nll_mean": nll / targets}
+        if "bytes" in rows:
+            figures["bits_per_byte"] = nll / math.log(2) / int(rows["bytes"].sum())
+        return rows, figures
+
+    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+        return settings.max_tokens
+
+
+class ByLength(Windowed):
+    """Perplexity against length, on the test split."""
+
+    is_by_length: ClassVar[bool] = True
+
+    @property
+    def chart(self) -> tuple[str, str] | None:  # type: ignore[override]
+        return f"eval/{self.name}/*", "eval/length"
+
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
+        """One point a length."""
+        values = {f"eval/{self.name}/{name}": value for name, value in self.figures(result.header).items()}
+        yield {"eval/length": result.length, **values}
+
+
+def back_to_back(split: Split, length: int, settings: EvaluationConfig) -> list[Window]:
+    """Windows back to back from the start of the stream, at most `max_tokens` targets, crossing documents.
+
+    The tail that fills no window is left out, unless it is all there is.
+    """
+    scorable = split.num_tokens - 1
+    if scorable < length:
+        raise ConfigError(too_long(split, length, "in all", scorable))
+    count = min(settings.max_tokens, scorable) // length
+    if count == 0:
+        raise ConfigError(
+            f"evaluation.max_tokens={settings.max_tokens} is less than one window of length {length}: raise it, or ask "
+            "for a shorter length"
+        )
+    return [Window(n * length, length, length) for n in range(count)]

@@ -1,0 +1,328 @@
+"""The results of a run: its `eval/` folder, written and read here alone, so that all who read it trust the same.
+
+    eval/<protocol>/<length>.parquet              one row a window, as trained
+    eval/<protocol>/<length>@<words>.parquet      ... under scheme words that held at evaluation alone
+    eval/<protocol>/<length>.json                 the header beside it: settings, means, and what it was made from
+
+A header names its run, the weights (their digest), the text and the tokenizer, the size and SHA-256 of the windows, and
+is sealed itself. What does not agree with the run that it lies in, or with its checksums, is not a result: `results_of`
+names it, with the command that makes it again.
+
+Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) over the sum of `targets`
+(tokens), never a mean of means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.machine.files import has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
+from posbench.runs.manifest import FINISHED, FORMAT, Manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+
+    from posbench.runs.run import Run
+
+_PROTOCOL = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
+_WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
+_STEP = re.compile(r"step=([0-9]{1,12})")
+_NOT_AT_EVALUATION = ("name", "kind", "step")
+_WHOLE = ("document", "start", "targets", "bytes", "gap", "bucket_start", "bucket_end")  # columns of whole numbers
+_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
+_MOST_DOCUMENTS = 1 << 27
+_LARGEST_EXPONENT = 700.0  # exp of more than about 709 is not a float
+
+
+@dataclass(frozen=True, order=True)
+class Reading:
+    """What a result is known by: the protocol, the length (tokens), and the scheme words that held at evaluation alone.
+
+    `under` is sorted, and empty for the scheme as trained. The word `step=<n>` says that older weights were read.
+    """
+
+    protocol: str
+    length: int
+    under: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "under", tuple(sorted(self.under)))
+        check_words([word for word in self.under if not _STEP.fullmatch(word)])
+
+    @property
+    def step(self) -> int | None:
+        """The step whose weights were read, where it is not the run's last."""
+        steps = [match for match in map(_STEP.fullmatch, self.under) if match]
+        return int(steps[0][1]) if steps else None
+
+    @property
+    def stem(self) -> str:
+        """The name of its two files, without the ending."""
+        return "@".join((str(self.length), *self.under))
+
+    def __str__(self) -> str:
+        return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
+
+
+def check_words(under: Sequence[str]) -> None:
+    """Raises: ConfigError where these are not words of a scheme, each key once."""
+    keys = [word.partition("=")[0] for word in under]
+    for word, key in zip(under, keys, strict=True):
+        if not _WORD.fullmatch(word) or key in _NOT_AT_EVALUATION:
+            raise ConfigError(f"--under {word!r} is not an option of a scheme: give key=value, such as base=1e6")
+        if keys.count(key) > 1:
+            raise ConfigError(f"--under {key}=... is given more than once: give one value")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One reading of one run, checked. `is_bound`: whether it names the weights that it was made from (format 2)."""
+
+    reading: Reading
+    header: Mapping[str, Any]
+    is_bound: bool
+    table: pyarrow.Table
+
+    @property
+    def protocol(self) -> str:
+        return self.reading.protocol
+
+    @property
+    def length(self) -> int:
+        return self.reading.length
+
+    @cached_property
+    def windows(self) -> pd.DataFrame:
+        """One row a window."""
+        return self.table.to_pandas()
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood, nats/token."""
+        return float(self.windows["nll"].to_numpy().sum() / self.windows["targets"].sum())
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a byte of text: comparable between tokenizers."""
+        return float(self.windows["nll"].to_numpy().sum() / math.log(2) / self.windows["bytes"].sum())
+
+    def sums(self, by: list[str]) -> pd.DataFrame:
+        """The sums of every column over the windows that agree in `by`, sorted. A NaN is not skipped."""
+        import numpy as np
+        import pandas as pd
+
+        groups = self.windows.groupby(by, sort=True)
+        number, keys = groups.ngroup().to_numpy(), groups.size().index
+        columns = [name for name in self.windows if name not in by]
+        return pd.DataFrame({c: np.bincount(number, weights=self.windows[c]) for c in columns}, index=keys)
+
+    @cached_property
+    def task(self) -> tuple[Any, ...]:
+        """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
+        names = sorted(name for name in self.windows if name in _PLACES)
+        how = tuple(str(self.header.get(key)) for key in ("data", "tokenizer", "dtype", "code"))
+        return how, tuple((name, self.windows[name].to_numpy().tobytes()) for name in names)
+
+
+@dataclass(frozen=True, order=True)
+class Damaged:
+    """A file that is not a result of the run it lies in."""
+
+    reading: Reading
+    file: Path
+    why: str
+    remedy: str  # a command that makes it again
+
+    def __str__(self) -> str:
+        return f"{self.file} is not used: {self.why}. To make it again: {self.remedy}"
+
+
+class _NotAResult(Exception):
+    """Why a file is not a result."""
+
+
+def store(run: Run, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
+    """Write the windows, then the header, bound to the run: a result counts once both are there.
+
+    Arguments: header, the settings and means, and `weights`, the digest of the weights that were read.
+    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
+    """
+    import pyarrow.parquet
+
+    assert isinstance(header.get("weights"), str), "a result names its weights"
+    manifest = run.manifest
+    folder = run.path / "eval" / reading.protocol
+    _make_inside(run.path, folder)
+    buffer = io.BytesIO()
+    rows.to_parquet(buffer, index=False)
+    content = buffer.getvalue()
+    bound = {**_bindings(manifest), "under": list(reading.under), "parquet": _size_and_sum(content)}
+    full = sealed({**header, "protocol": reading.protocol, "length": reading.length, **bound})
+    write_bytes(folder / f"{reading.stem}.parquet", content)
+    write_json(folder / f"{reading.stem}.json", full)
+    return Result(reading, full, True, pyarrow.parquet.read_table(io.BytesIO(content)))
+
+
+def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
+    """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading."""
+    manifest = run.manifest
+    results, not_results = [], []
+    if manifest.status == FINISHED:
+        for reading, file in _files(run.path / "eval"):
+            try:
+                results.append(_read(manifest, reading, file))
+            except _NotAResult as why:
+                not_results.append(damaged(run, reading, str(why)))
+    return sorted(results, key=lambda result: result.reading), sorted(not_results)
+
+
+def damaged(run: Run, reading: Reading, why: str) -> Damaged:
+    """A reading of `run` that cannot be used, with the command that makes it again."""
+    words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
+    for word in reading.under:
+        step = _STEP.fullmatch(word)
+        words += ["--at-step", step[1]] if step else ["--under", word]
+    remedy = shlex.join(words) if run.manifest.format == FORMAT else run.remedy
+    return Damaged(reading, run.path / "eval" / reading.protocol / f"{reading.stem}.parquet", why, remedy)
+
+
+def perplexity(loss: float) -> float:
+    """`exp` of a mean loss in nats/token, capped so that it stays a finite number."""
+    return math.exp(min(loss, _LARGEST_EXPONENT))
+
+
+def why_windows_make_no_sense(table: pyarrow.Table) -> str | None:
+    """What a column holds that windows cannot: losses are floats (NaN too), all else is whole and not negative."""
+    import pyarrow.compute
+    import pyarrow.types
+
+    if table.num_rows == 0:
+        return "it holds no windows"
+    for lacking in {"document", "targets"} - set(table.column_names):
+        return f"it lacks the column {lacking!r}"
+    for name in table.column_names:
+        column = table[name]
+        fits = not column.null_count
+        if name.endswith("nll"):
+            fits = fits and pyarrow.types.is_floating(column.type)
+        elif name in _WHOLE:
+            fits = fits and pyarrow.types.is_integer(column.type) and pyarrow.compute.min(column).as_py() >= 0
+            if fits and name == "document":
+                fits = pyarrow.compute.max(column).as_py() < _MOST_DOCUMENTS
+            if fits and name in ("targets", "bytes"):  # a document may end before a bucket of positions
+                each = name == "targets" and "bucket_start" not in table.column_names
+                least = pyarrow.compute.min(column) if each else pyarrow.compute.max(column)
+                fits = least.as_py() > 0
+        if not fits:
+            return f"the column {name!r} holds what it cannot"
+    return None
+
+
+def _files(folder: Path) -> list[tuple[Reading, Path]]:
+    """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
+    found = {}
+    for file in [*folder.glob("*/*.parquet"), *folder.glob("*/*.json")]:
+        match = _STEM.fullmatch(file.stem)
+        if match and match[1].isascii() and _PROTOCOL.fullmatch(file.parent.name):
+            try:
+                reading = Reading(file.parent.name, int(match[1]), tuple(match[2].split("@")[1:]))
+            except ConfigError:
+                continue
+            if reading.stem == file.stem:
+                found[reading] = file.with_suffix(".parquet")
+    return sorted(found.items())
+
+
+def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
+    """Raises: _NotAResult."""
+    header = _header(file.with_suffix(".json"))
+    named = (header.get("protocol"), header.get("length"), tuple(header.get("under") or ()))
+    if named != (reading.protocol, reading.length, reading.under):
+        raise _NotAResult(f"{file.stem}.json is of another reading")
+    if manifest.format == FORMAT:
+        _check_bound(manifest, reading, header, file)
+    try:
+        content = read_bytes(file)
+    except FileNotFoundError:
+        raise _NotAResult("its windows are missing") from None
+    except OSError as error:
+        raise _NotAResult(f"it cannot be read ({error.strerror or error})") from None
+    if (manifest.format == FORMAT or "parquet" in header) and header.get("parquet") != _size_and_sum(content):
+        raise _NotAResult("its windows do not match their checksum")
+    return Result(reading, header, manifest.format == FORMAT, _table(content))
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        header = read_json(file)
+    except FileNotFoundError:
+        raise _NotAResult(f"{file.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise _NotAResult(f"{file.name} cannot be read ({error})") from None
+    if not isinstance(header, dict):
+        raise _NotAResult(f"{file.name} holds no settings")
+    return header
+
+
+def _check_bound(manifest: Manifest, reading: Reading, header: Mapping[str, Any], file: Path) -> None:
+    if not has_its_seal(header):
+        raise _NotAResult(f"{file.stem}.json does not match its checksum")
+    if not isinstance(header.get("settings"), dict):
+        raise _NotAResult(f"{file.stem}.json holds no settings")
+    bindings = _bindings(manifest) | ({} if reading.step is not None else {"weights": manifest.weights})
+    meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
+    for key, value in bindings.items():
+        if header.get(key) != value:
+            told = f"{header.get(key)} here, the run's is {value}"
+            raise _NotAResult(f"it is of {meaning[key]} ({told})")
+
+
+def _bindings(manifest: Manifest) -> dict[str, str]:
+    prints = manifest.fingerprints
+    return {"run": manifest.run_name, "data": prints.data, "tokenizer": prints.tokenizer}
+
+
+def _table(content: bytes) -> pyarrow.Table:
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
+    why = why_windows_make_no_sense(table)
+    if why:
+        raise _NotAResult(why)
+    return table
+
+
+def _size_and_sum(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _make_inside(path: Path, folder: Path) -> None:
+    """Make `folder` below the run folder `path`."""
+    try:
+        inside = folder.resolve().is_relative_to(path.resolve())
+        if inside:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
+        ) from error
+    if not (inside and os.access(folder, os.W_OK)):
+        raise ConfigError(
+            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
+        )

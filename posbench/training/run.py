@@ -1,0 +1,230 @@
+"""One run, from its configuration to its last validation: begun, resumed where it was cut off, or found finished.
+
+configuration -> text -> model -> run folder -> [ posbench.training.loop ] -> final validation -> manifest
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from posbench import runs
+from posbench.config import Config, ConfigError
+from posbench.data import Batches, Corpus, prepare
+from posbench.evaluation.evaluate import score_split
+from posbench.evaluation.protocols import VALIDATION, protocol_named
+from posbench.machine.device import choose_device
+from posbench.machine.lock import hold
+from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.signals import StopSignals
+from posbench.model import build_model, check_scheme
+from posbench.runs import Run, checkpoint
+from posbench.runs.manifest import Costs
+from posbench.runs.readings import Reading, perplexity, store
+from posbench.tracking import Tracker, open_tracker
+from posbench.training import folder
+from posbench.training.loop import Died, Notice, Training, log_validation, train_steps
+from posbench.training.processes import Processes, joined_processes
+from posbench.training.progress import TrainingProgress
+from posbench.training.step import Observer, TrainingStep, unobserved
+
+LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
+_runs_of_process = itertools.count()
+
+
+def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
+    """Train the run that `config` names, or resume it, or find it finished.
+
+    Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
+    Returns: the finished run.
+    Raises: ConfigError for what a user can fix (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
+    a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
+    """
+    # One process may train many schemes, and each gets compiled code of its own. Before the processes are joined: what
+    # this imports would keep the threads of a process group alive.
+    torch.compiler.reset()
+    with joined_processes(config.train.device) as processes:
+        run = Run(runs.run_folder(config))
+        echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
+        with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
+            console = console or Console(stderr=True, quiet=not processes.is_first)
+            _train(config, run, processes, signals, console, observe)
+            return run
+
+
+def _train(
+    config: Config, run: Run, processes: Processes, signals: StopSignals, console: Console, observe: Observer
+) -> None:
+    def notice(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    device = choose_device(config.train, processes.local_rank, processes.size)
+    _check(config, processes)
+    corpus = _prepared_text(config, processes, notice)
+    batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
+    keep_freed_memory()
+    gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
+    with exhaustion_explained(device, training_advice(config.train)):
+        model = build_model(config, corpus.vocab_size)
+        manifest = folder.first_manifest(config, corpus, model, device)
+        if processes.broadcast(processes.is_first and folder.is_finished(run, config, manifest, notice)):
+            return
+        with hold(run.path) if processes.is_first else nullcontext():
+            manifest = processes.broadcast(folder.continued(run, manifest, notice) if processes.is_first else None)
+            # A process on a CPU has one resident set: later runs find its peak as the first run left it.
+            has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
+            step = TrainingStep(config, model, device, processes)
+            bar = TrainingProgress(console, config.scheme.name, config.train.num_steps)
+            training = Training(
+                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, observe=observe
+            )
+            with _reason_recorded(training), exhaustion_explained(device, training_advice(config.train)):
+                folder.begin(training)
+                with _tracked(training), bar.shown(done=training.state.steps_done):
+                    device.reset_peak_memory()
+                    signals.waits = True
+                    train_steps(training)
+                    finish(training, device.peak_memory_bytes() if has_own_memory else None)
+            signals.raise_if_received("after it was finished")  # before the next run of a sweep
+
+
+def _check(config: Config, processes: Processes) -> None:
+    """What can be known to be wrong before any text is read. Raises: ConfigError."""
+    processes.check(config)
+    check_scheme(config)
+    for protocol in config.evaluation.protocols:
+        protocol_named(protocol)
+
+
+def _prepared_text(config: Config, processes: Processes, notice: Notice) -> Corpus:
+    """The text as tokens; the first process prepares it, and the others read what it left.
+
+    Raises: ConfigError where there is too little to validate on.
+    """
+    if not processes.is_first:
+        processes.wait_for("text")
+    corpus = prepare(config, notice=notice)
+    if processes.is_first:
+        processes.announce("text")
+    if corpus.validation.num_tokens <= config.train.context_length:
+        raise ConfigError(
+            f"the validation split has {corpus.validation.num_tokens} tokens "
+            f"({corpus.validation.num_documents} documents), less than one context of {config.train.context_length}: "
+            "raise data.validation_fraction, give longer text, or shorten train.context_length"
+        )
+    return corpus
+
+
+@contextmanager
+def _tracked(training: Training) -> Iterator[None]:
+    """Open the tracker, name it in the manifest, and close it however the run ends."""
+    if training.is_first:
+        training.tracker = open_tracker(training.config, training.run, training.manifest, training.notice)
+    failed = True
+    try:
+        training.manifest = replace(training.manifest, wandb=training.tracker.record or training.manifest.wandb)
+        if training.is_first:
+            training.run.write_manifest(training.manifest)
+        yield
+        failed = False
+    finally:
+        training.tracker.finish(failed=failed)
+
+
+@contextmanager
+def _reason_recorded(training: Training) -> Iterator[None]:
+    """Where the run ends before its time, its manifest says why: died where the numbers went wrong, else stopped."""
+    try:
+        yield
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        explained = ConfigError(
+            f"{training.run.name} stopped at step {training.state.steps_done}: {error.strerror or error}{where}. "
+            "Make room or check the disk, and give the same command again"
+        )
+        _record_reason(training, explained)
+        raise explained from error
+    except BaseException as error:
+        _record_reason(training, error)
+        raise
+
+
+def _record_reason(training: Training, error: BaseException) -> None:
+    if not training.is_first:
+        return
+    with suppress(OSError, ConfigError):  # on a full disk, say: `state_of` still sees that nobody holds the lock
+        if not training.run.is_finished:
+            training.run.update_manifest(
+                status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
+                reason=str(error) or type(error).__name__,
+                ended=folder.now(),
+                skipped_steps=training.state.skipped_steps,
+            )
+
+
+def finish(training: Training, peak_memory_bytes: int | None) -> None:
+    """Score the whole validation split, store it window by window, and close the manifest. Raises: Died; Stopped."""
+    config = training.config
+    rows, header = score_split(
+        training.step.model,
+        training.corpus,
+        VALIDATION.split,
+        VALIDATION.name,
+        config.train.context_length,
+        config.evaluation,
+        None,
+        lambda tokens: _stop_if_asked(training),
+    )
+    if not math.isfinite(header["nll_mean"]):
+        raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
+    if training.is_first:
+        weights = checkpoint.weights_digest(training.run.path / "checkpoints", training.state.steps_done)
+        header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
+        store(training.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
+    log_validation(training, rows)
+    if training.is_first:
+        _close(training, header)
+
+
+def _close(training: Training, validation: dict[str, Any]) -> None:
+    """Say in the manifest that the run is finished, with its losses and costs."""
+    state = training.state
+    tokens = state.steps_done * training.config.train.tokens_per_step
+    costs = Costs(
+        tokens_per_second=round(tokens / state.train_seconds, 1) if state.train_seconds else None,
+        train_seconds=round(state.train_seconds, 2),
+        peak_memory_bytes=validation["peak_memory_bytes"],
+    )
+    loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
+    losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
+    training.tracker.summary({**losses, **asdict(costs)})
+    training.run.update_manifest(
+        status=runs.FINISHED,
+        reason=None,
+        skipped_steps=state.skipped_steps,
+        costs=costs,
+        ended=folder.now(),
+        weights=validation["weights"],
+        fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
+        **losses,
+    )
+    training.notice(
+        f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
+        f"bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
+    )
+
+
+def _stop_if_asked(training: Training) -> None:
+    signal_number = training.step.processes.stop_signal(training.signals.received)
+    if signal_number:
+        training.signals.stop(
+            signal_number, "after its last step, with a checkpoint: give the same command again to finish"
+        )

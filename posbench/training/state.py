@@ -1,0 +1,94 @@
+"""What the loop remembers between steps: a checkpoint holds it beside weights and moments."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_SAVED = ("batches", "loss_sum", "loss_count", "skipped_steps", "train_seconds")
+
+
+@dataclass
+class LoopState:
+    """Where a run stands. Losses in nats per token."""
+
+    steps_done: int = 0
+    batches: str = ""  # SHA-256 chain over the batches consumed
+    loss_sum: float = 0.0  # of the finite steps since the last logged row
+    loss_count: int = 0
+    skipped_steps: int = 0
+    train_seconds: float = 0.0
+    pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
+    grad_norm: float | None = None  # of the last fetched step, before clipping; None where it was skipped
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps, besides the step. Nothing is pending then."""
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `saved` gave, and the `step` beside it."""
+        self.steps_done = saved["step"]
+        for name in _SAVED:
+            setattr(self, name, saved[name])
+
+    def consume(self, rows: NDArray[np.int64]) -> None:
+        """Chain a batch to those before it."""
+        self.batches = hashlib.sha256(self.batches.encode() + rows.tobytes()).hexdigest()
+
+    def fetch(self) -> Iterator[tuple[int, float, float]]:
+        """Fetch what is pending from the device, which is waited for, and add up the finite losses.
+
+        Yields: (n, loss, norm) of each step that was skipped, as it is counted; n is 0-based.
+        """
+        first, pending = self.steps_done - len(self.pending), self.pending
+        self.pending = []
+        for n, (loss, norm) in enumerate(torch.stack(pending).tolist() if pending else [], first):
+            if math.isfinite(loss) and math.isfinite(norm):
+                self.loss_sum += loss
+                self.loss_count += 1
+                self.grad_norm = norm
+            else:
+                self.grad_norm = None
+                self.skipped_steps += 1
+                yield n, loss, norm
+
+    def take_mean_loss(self) -> float | None:
+        """The mean of the losses added up since the last call; None where every step was skipped."""
+        mean = self.loss_sum / self.loss_count if self.loss_count else None
+        self.loss_sum, self.loss_count = 0.0, 0
+        return mean
+
+
+class Stopwatch:
+    """Seconds of training steps, without those of what it is paused for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._began = time.perf_counter() - seconds
+        self._lap = self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step of the run, over all its resumptions."""
+        return time.perf_counter() - self._began
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        before, self._lap = self._lap, self.seconds
+        return self._lap - before
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A pause, for validation and checkpoints."""
+        paused = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - paused

@@ -1,0 +1,67 @@
+"""THE training step. The loop, `posbench bench` and `benchmarks/` all call it; nothing else trains.
+
+Shapes: B batch, b = B / accumulation rows of a micro-batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from posbench.config import Config
+from posbench.machine.device import Device
+from posbench.model import Decoder
+from posbench.training.optimizer import AdamW
+from posbench.training.processes import Processes
+
+
+class Observer(Protocol):
+    """What is called at the end of each phase of a step: a clock, a profiler, a test.
+
+    Within a step: `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them,
+    and `checkpoint` where one was written.
+    """
+
+    def __call__(self, phase: str, n: int, step: TrainingStep) -> object: ...
+
+
+def unobserved(phase: str, n: int, step: TrainingStep) -> None:
+    """The observer that does nothing."""
+
+
+class TrainingStep:
+    """A model on its device, compiled where that pays, with its optimizer. A call takes one step."""
+
+    def __init__(self, config: Config, model: Decoder, device: Device, processes: Processes | None = None) -> None:
+        self.device, self.processes = device, processes or Processes()
+        self.accumulation = config.train.accumulation
+        self.model = model.to(device.torch)
+        self.model.compute_dtype = device.dtype
+        if device.compiled:
+            self.model.compile_blocks()
+        self.loss = self.processes.wrap(self.model, config.launch.strategy)
+        self.optimizer = AdamW(self.model, config.train)
+
+    def __call__(self, n: int, tokens: Tensor, observe: Observer = unobserved) -> Tensor:
+        """Step n (0-based), which sets the learning rate, with the whole batch [B, T + 1] int64 on the device.
+
+        Returns: the loss, nats a token, and the norm of the gradients before clipping: [2], still on the device. Where
+        one of them is not finite, weights and moments stay as they were.
+        """
+        self.optimizer.zero_grad()
+        mean_loss = torch.zeros((), device=self.device.torch)
+        micro_batches = tokens.chunk(self.accumulation)  # [b, T + 1] each
+        for number, micro_batch in enumerate(micro_batches, 1):
+            rows = self.processes.share_of(micro_batch)
+            with self.processes.accumulating(self.loss, is_last=number == len(micro_batches)):
+                loss = self.loss(rows[:, :-1], rows[:, 1:]) / self.accumulation
+                observe("forward", n, self)
+                loss.backward()
+                observe("backward", n, self)
+            mean_loss += loss.detach()
+        mean_loss = self.processes.mean(mean_loss)
+        norm = self.optimizer.step(n, healthy=mean_loss.isfinite())
+        observe("optimizer", n, self)
+        return torch.stack((mean_loss, norm))

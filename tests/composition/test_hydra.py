@@ -1,0 +1,74 @@
+"""Hydra is used through its public doors: nothing of it is replaced, and what surrounds us is as it was."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra._internal.config_loader_impl
+import hydra._internal.hydra
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.sweeper import Sweeper
+
+import posbench
+from posbench import compose
+from posbench.composition import complete, run_application, sweep_of
+
+LOADER = hydra._internal.config_loader_impl.ConfigLoaderImpl
+LEGAL = Sweeper.validate_batch_is_legal
+
+
+def assert_untouched(*_: object) -> None:
+    assert hydra._internal.hydra.ConfigLoaderImpl is LOADER
+    assert Sweeper.validate_batch_is_legal is LEGAL
+    if GlobalHydra.instance().is_initialized():
+        assert type(GlobalHydra.instance().config_loader()) is LOADER
+
+
+@pytest.mark.parametrize("words", [["seed=1"], ["-m", "scheme=nope", "seed=0,1"]], ids=["run", "sweep"])
+def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> None:
+    said: list[str] = []
+    jobs: list[object] = []
+
+    def job(config: object) -> None:
+        jobs.append(config)
+        assert_untouched()
+
+    def say(text: str) -> None:
+        said.append(text)
+        assert_untouched()
+
+    assert run_application("posbench train", words, job, say) == []
+    assert (len(jobs), said) == ((2, ["2 runs: 1 scheme x 2 seeds"]) if "-m" in words else (1, []))
+
+
+def test_the_package_imports_nothing_private_of_hydra() -> None:
+    for root in (Path(posbench.__file__).parent, Path(posbench.__file__).parents[1] / "hydra_plugins"):
+        for file in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+                modules = [*names, getattr(node, "module", None) or ""]
+                assert not [name for name in modules if name.startswith("hydra._internal")], file
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: compose(["seed=3"]), lambda: sweep_of(["seed=0,1"]), lambda: complete("scheme=v")]
+)
+def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path, ask: Callable[[], object]) -> None:
+    (tmp_path / "mine.yaml").write_text("answer: 42\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        ask()
+        assert hydra_compose("mine").answer == 42
+
+
+def test_completion_knows_choices_and_fields() -> None:
+    assert complete("scheme=v") == ["scheme=v_rope", "scheme=vo_rope"]
+    assert complete("train.lr_") == ["train.lr_end_ratio="]
+
+
+def test_what_a_glob_stands_for_is_planned() -> None:
+    assert sweep_of(["scheme=glob(q*)"])["scheme"] == ["q_rope", "qk_rope", "qkv_rope", "qkvo_rope"]

@@ -1,0 +1,68 @@
+"""The training step stands once: the loop, `posbench bench` and the benchmarks call it, and add nothing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.peers import SHAPES, VOCAB, Ours
+from posbench import build_model
+from posbench.bench import bench_training
+from posbench.config import Config
+from posbench.data import Batches, prepare
+from posbench.machine.device import choose_device
+from posbench.training import train
+from posbench.training.step import TrainingStep
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of every step that anybody takes."""
+    numbers: list[int] = []
+    original = TrainingStep.__call__
+
+    def counted(self: TrainingStep, n: int, *rest: Any) -> torch.Tensor:
+        numbers.append(n)
+        return original(self, n, *rest)
+
+    monkeypatch.setattr(TrainingStep, "__call__", counted)
+    return numbers
+
+
+def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: list[str], steps: list[int]) -> None:
+    train(config())
+    assert steps == list(range(12))
+    steps.clear()
+    bench_training(words, ["nope"], rounds=1, steps=2)
+    assert len(steps) == 3 + 2 + 1  # to warm up, in the round, and by phase
+    steps.clear()
+    Ours({**SHAPES["A"], "layers": 1}, "nope", "float32", compiled=False).step(torch.randint(VOCAB, (1, 9)))
+    assert len(steps) == 1
+
+
+def test_the_step_on_the_same_batches_ends_with_the_weights_of_the_run(config: Make) -> None:
+    made = config("train.accumulation=2")
+    run = train(made)
+    batches = Batches(prepare(made).train, made.train.context_length, made.train.batch_size, made.seed)
+    step = TrainingStep(made, build_model(made, 257), choose_device(made.train))
+    for n in range(made.train.num_steps):
+        step(n, torch.from_numpy(batches.batch(n)))
+    trained = dict(run.load_model().named_parameters())
+    assert all(torch.equal(p, trained[name]) for name, p in step.model.named_parameters())
+
+
+def test_phases_are_told_in_their_order_and_change_nothing(config: Make) -> None:
+    made = config("train.accumulation=2")
+    tokens = torch.randint(257, (4, 33), generator=torch.Generator().manual_seed(0))
+    steps = [TrainingStep(made, build_model(made, 257), choose_device(made.train)) for _ in range(2)]
+    phases: list[str] = []
+    observed = steps[0](3, tokens, lambda phase, n, step: phases.append(f"{n} {phase}"))
+    assert phases == ["3 forward", "3 backward", "3 forward", "3 backward", "3 optimizer"]
+    assert torch.equal(observed, steps[1](3, tokens))
+    loss = steps[1].model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert loss < observed[0]  # it was a step downhill on this batch
