@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/base.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -75,7 +76,7 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.runs.fingerprints import code_fingerprint, scheme_code
+    from posbench.runs.fingerprints import FORWARD, code_fingerprint, scheme_code
 
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -103,8 +104,8 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint((*_CODE, *protocol_.code())),
-        "scheme_code": scheme_code(model.scheme),
+        "code": code_fingerprint((*FORWARD, *_CODE, *protocol_.code())),
+        "scheme_code": scheme_code(model),
     }
     return rows, header
 
@@ -202,7 +203,7 @@ class _Scorer:
         return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in SETTINGS)
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length and store the result."""
+        """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
         from posbench.machine.memory import exhaustion_explained
         from posbench.runs.checkpoint import weights_digest
 
@@ -216,6 +217,11 @@ class _Scorer:
         with exhaustion_explained(device, advice):
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, self.settings, anchor, advance
+            )
+        if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
+            raise ConfigError(
+                f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "
+                f"{header['dtype']}, so there is no result: try --dtype float32"
             )
         header["peak_memory_bytes"] = device.peak_memory_bytes()
         is_last = self.at_step is None

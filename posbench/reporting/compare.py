@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.frame import FINGERPRINTS, perplexity_columns, row
-from posbench.reporting.joining import PER_SEED
+from posbench.reporting.joining import PER_SCHEME, PER_SEED, parts_agree
 from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table, whole
 from posbench.runs import Run, load_run
 
@@ -119,20 +121,26 @@ def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
+def _differ(name: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs that should agree in a fingerprint do not."""
+    if (name in PER_SEED and one["seed"] != other["seed"]) or (name == PER_SCHEME and _kind(one) != _kind(other)):
+        return False
+    ours, theirs = one[f"fingerprint.{name}"], other[f"fingerprint.{name}"]
+    if name == "initial_weights" and isinstance(ours, str) and isinstance(theirs, str):
+        return not parts_agree(json.loads(ours), json.loads(theirs))
+    return bool(ours != theirs)
+
+
 def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
     """What stands in the way of a fair comparison."""
     seeds = {r["seed"] for r in rows}
-    differ = [  # initial weights and batches are those of a seed
-        name
-        for name in FINGERPRINTS
-        if len({(r["seed"] if name in PER_SEED else 0, r[f"fingerprint.{name}"]) for r in rows})
-        > (len(seeds) if name in PER_SEED else 1)
-    ]
+    differ = [name for name in FINGERPRINTS if any(_differ(name, one, other) for one, other in combinations(rows, 2))]
     said = [
         f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}"
         for n, r in zip(names, rows, strict=True)
         if r["reason"]
     ]
+    said += [f"{n.replace(chr(10), ' ')}: {r['damaged']}" for n, r in zip(names, rows, strict=True) if r["damaged"]]
     if differ:
         said.append(f"Not a fair comparison: these runs differ in {', '.join(differ)} (fingerprints).")
     if len(seeds) > 1:

@@ -84,8 +84,8 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
 )
 BAD = {
-    "empty": (emptied, r"holds no runs: train one first"),
-    "no manifest": (without("run.json"), r"holds no runs"),
+    "empty": (emptied, r"contains no runs: train one first"),
+    "no manifest": (without("run.json"), r"contains no runs"),
     "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml.* delete the folder \S*seed=0 "),
     "no weights": (without("checkpoints"), r"no intact checkpoint .*: delete the folder \S*seed=0 and train it again"),
     "altered weights": (altered_weights, r"no intact checkpoint .*model\.safetensors.*checksum.*delete the folder"),
@@ -108,7 +108,7 @@ BAD = {
     "a deep configuration": (text("config.yaml", "a: " + "[" * 150 + "]" * 150), r"config\.yaml"),
     "no day of any month": (text("config.yaml", "a: 2026-99-99"), r"config\.yaml cannot be read \(month must be"),
     "a configuration that never comes": (pipe("config.yaml"), r"config\.yaml cannot be read .*no ordinary file"),
-    "a manifest that never comes": (pipe("run.json"), r"holds no runs"),
+    "a manifest that never comes": (pipe("run.json"), r"contains no runs"),
     "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml holds no configuration"),
     "configuration of another version": (
         edited("train:\n", "train:\n  sharpness: 3\n"),
@@ -150,12 +150,12 @@ def test_a_read_only_run_is_said(posbench: Give, runs: Path) -> None:
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--length", "0"], r"--length '0' is no length: give tokens from 2 to 16m, such as 4096 or 8k"),
-        (["--length", "8q"], r"--length '8q' is no length"),
-        (["--length", "-1"], r"--length '-1' is no length"),
-        (["--length", ""], r"--length '' is no length"),
-        (["--length", "64,1e3"], r"--length '1e3' is no length"),
-        (["--length", "99999999k"], r"--length '99999999k' is no length"),
+        (["--length", "0"], r"--length '0' is not a length: give tokens from 2 to 16m, such as 4096 or 8k"),
+        (["--length", "8q"], r"--length '8q' is not a length"),
+        (["--length", "-1"], r"--length '-1' is not a length"),
+        (["--length", ""], r"--length '' is not a length"),
+        (["--length", "64,1e3"], r"--length '1e3' is not a length"),
+        (["--length", "99999999k"], r"--length '99999999k' is not a length"),
         (["--length", "8k"], r"length 8192 is longer than the text: the test split has \d+ tokens in its longest doc"),
         (["--length", "16m", "--protocol", "nonoverlapping"], r"longer than the text: .* has \d+ tokens in all"),
         (["--length", "32"], r"evaluation\.targets=64 does not fit into length 32"),
@@ -263,9 +263,9 @@ def test_seeds_that_one_scheme_lacks_are_left_out_and_said(posbench: Give, runs:
     [
         (
             ["report", "demoo"],
-            r"no experiment 'demoo' under runs/ \(there: demo, reference/demo_cpu\); did you mean 'demo'",
+            r"no experiment 'demoo' under runs/ \(experiments there: demo, reference/demo_cpu\); did you mean 'demo'",
         ),
-        (["report", "xyz"], r"\(there: demo, reference/demo_cpu\)$"),
+        (["report", "xyz"], r"\(experiments there: demo, reference/demo_cpu\)$"),
         (["report", "stdlib_1m"], r": train it first with posbench train -m experiment=stdlib_1m$"),
         (["eval", "demoo"], r"there is no run 'demoo', here or under runs/; did you mean 'demo'\?"),
         (["compare", "demo/nope", "demo/vo_ropee"], r"no run 'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
@@ -290,7 +290,7 @@ def test_the_reference_is_found_by_its_name_and_left_out_of_what_is_reported_una
     assert posbench("report", "demo_cpu").status == 0 and (reference / "report/report.md").is_file()
     assert posbench("compare", "demo_cpu").status == 0
     shutil.rmtree(runs / "demo")
-    assert "runs/ holds no runs but runs/reference/demo_cpu: train first" in posbench("report").refusal
+    assert "runs/ contains no runs except runs/reference/demo_cpu: train first" in posbench("report").refusal
 
 
 @pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["compare", "demo"]])

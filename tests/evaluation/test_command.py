@@ -7,11 +7,15 @@ import re
 from collections.abc import Callable
 
 import pyarrow
+import pytest
+import torch
 from rich.console import Console
 
-from posbench.config import Config
+from posbench.config import Config, ConfigError
+from posbench.data import prepare
 from posbench.evaluation import Question
 from posbench.evaluation.command import Answer, _show, evaluate_runs
+from posbench.evaluation.evaluate import evaluate_run
 from posbench.runs import Run
 from posbench.runs.readings import Reading, Result
 from posbench.training import train
@@ -32,6 +36,20 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
     assert "mean over its own seeds: `posbench report` compares" in text
     text = said([runs[0], runs[2]])
     assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "retrieval"])
+def test_a_loss_that_is_not_finite_is_not_a_result(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Pandas leaves NaN out of its sums: a model that overflows looked better than any other."""
+    run = train(config("train.steps=1", "evaluation.windows=4", "evaluation.passage=4"))
+    model = run.load_model()
+    torch.nn.init.constant_(model.norm.weight, torch.nan)
+    monkeypatch.setattr(Run, "load_model", lambda *arguments: model)
+    with pytest.raises(ConfigError, match=f"a loss of {protocol} at 16 tokens is not a finite number in float32"):
+        evaluate_run(run, prepare(run.config), Question((16,), (protocol,), dtype="float32"))
+    assert [result.protocol for result in run.results()[0]] == ["validation"]
 
 
 def test_no_zero_has_a_minus() -> None:

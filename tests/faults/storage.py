@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from posbench.config import ConfigError
+from posbench.machine import files
 from posbench.runs import checkpoint, run_folder
 from tests.faults.children import in_child
 from tests.faults.kills import Battery
@@ -179,7 +180,7 @@ def _killed(folder: Path, chosen: random.Random, disk: Path | None) -> int:
         if name == "rename":
             Path.rename = lambda path, target: die()  # type: ignore[method-assign, assign, return-value]
         if name == "after":
-            checkpoint.sync_folder = lambda path: die() if path == folder else None  # type: ignore[assign]
+            files.sync_folder = lambda path: die() if path == folder else None  # type: ignore[assign]
         _save(folder, STEPS[-1] + 4)
 
     import safetensors.torch

@@ -51,7 +51,7 @@ def test_a_loss_is_compared_within_a_seed_alone(experiment: Path) -> None:
 def test_initial_weights_are_compared_within_a_seed(own: Path) -> None:
     runs = [own / scheme / f"seed={seed}" for scheme in ("qk_rope", "alibi") for seed in (0, 1)]
     assert "Not a fair" not in said(*runs)
-    change_fingerprints(run_of(own, "alibi", 1), initial_weights="0ther")
+    change_fingerprints(run_of(own, "alibi", 1), initial_weights={"attention.q": "0ther"})
     assert "these runs differ in initial_weights" in said(*runs)
 
 
@@ -70,7 +70,7 @@ def test_an_unfair_comparison_says_so(own: Path) -> None:
 
 
 def test_a_died_run_can_be_looked_at(own: Path) -> None:
-    run_of(own, "alibi", 0).update_manifest(status=DIED, reason="loss nan at step 7", costs={}, loss=None)
+    run_of(own, "alibi", 0).update_manifest(status=DIED, reason="loss nan at step 7", costs=None, loss=None)
     text = said(own / "qk_rope" / "seed=0", own / "alibi" / "seed=0")
     assert "died: loss nan at step 7" in text
 
@@ -81,7 +81,7 @@ def test_one_run_is_nothing_to_compare(experiment: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_named(experiment: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         said(experiment / "qk_rope" / "seed=0", tmp_path)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
-import pandas as pd
 import pyarrow.parquet
 import pytest
-from fabricate import T, run_of
+from fabricate import T, run_of, write_evaluation
 
 import posbench
 from posbench.config import ConfigError
 from posbench.reporting import results
 from posbench.reporting.findings import find
-from posbench.runs import DIED
+from posbench.runs import DIED, Run
+from posbench.runs.readings import store
 
 
 def test_one_row_a_run_with_the_loss_of_its_windows(experiment: Path) -> None:
@@ -48,27 +49,39 @@ def test_a_manifest_that_cannot_be_read_is_a_row_too(own: Path) -> None:
     assert "cannot be read" in frame.loc[("nope", 2), "reason"]
 
 
-@pytest.mark.parametrize("field", ["seed", "fingerprints", "costs", "versions", "device", "num_parameters", "loss"])
-@pytest.mark.parametrize("value", [None, "x", [1], {"data": [1]}])
+def hand_made(run: Run, **changes: object) -> None:
+    """A manifest of format 1, which knows no seal: anybody can write it."""
+    content = json.loads((run.path / "run.json").read_text())
+    older = {**content["fingerprints"], "initial_weights": "we19"}
+    (run.path / "run.json").write_text(json.dumps({**content, "format": 1, "fingerprints": older, **changes}))
+
+
+@pytest.mark.parametrize(
+    "field", ["seed", "fingerprints", "costs", "versions", "device", "num_parameters", "loss", "tokens", "identity"]
+)
+@pytest.mark.parametrize("value", ["x", [1], {"data": [1]}, 10**400, {"body": 10**400}, -1.5e308, True])
 def test_a_hand_made_manifest_does_not_break_the_others(own: Path, field: str, value: object) -> None:
-    run = run_of(own, "nope", 2)
-    (run.path / "run.json").write_text(json.dumps({**run.manifest, field: value}))
-    assert len(results(own)) == 16
+    hand_made(run_of(own, "nope", 2), **{field: value})
+    frame = results(own)
+    assert len(frame) == 16
+    assert not find(own).joined.runs.empty
 
 
-def test_a_torn_evaluation_names_its_file_and_the_remedy(own: Path) -> None:
+def test_a_run_of_the_older_format_is_read_and_is_not_bound(own: Path) -> None:
+    hand_made(run_of(own, "nope", 2))
+    frame = results(own).set_index(["scheme", "seed"])
+    assert frame.loc[("nope", 2), "status"] == "finished"
+    assert (frame.loc[("nope", 2), "is_bound"], frame.loc[("nope", 1), "is_bound"]) == (False, True)
+    assert json.loads(frame.loc[("nope", 2), "fingerprint.initial_weights"]) == {"all": "we19"}
+
+
+def test_a_torn_evaluation_is_named_with_its_remedy_and_the_others_are_read(own: Path) -> None:
     file = own / "nope" / "seed=2" / "eval" / "validation" / f"{T}.parquet"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ConfigError, match=r"256\.parquet cannot be read .*posbench eval"):
-        results(own)
-
-
-@pytest.mark.parametrize("field", ["tokens", "num_steps", "loss", "seed", "num_parameters"])
-def test_numbers_without_end_are_not_known(own: Path, field: str) -> None:
-    run = run_of(own, "nope", 2)
-    huge = {"body": 10**400} if field == "num_parameters" else 10**400
-    (run.path / "run.json").write_text(json.dumps({**run.manifest, field: huge}))
-    assert len(results(own)) == 16
+    frame = results(own).set_index(["scheme", "seed"])
+    assert math.isnan(frame.loc[("nope", 2), "loss"]) and frame["loss"].notna().sum() == 15
+    assert frame["damaged"].notna().sum() == 1
+    assert re.search(r"256\.parquet is not used: .*posbench eval .*nope", frame.loc[("nope", 2), "damaged"])
 
 
 def test_digits_that_are_no_numbers_are_no_seed_and_no_length(own: Path) -> None:
@@ -87,14 +100,22 @@ def test_a_run_without_its_configuration_is_left_out_by_name(own: Path) -> None:
     assert (left.scheme, left.seed) == ("nope", 2) and "holds no config.yaml" in left.why
 
 
-@pytest.mark.parametrize(
-    "column, value", [("nll", "x"), ("targets", "x"), ("targets", 0), ("targets", None), ("bytes", 0), ("document", -1)]
-)
-def test_windows_of_what_cannot_be_are_named(own: Path, column: str, value: object) -> None:
-    file = own / "nope" / "seed=2" / "eval" / "validation" / f"{T}.parquet"
-    pd.read_parquet(file).assign(**{column: value}).to_parquet(file)
-    with pytest.raises(ConfigError, match=rf"256\.parquet: the column '{column}' holds what it cannot"):
-        results(own)
+def test_a_result_that_lacks_a_column_of_its_protocol_is_damaged(own: Path) -> None:
+    run = run_of(own, "nope", 2)
+    [result] = run.results()[0]
+    store(run, result.reading, result.windows.drop(columns="bytes"), result.header)
+    frame = results(own).set_index(["scheme", "seed"])
+    assert "lacks the column 'bytes'" in frame.loc[("nope", 2), "damaged"]
+    assert math.isnan(frame.loc[("nope", 2), "loss"])
+
+
+def test_results_under_other_words_have_columns_of_their_own(own: Path) -> None:
+    run = run_of(own, "qk_rope", 0)
+    rows = run.results()[0][0].windows
+    write_evaluation(run, "fixed", 512, "test", rows, "rescale=yarn", "factor=4")
+    write_evaluation(run, "fixed", 512, "test", rows)
+    columns = [c for c in results(own) if c.startswith("perplexity@")]
+    assert columns == ["perplexity@512/fixed", "perplexity@512/fixed[factor=4 rescale=yarn]"]
 
 
 @pytest.mark.parametrize(
@@ -117,5 +138,5 @@ def test_metrics_that_are_none_cost_a_curve_and_no_more(own: Path, row: str) -> 
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere is no folder"):
+    with pytest.raises(ConfigError, match="nowhere is not a folder"):
         results(tmp_path / "nowhere")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fabricate import change_fingerprints, run_of
 from hypothesis import given
@@ -37,7 +39,6 @@ def test_runs_that_agree_are_all_compared(experiment: Path) -> None:
         ("tokenizer", "the tokenizer"),
         ("config", "the configuration"),
         ("code", "the code"),
-        ("initial_weights", "the shared initial weights"),
         ("batches", "the batches"),
     ],
 )
@@ -47,6 +48,25 @@ def test_a_run_with_another_fingerprint_is_left_out_and_named(own: Path, name: s
     assert "nope" not in set(found.runs[found.runs["seed"] == 2]["scheme"])
     assert meaning in why(found)[("nope", 2)]
     assert found.seeds == [0, 1, 3] and "seed 2 is not finished" in why(found)[("qk_rope", 2)]
+
+
+def test_runs_of_a_seed_are_joined_where_the_parts_agree_that_both_have(own: Path) -> None:
+    parts = run_of(own, "nope", 2).manifest.fingerprints.initial_weights
+    fewer = {name: digest for name, digest in parts.items() if name != "attention.q"}
+    change_fingerprints(run_of(own, "nope", 2), initial_weights={**fewer, "attention.extra": "c0de"})
+    assert not joined(own).left_out, "a row that lacks a part is held to the others"
+    change_fingerprints(run_of(own, "nope", 2), initial_weights={**fewer, "attention.k": "0ther"})
+    assert why(joined(own))["nope", 2] == "differs from the others in the shared initial weights (attention.k)"
+    change_fingerprints(run_of(own, "nope", 2), initial_weights={"all": "0ther"})
+    assert "no part in common" in why(joined(own))["nope", 2]
+
+
+def test_a_scheme_whose_own_code_changed_is_not_joined_with_its_older_self(own: Path) -> None:
+    for seed in (0, 1, 2):
+        change_fingerprints(run_of(own, "nope", seed), scheme_code="newer")
+    left = joined(own)
+    assert why(left)["nope", 3] == "differs from the others of its name in the code of its scheme"
+    assert left.schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"] and left.seeds == [0, 1, 2]
 
 
 def test_initial_weights_and_batches_are_compared_within_a_seed_only(experiment: Path) -> None:
@@ -81,9 +101,15 @@ def test_the_larger_group_stays_and_the_baseline_breaks_a_tie(own: Path) -> None
 
 
 def test_a_missing_fingerprint_cannot_be_checked_so_the_run_is_left_out(own: Path) -> None:
-    kept = run_of(own, "nope", 0).manifest["fingerprints"]
-    run_of(own, "nope", 0).update_manifest(fingerprints={k: v for k, v in kept.items() if k != "data"})
-    assert "no fingerprint of the text" in why(joined(own))[("nope", 0)]
+    change_fingerprints(run_of(own, "nope", 0), batches=None)
+    assert "no fingerprint of the batches" in why(joined(own))[("nope", 0)]
+
+
+def test_a_run_whose_validation_is_damaged_is_left_out_with_the_command_that_makes_it_again(own: Path) -> None:
+    run = run_of(own, "nope", 0)
+    file = run.path / "eval" / "validation" / "256.parquet"
+    pd.read_parquet(file).assign(nll=1.0).to_parquet(file, index=False)
+    assert re.search(r"no finite validation loss: .*posbench eval .*--protocol validation", why(joined(own))["nope", 0])
 
 
 def test_unfinished_and_died_runs_are_left_out_with_their_reason(own: Path) -> None:
@@ -104,7 +130,7 @@ def test_a_scheme_with_too_few_seeds_is_told_which_to_train(own: Path) -> None:
 
 def test_versions_that_differ_are_said(own: Path) -> None:
     run = run_of(own, "nope", 0)
-    run.update_manifest(versions={**run.manifest["versions"], "torch": "2.12.0"})
+    run.update_manifest(versions={**run.manifest.versions, "torch": "2.12.0"})
     assert any("torch differs: 2.13.0 (15 runs), 2.12.0 (1 runs)" in note for note in joined(own).notes)
 
 
