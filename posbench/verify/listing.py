@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from posbench.attention import KINDS
 from posbench.composition import choices, conf_dir
+from posbench.composition.rows import expand
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Shape, build_scheme
 
@@ -26,19 +27,18 @@ def list_schemes(console: Console, config_dir: Path | None = None) -> None:
     for column in ("scheme", "kind", "promises"):
         table.add_column(column, no_wrap=True)
     table.add_column("what it is")
-    own = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
-    for path in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *own]:
-        name = path.stem
-        mapping = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(mapping, dict)
-        config = SchemeConfig.from_mapping({str(key): value for key, value in mapping.items()})
-        told = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+    theirs = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
+    for file in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *theirs]:
+        comment = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        kind, promise = "", ""
         try:
+            config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(OmegaConf.load(file)), config_dir))
+            kind = config.kind
             scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
             promise = "relative" if scheme.is_relative else "absolute"
         except ConfigError as error:  # the other rows are worth having
-            promise, told = "", str(error)
-        table.add_row(name, config.kind, promise, Text(told))
+            comment = str(error)
+        table.add_row(file.stem, kind, promise, Text(comment))
     console.print(table)
     console.print(f"kinds: {', '.join(SCHEMES)}", markup=False, highlight=False)
     console.print(f"kinds of attention: {', '.join(KINDS)}", markup=False, highlight=False)
