@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench import build_model, compose
-from posbench.machine.costs import training_flops_per_token
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
+from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep
 
 VOCAB = 4096
@@ -306,7 +306,7 @@ def compare(
             rates[name].append(steps * shape["batch"] * shape["context"] / (time.perf_counter() - began))
     rate = statistics.median(machine)
     config = config_of(shape, "nope", dtype, False)
-    flops = training_flops_per_token(config.model, VOCAB, shape["context"])
+    flops = training_flops_per_token(config, VOCAB)
     return {
         "shape": shape_name,
         **shape,
