@@ -258,6 +258,19 @@ def contenders(
     return by_name
 
 
+def first_losses(runs: dict[str, Any], tokens: Tensor, dtype: str) -> dict[str, float]:
+    """Every contender's loss of its first step, of two to warm up. Raises: AssertionError where Llama's is not ours."""
+    first: dict[str, float] = {}
+    for name, run in runs.items():
+        first[name] = float(run.step(tokens))
+        run.step(tokens)
+        print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
+    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
+    if ours is not None and BASE in first:
+        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
+    return first
+
+
 def compare(
     shape_name: str,
     dtype: str,
@@ -280,14 +293,7 @@ def compare(
     tokens = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
     runs = contenders(shape, dtype, compiled, fused, only, device)
-    first: dict[str, float] = {}
-    for name, run in runs.items():
-        first[name] = float(run.step(tokens))
-        run.step(tokens)
-        print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
-    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
-    if ours is not None and BASE in first:
-        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
+    first = first_losses(runs, tokens, dtype)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     machine = []
     for _ in range(rounds):
