@@ -1,7 +1,7 @@
 """The commands, and the one place that prints errors and exits.
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
-answers at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can mend; 130 and 143
+answers at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
 stopped by Ctrl-C or SIGTERM.
 """
 
@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from posbench.config import ConfigError, nearest
+from posbench.config import ConfigError
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from posbench.config import Config
-    from posbench.runs import Run
 
 app = typer.Typer(
     name="posbench",
@@ -39,7 +38,7 @@ app = typer.Typer(
 )
 
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds the experiments.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
     typer.Argument(
@@ -168,9 +167,9 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 @app.command(context_settings=HYDRA)
 def train(ctx: typer.Context, words: Overrides = None) -> None:
-    """Train one run, or a sweep of them with `-m`; go on where a run was cut off; leave a finished one alone.
+    """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
-    A true Hydra application. `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
+    A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
     from posbench.machine.signals import Stopped
@@ -250,43 +249,6 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
         )
 
 
-def _runs(names: list[str] | None, runs_dir: Path) -> list[Run]:
-    """The runs that the words name, each a folder as given or below `runs_dir`; all of `runs_dir` without a word."""
-    from posbench.runs import find_runs
-
-    if not names and not runs_dir.is_dir():
-        raise ConfigError(f"{runs_dir}/ is not there: train first with posbench train scheme=vo_rope")
-    found: list[Run] = []
-    for name in names or [""]:
-        place = _place(name, runs_dir)
-        if place is None:
-            runs = [run.path.relative_to(runs_dir) for run in find_runs(runs_dir)]
-            known = sorted({str(there) for run in runs for there in (run, *run.parents[:2])})
-            raise ConfigError(
-                f"there is no run {name!r}, here or under {runs_dir}/{nearest(name, known)}: give a folder such as "
-                f"{runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo"
-            )
-        of_place = find_runs(place)
-        if not of_place:
-            raise ConfigError(f"{place} holds no runs: train one first (posbench train scheme=vo_rope)")
-        found.extend(run for run in of_place if run not in found)
-    return found
-
-
-def _place(name: str, runs_dir: Path) -> Path | None:
-    """The folder of that name, here or below `runs_dir`; or the one experiment whose folder is called so."""
-    given = next((place for place in (Path(name), runs_dir / name) if name and place.is_dir()), None)
-    called = [folder for folder in _experiments(runs_dir) if folder.name == name]
-    return runs_dir if not name else given or (called[0] if len(called) == 1 else None)
-
-
-def _experiments(runs_dir: Path) -> list[Path]:
-    from posbench.runs import find_runs
-
-    folders = {run.path.parent.parent for run in find_runs(runs_dir)}
-    return sorted(folder for folder in folders if folder.is_relative_to(runs_dir))
-
-
 @app.command(name="eval")
 def evaluate(
     runs: Names = None,
@@ -339,6 +301,7 @@ def evaluate(
     """Perplexity of finished runs at other lengths than they were trained at."""
     from posbench.evaluation.command import evaluate_runs
     from posbench.evaluation.evaluate import Question, parse_length
+    from posbench.runs.named import runs_named
 
     question = Question(
         lengths=tuple(parse_length(word) for words in length or [] for word in words.split(",")),
@@ -350,13 +313,14 @@ def evaluate(
         again=again,
         piece=piece,
     )
-    evaluate_runs(_runs(runs, runs_dir), question, _console(), named=bool(runs))
+    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(), named=bool(runs))
 
 
 @app.command()
 def report(
     experiment: Annotated[
-        str | None, typer.Argument(help="An experiment, or its folder. Default: the one there is.", show_default=False)
+        str | None,
+        typer.Argument(help="An experiment, or its folder. Default: the only experiment.", show_default=False),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)
@@ -375,42 +339,17 @@ def report(
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.machine.files import check_writable
     from posbench.reporting import report as write_report
+    from posbench.runs.named import experiment_named
 
     if "" in (experiment, output):
         raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
-    folder = _experiment_folder(experiment, runs_dir)
+    folder = experiment_named(experiment, runs_dir)
     if (folder / "run.json").exists():
         raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
     if output is None and (folder / "report").is_symlink():
         raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
     check_writable(Path(output) if output else folder / "report", "report")
     write_report(folder, against, baseline, output, _console())
-
-
-def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
-    there = _experiments(runs_dir)
-    if name is not None:
-        place = _place(name, runs_dir)
-        if place is None:
-            from posbench.composition import choices
-
-            known = [str(folder.relative_to(runs_dir)) for folder in there]
-            train_it = f": train it first with posbench train -m experiment={name}"
-            raise ConfigError(
-                f"there is no experiment {name!r} under {runs_dir}/ (there: {', '.join(known) or 'none'})"
-                + (train_it if name in choices("experiment") else nearest(name, known or choices("experiment")))
-            )
-        return place
-    own = [folder for folder in there if "reference" not in folder.relative_to(runs_dir).parts]
-    if len(own) != 1:
-        named = ", ".join(map(str, own or there))
-        raise ConfigError(
-            f"which experiment? {runs_dir}/ holds {named}: posbench report EXPERIMENT"
-            if own
-            else f"{runs_dir}/ holds no runs{f' but {named}' if there else ''}: train first with "
-            "posbench train -m experiment=demo"
-        )
-    return own[0]
 
 
 @app.command()
@@ -420,13 +359,14 @@ def compare(
 ) -> None:
     """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
     from posbench.reporting import compare as compare_runs
+    from posbench.runs.named import runs_named
 
-    compare_runs([run.path for run in _runs(runs, runs_dir)], _console())
+    compare_runs([run.path for run in runs_named(runs, runs_dir)], _console())
 
 
 @app.command()
 def schemes(config_dir: ConfigDir = None) -> None:
-    """The position schemes there are."""
+    """List the position schemes."""
     from posbench.composition.words import refuse_folder
     from posbench.verify import list_schemes
 
@@ -443,7 +383,7 @@ def verify(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Measure each scheme's promises in float64: relative or absolute, norms, causality. Exits 1 if one fails."""
+    """Check each scheme's properties numerically in float64 (relative, norms, causality). Exits 1 if one fails."""
     from posbench.verify import verify as certify
 
     words = names or []

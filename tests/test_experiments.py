@@ -44,4 +44,4 @@ def test_two_steps_of_it_shrunk(name: str, tmp_path: Path) -> None:
         (text / f"{n}.txt").write_text(" ".join(f"word{n * i % 97}" for i in range(200)), encoding="utf-8")
     words = [f"data.path={text}", f"data.cache_dir={tmp_path}/cache", f"runs_dir={tmp_path}/runs"]
     run = train(compose([f"experiment={name}", "data=files", *SHRUNK, *words]))
-    assert run.is_finished and run.manifest["experiment"] == name and run.manifest["num_steps"] == 2
+    assert run.is_finished and run.manifest.experiment == name and run.manifest.num_steps == 2

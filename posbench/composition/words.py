@@ -6,7 +6,7 @@ Everything here raises ConfigError.
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def _parser(program: str) -> ArgumentParser:
     parser.add_argument("--package", "-p", help="with --cfg: one part, such as train")
     parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder of your own choices")
     for name, short in (("config-path", "-cp"), ("config-name", "-cn"), ("experimental-rerun", "-er")):
-        parser.add_argument(f"--{name}", short, help="cannot be used")
+        parser.add_argument(f"--{name}", short, help=SUPPRESS)  # refused, with the reason
     return parser
 
 

@@ -16,7 +16,10 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from posbench import compose
+from posbench.composition import run_application
+from posbench.config import Config
 from posbench.machine.device import spread
+from posbench.machine.signals import Stopped
 from tests.cli.commands import Give
 
 
@@ -37,11 +40,40 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
         "nope": "finished",
         "vo_rope": "finished",
     }
-    assert not list(Path("runs/.hydra").glob("jobs-*")), "what the jobs told is taken away"
+    assert {path.name for path in Path("runs").glob(".hydra/*")} <= {".submitit"}, "nothing of ours is left there"
     before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
     assert posbench("train", *words, "seed=0", "scheme=nope,vo_rope,alibi").status == 0
     assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == before
     assert json.loads(Path("runs/demo/alibi/seed=0/run.json").read_text())["status"] == "finished"
+
+
+class Unreadable(Exception):
+    """An error that pickles and cannot be read again, as those of some libraries."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one)
+
+
+def _job(config: Config) -> None:
+    if config.seed == 1:
+        raise Unreadable("oh", "dear")
+    if config.seed == 2:
+        raise Stopped(signal.SIGTERM, "seed 2 was stopped")
+    if config.seed == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
+    """Of a worker that raised, of one that was stopped; and where one was lost, that it was."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install .[cluster]")
+    words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    failed = run_application("posbench train", [*words, "seed=0,1,2"], _job, lambda text: None)
+    assert failed == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
+    batches = [*words, "seed=1,2,3,0", "hydra.sweeper.max_batch_size=2"]
+    failed = run_application("posbench train", batches, _job, lambda text: None)
+    assert failed[:2] == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
+    assert len(failed) == 3 and failed[2].startswith("2 runs: JoblibLauncher failed (TerminatedWorkerError: ")
+    assert failed[2].endswith("): give the same command again to resume, finished runs are skipped")
 
 
 @pytest.mark.parametrize(

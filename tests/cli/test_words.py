@@ -120,11 +120,17 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["eval"], r"runs/ is not there: train first"),
+        (["eval"], r"runs/ does not exist: train first"),
         (["eval", "nosuch"], r"there is no run 'nosuch', here or under runs/"),
-        (["report"], r"runs/ holds no runs: train first with posbench train -m experiment=demo"),
-        (["report", "dmo"], r"there is no experiment 'dmo' under runs/ \(there: none\); did you mean 'demo'\?"),
-        (["report", "stdlib_1m"], r"\(there: none\): train it first with posbench train -m experiment=stdlib_1m"),
+        (["report"], r"runs/ contains no runs: train first with posbench train -m experiment=demo"),
+        (
+            ["report", "dmo"],
+            r"there is no experiment 'dmo' under runs/ \(experiments there: none\); did you mean 'demo'\?",
+        ),
+        (
+            ["report", "stdlib_1m"],
+            r"\(experiments there: none\): train it first with posbench train -m experiment=stdlib_1m",
+        ),
         (["compare", "a", "b"], r"there is no run 'a'"),
         (["prepare", "data=nosuch"], r"data=nosuch does not exist \(conf/data contains files, "),
         (["bench", "--model", "tiny"], r"'--model' is not an option; did you mean model=tiny\?"),

@@ -163,7 +163,9 @@ CHOICES = [
     ["train", "model=../model/tiny"],
     ["train", "-m", "scheme=nope,../scheme/nope"],
     ["train", "--config-dir", "own", "experiment=lists"],
+    ["train", "--config-dir", "own", "experiment=paths"],
     ["train", "-m", "--config-dir", "own", "experiment=sweeps"],
+    ["train", "-m", "--config-dir", "own", "scheme=nope,lists"],
     ["plan", "scheme=nope,../scheme/nope"],
     ["verify", "../scheme/nope"],
     ["bench", "--schemes", "nope,../scheme/nope"],
@@ -175,6 +177,8 @@ def test_the_name_of_a_choice_leads_to_no_file_elsewhere(posbench: Give, given: 
     for place, content in {
         "own/scheme/evil.yaml": "name: evil\nkind: nope\n",
         "own/experiment/lists.yaml": "# @package _global_\ndefaults: [{override /scheme: ../scheme/nope}]\n",
+        "own/experiment/paths.yaml": "# @package _global_\ndefaults: [/../own/scheme/evil]\n",
+        "own/scheme/lists.yaml": "defaults: [../scheme/evil@]\n",
         "own/experiment/sweeps.yaml": "# @package _global_\nhydra: {sweeper: {params: {scheme: 'nope,../x'}}}\n",
     }.items():
         Path(place).parent.mkdir(parents=True, exist_ok=True)
@@ -183,3 +187,11 @@ def test_the_name_of_a_choice_leads_to_no_file_elsewhere(posbench: Give, given: 
     refusal = posbench(*given).refusal
     assert "cannot be the name of a choice: take one of conf/" in refusal
     assert left(Path.cwd()) == before
+
+
+def test_a_list_of_defaults_is_written_out(posbench: Give) -> None:
+    file = Path("own/experiment/mine.yaml")
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nx: [{override /scheme: ../scheme/nope}]\ndefaults: ${x}\n")
+    refusal = posbench("train", "--config-dir", "own", "experiment=mine").refusal
+    assert "mine.yaml: defaults='${x}' is not a list" in refusal

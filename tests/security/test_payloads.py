@@ -113,6 +113,7 @@ SETTINGS: dict[str, Any] = {
     "launcher": {"launcher": {"_target_": "evil.run"}},
     "launcher with a part": {"launcher": {"x": {"_target_": "evil.run"}}},
     "sweeper": {"sweeper": {"_target_": "evil.run"}},
+    "another sweeper": {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}},
     "swept settings": {"sweeper": {"params": {"+hydra.callbacks.x._target_": "evil.run"}}},
     "swept settings of a job": {"sweeper": {"params": {"hydra.job_logging.root": "{}"}}},
     "environment": {"job": {"env_set": {"LD_PRELOAD": "evil.so"}}},

@@ -54,7 +54,7 @@ def _scheme_text(run: Run) -> tuple[str, str, str]:
     config = run.config
     options = ", ".join(f"{key}={value}" for key, value in config.scheme.options.items())
     try:
-        amounts = build_scheme(config.scheme, shape_of(config.model)).describe()
+        amounts = build_scheme(config.scheme, shape_of(config)).describe()
     except (ConfigError, ValueError, RuntimeError):  # of a package that is not installed here, or another version
         amounts = "not known here"
     return config.scheme.kind, options, amounts
