@@ -33,6 +33,7 @@ class Score:
     of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
     title: str
     needs: str | None = None  # a column that results stored by older versions may lack
+    needs_title: str = ""  # what such a result is without
 
 
 class Protocol(ABC):
