@@ -25,7 +25,7 @@ Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
 SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py", "attention/*.py", "model.py", "schemes/base.py")
+_CODE = ("evaluation/scoring.py", "evaluation/windows.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -76,7 +76,7 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.runs.fingerprints import code_fingerprint, scheme_code
+    from posbench.runs.fingerprints import FORWARD, code_fingerprint, scheme_code
 
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -104,8 +104,8 @@ def score_split(
         "tokens_per_second": read / seconds,
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint((*_CODE, *protocol_.code())),
-        "scheme_code": scheme_code(model.scheme),
+        "code": code_fingerprint((*FORWARD, *_CODE, *protocol_.code())),
+        "scheme_code": scheme_code(model),
     }
     return rows, header
 

@@ -7,8 +7,11 @@ import hashlib
 import json
 import sys
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from posbench.config import Config
 from posbench.model import Decoder
@@ -29,9 +32,13 @@ _ASIDE_IN_TRAIN = (
     "log_every",
     "max_skipped_steps",
 )
-# Code that decides what every run computes; the rest of the package reads, prints or checks. The schemes' own files
-# are not in it: see `scheme_code`.
-_CODE = ("attention/*.py", "cross_entropy.py", "model.py", "schemes/base.py", "data/*.py", "training/*.py")
+# Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
+# of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
+# Softmax attention is, because all rows are compared with those that use it.
+FORWARD = ("attention/kind.py", "attention/softmax.py", "attention/ways.py", "model.py", "schemes/base.py")
+_CODE = (*FORWARD, "cross_entropy.py", "data/*.py", "training/*.py")
+_BASES = (Scheme,)
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def digest(content: bytes | str) -> str:
@@ -128,26 +135,57 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 
 @cache
-def code_fingerprint(patterns: tuple[str, ...] = _CODE) -> str:
+def code_fingerprint(patterns: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
     """Of source files, given as patterns within the package; those that decide what all runs compute by default."""
-    package = Path(__file__).resolve().parent.parent
     files = sorted({file for pattern in patterns for file in package.glob(pattern)})
     return digest("".join(f"{file.relative_to(package).as_posix()} {_syntax(file)}\n" for file in files))
 
 
-def scheme_code(scheme: Scheme) -> str:
-    """Of the modules that define a scheme, its parents and the schemes within it; the base class alone is shared code.
+def scheme_code(model: nn.Module) -> str:
+    """Of the modules that define a model's scheme, the schemes within it and its kind of attention.
 
-    A module is named by its place among the classes, not by its path: a plug-in may be installed anywhere.
+    Those are the modules of every class from theirs up to the base class, which is shared code, and what they import
+    from their own package: a plug-in's files count as the package's own.
     """
-    classes = {kind for part in scheme.modules() if isinstance(part, Scheme) for kind in type(part).__mro__}
-    modules = {kind.__module__ for kind in classes if issubclass(kind, Scheme) and kind is not Scheme}
-    return digest("".join(f"{name} {_syntax_of_module(name)}\n" for name in sorted(modules)))
+    classes = {kind for part in model.modules() for kind in type(part).__mro__ if issubclass(kind, _BASES)}
+    return _code_of(frozenset(kind.__module__ for kind in classes) - {base.__module__ for base in _BASES})
 
 
-def _syntax_of_module(name: str) -> str:
-    file = getattr(sys.modules[name], "__file__", None)
-    return _syntax(Path(file)) if file and file.endswith(".py") else ""
+@cache
+def _code_of(modules: frozenset[str]) -> str:
+    names = set(modules)
+    waiting = sorted(names)
+    while waiting:
+        more = _imported(waiting.pop()) - names
+        names |= more
+        waiting += sorted(more)
+    return digest("".join(f"{name} {_syntax(file)}\n" for name in sorted(names) for file in _file_of(name)))
+
+
+def _imported(name: str) -> set[str]:
+    """The modules of the same package that a module imports, without the shared ones and registries of names."""
+    found = set()
+    for file in _file_of(name):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                source = resolve_name("." * node.level + (node.module or ""), name.rpartition(".")[0])
+                found |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+    shared = {base.__module__ for base in _BASES} | {"posbench.schemes", "posbench.attention"}
+    return {each for each in found - shared if each in sys.modules and _package_of(each) == _package_of(name)}
+
+
+def _package_of(module: str) -> str:
+    """The package whose modules belong together: `posbench.schemes` here, the whole of it elsewhere."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == "posbench" else 1])
+
+
+def _file_of(module: str) -> list[Path]:
+    """The Python file of a module; none where it has none, as in a notebook."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return [Path(file)] if file and file.endswith(".py") else []
 
 
 def _syntax(file: Path) -> str:

@@ -51,7 +51,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
             tokenizer=corpus.tokenizer_fingerprint,
             config=fingerprints.config_fingerprint(identity),
             code=fingerprints.code_fingerprint(),
-            scheme_code=fingerprints.scheme_code(model.scheme),
+            scheme_code=fingerprints.scheme_code(model),
             initial_weights=fingerprints.weights_fingerprints(model),
         ),
         identity=identity,
