@@ -24,10 +24,10 @@ def reference(runs: Path) -> Path:
 def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbench: Give, reference: Path) -> None:
     said = posbench("eval", *ASKED)
     assert said.status == 0, said.error
-    assert "left out for want of weights (no checkpoint): 4 of 8 runs\n" in said.out
+    assert "skipped, since they have no checkpoint: 4 of 8 runs\n" in said.out
     assert "demo: perplexity by length" in said.out and "demo_cpu" not in said.out
     refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", *ASKED).refusal
-    assert "holds no intact checkpoint" in refusal
+    assert "the weights of step 2 in " in refusal and "is missing" in refusal
     shutil.rmtree("runs/demo")
     assert "none of the finished runs has weights: train one first" in posbench("eval", *ASKED).refusal
 
@@ -41,7 +41,7 @@ def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, 
     assert "demo: perplexity by length" in said.out and "\nvo_rope" in said.out
     lines = said.error.splitlines()
     assert lines[0] == "posbench: 2 of 4 runs failed" and len(lines) == 3
-    assert lines[1].startswith("  demo/nope/seed=0: ") and "holds no intact checkpoint" in lines[1]
+    assert lines[1].startswith("  demo/nope/seed=0: ") and "model.safetensors is missing" in lines[1]
     assert lines[2].startswith("  demo/nope/seed=1: ") and "run.json" in lines[2]
 
 
@@ -52,8 +52,8 @@ def test_a_fault_of_our_own_in_one_run_is_told_as_one(
 
     load = Run.load_model
 
-    def broken(run: Run) -> object:
-        return load(run) if run.config.scheme.name == "nope" else 1 / 0
+    def broken(run: Run, *arguments: object) -> object:
+        return load(run, *arguments) if run.config.scheme.name == "nope" else 1 / 0
 
     monkeypatch.setattr(Run, "load_model", broken)
     said = posbench("eval", *ASKED)
