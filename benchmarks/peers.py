@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench import build_model, compose
-from posbench.machine.costs import training_flops_per_token
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
+from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep
 
 VOCAB = 4096
@@ -258,6 +258,19 @@ def contenders(
     return by_name
 
 
+def first_losses(runs: dict[str, Any], tokens: Tensor, dtype: str) -> dict[str, float]:
+    """Every contender's loss of its first step, of two to warm up. Raises: AssertionError where Llama's is not ours."""
+    first: dict[str, float] = {}
+    for name, run in runs.items():
+        first[name] = float(run.step(tokens))
+        run.step(tokens)
+        print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
+    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
+    if ours is not None and BASE in first:
+        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
+    return first
+
+
 def compare(
     shape_name: str,
     dtype: str,
@@ -280,14 +293,7 @@ def compare(
     tokens = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
     runs = contenders(shape, dtype, compiled, fused, only, device)
-    first: dict[str, float] = {}
-    for name, run in runs.items():
-        first[name] = float(run.step(tokens))
-        run.step(tokens)
-        print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
-    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
-    if ours is not None and BASE in first:
-        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
+    first = first_losses(runs, tokens, dtype)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     machine = []
     for _ in range(rounds):
@@ -300,7 +306,7 @@ def compare(
             rates[name].append(steps * shape["batch"] * shape["context"] / (time.perf_counter() - began))
     rate = statistics.median(machine)
     config = config_of(shape, "nope", dtype, False)
-    flops = training_flops_per_token(config.model, VOCAB, shape["context"])
+    flops = training_flops_per_token(config, VOCAB)
     return {
         "shape": shape_name,
         **shape,

@@ -25,6 +25,7 @@ from benchmarks.peers import SHAPES, VOCAB, Ours, Shape, config_of
 from posbench.machine.device import choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
+from posbench.size import num_parameters
 
 STEPS = 5
 PARTS = (  # the first that matches an operation's name
@@ -55,7 +56,7 @@ def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, 
     """Seconds of a step that each part cannot do without, in bfloat16."""
     model = config.model
     tokens = shape["batch"] * shape["context"]
-    matrices = model.num_parameters(0)["body"] + VOCAB * model.d_model
+    matrices = num_parameters(config, 0)["body"] + VOCAB * model.d_model
     scores = shape["batch"] * model.num_heads * shape["context"] ** 2 / 2 * model.num_layers
     attention = 12 * tokens * model.num_layers * model.num_heads * model.head_dim * shape["context"] / 2
     wide = 2 * tokens * model.num_layers  # bytes of one number a token and layer
@@ -65,7 +66,7 @@ def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, 
         "softmax, masks": 5 * 2 * scores / copies,  # in, out; probabilities, their gradient, the scores'
         "SwiGLU": 8 * model.ffn_dim * wide / copies,  # gate, up, product; the same with the gradients of all three
         "norms, residuals, rotation": 20 * model.d_model * wide / copies,
-        "AdamW, norm of gradients": 32 * sum(model.num_parameters(VOCAB).values()) / copies,
+        "AdamW, norm of gradients": 32 * sum(num_parameters(config, VOCAB).values()) / copies,
     }
 
 

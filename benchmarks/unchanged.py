@@ -132,16 +132,22 @@ def evaluated(run: Path, lengths: str | None) -> None:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Print what differs between two lists. Returns whether nothing does."""
+    """Print what differs between two lists, and what only one of them has. Returns whether nothing does."""
     differing = 0
     for name in sorted({*before, *after}):
-        parts = sorted({*before.get(name, {}), *after.get(name, {})})
-        wrong = [part for part in parts if before.get(name, {}).get(part) != after.get(name, {}).get(part)]
+        if name not in before or name not in after:
+            print(f"{name}: only in the {'second' if name in after else 'first'} list")
+            differing += 1
+            continue
+        parts = sorted({*before[name], *after[name]})
+        wrong = [part for part in parts if before[name].get(part) != after[name].get(part)]
         differing += bool(wrong)
         if wrong:
             print(f"{name}: {', '.join(wrong)} differ")
-    same = sum(len(parts) for parts in after.values())
-    print(f"{len({*before, *after})} runs, {differing} differ; {same} digests of weights, metrics and windows")
+    digests = sum(len(parts) for parts in after.values())
+    print(
+        f"{len({*before, *after})} runs, {differing} differ; {digests} digests of weights, moments, metrics and windows"
+    )
     return not differing
 
 

@@ -19,12 +19,13 @@ from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.machine.costs import DATASHEET, training_flops_per_token
+from posbench.machine.costs import DATASHEET
 from posbench.machine.device import Device, choose_device
 from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
 from posbench.model import build_model
+from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep
 
 VOCAB_SIZE = 4096
@@ -114,7 +115,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
             contender.measure(steps)
-    flops = training_flops_per_token(first.model, VOCAB_SIZE, first.train.context_length)
+    flops = training_flops_per_token(first, VOCAB_SIZE)
     datasheet_rate = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
     figures = {name: each.figures(flops, median(matmul_rates), datasheet_rate) for name, each in contenders.items()}
     base = next(iter(figures.values()))["tokens_per_second"]

@@ -89,15 +89,20 @@ def _check_path(what: str, value: Any) -> None:
 
 @dataclass
 class SchemeConfig:
-    """Which position scheme, and its own options (checked by the scheme's class)."""
+    """One row of a table: its position scheme with its options, which the scheme's class checks, and its attention."""
 
     name: str  # the scheme's name in tables and the run folder, such as `vo_rope`
     kind: str  # the registered class that carries it out, such as `rotary`
-    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of that class
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
+    attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
 
     def __post_init__(self) -> None:
         check_name("scheme.name", self.name)
         _require(isinstance(self.kind, str) and bool(self.kind), f"scheme.kind={self.kind!r} must name a scheme class")
+        _require(
+            isinstance(self.attention, dict),
+            f"scheme.attention={self.attention!r} is not a mapping: give scheme.attention={{kind: softmax}}",
+        )
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -107,12 +112,14 @@ class SchemeConfig:
                 key in mapping,
                 f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme",
             )
-        options = {key: value for key, value in mapping.items() if key not in ("name", "kind")}
-        return cls(name=mapping["name"], kind=mapping["kind"], options=options)
+        ours = ("name", "kind", "attention")
+        options = {key: value for key, value in mapping.items() if key not in ours}
+        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {})
 
     def to_mapping(self) -> dict[str, Any]:
         """The flat form of `conf/scheme/*.yaml`."""
-        return {"name": self.name, "kind": self.kind, **self.options}
+        attention = {"attention": self.attention} if self.attention else {}
+        return {"name": self.name, "kind": self.kind, **attention, **self.options}
 
 
 @dataclass
@@ -162,14 +169,6 @@ class ModelConfig:
             _between("model.vocab_size", self.vocab_size, 2, 1 << 22)
         _between("model.norm_eps", self.norm_eps, 1e-12, 1e-2)
         _between("model.init_std", self.init_std, 1e-6, 10)
-
-    def num_parameters(self, vocab_size: int) -> dict[str, int]:
-        """Parameters of the decoder without its scheme: `embedding` (both tables when untied) and `body` (the rest)."""
-        assert self.head_dim is not None and self.num_kv_heads is not None and self.ffn_dim is not None
-        attention = self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        layer = attention + 3 * self.d_model * self.ffn_dim + 2 * self.d_model
-        tables = 1 if self.tied_embeddings else 2
-        return {"embedding": tables * vocab_size * self.d_model, "body": self.num_layers * layer + self.d_model}
 
 
 @dataclass

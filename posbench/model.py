@@ -7,7 +7,7 @@ in `compute_dtype` (bfloat16 in training where the device is fast in it), norms,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, cast
 
@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention.ways import attend
+from posbench.attention import Kind, Past, build_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
-from posbench.schemes import Scheme, Shape, build_scheme
+from posbench.schemes import At, Scheme, Shape, build_scheme
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
 
@@ -47,44 +47,30 @@ class RMSNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
 
-class Past:
-    """Keys and values of one layer, [B, Hkv, T, D] each, as the pieces of a long sequence fill them in."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.filled = length, 0  # tokens
-        self.kept: tuple[Tensor, ...] = ()
-
-    def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """All keys and values so far, `new` ones [B, Hkv, t, D] included."""
-        if not self.kept:
-            self.kept = tuple(x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
-        start, self.filled = self.filled, self.filled + new[0].shape[2]
-        for kept, x in zip(self.kept, new, strict=True):
-            kept[:, :, start : self.filled] = x
-        return tuple(kept[:, :, : self.filled] for kept in self.kept)
-
-
 class Attention(nn.Module):
-    """Causal self-attention with the scheme's hooks. Grouped-query where num_kv_heads < num_heads."""
+    """The projections around a kind of attention, which applies the scheme's hooks between them."""
 
-    attend = staticmethod(attend)  # one of the ways of `posbench.attention`: `posbench verify` asks for each
-
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
-        assert config.head_dim and config.num_kv_heads
-        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv = Linear(config.d_model, (self.heads + 2 * self.kv_heads) * self.head_dim)
-        self.out = Linear(self.heads * self.head_dim, config.d_model)
+        assert config.head_dim
+        self.kind, self.head_dim = kind, config.head_dim
+        self.qkv = Linear(config.d_model, sum(kind.heads.values()) * self.head_dim)  # the parts of the kind, packed
+        self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
-    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
         B, T, _ = x.shape
-        packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, H + 2 Hkv, T, D]
-        q, k, v = packed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k, v = scheme.q(q, pos), scheme.k(k, pos), scheme.v(v, pos)
-        if past is not None:
-            k, v = past.with_new(k, v)
-        o = self.attend(q, k, v, scheme.bias if scheme.has_bias else None, offset)
-        return self.out(scheme.o(o, pos).transpose(1, 2).reshape(B, T, -1))
+        packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
+        heads = self.kind.heads
+        parts = dict(zip(heads, packed.split(tuple(heads.values()), dim=1), strict=True))
+        q, k = parts.get("q"), parts.get("k")
+        v = k if self.kind.shared_kv else parts["v"]
+        assert v is not None
+        o = self.kind.mix(q, k, v, x, scheme, at, past)
+        return self.out(o.transpose(1, 2).reshape(B, T, -1))
+
+    def rows(self) -> dict[str, int]:
+        """Rows of the packed projection by part."""
+        return {part: heads * self.head_dim for part, heads in self.kind.heads.items()}
 
 
 class SwiGLU(nn.Module):
@@ -104,15 +90,15 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then SwiGLU, each behind a norm and added to the stream [B, T, C]."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, kind)
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         self.ffn = SwiGLU(config)
 
-    def forward(self, x: Tensor, pos: Any, scheme: Scheme, offset: int, past: Past | None = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), pos, scheme, offset, past)
+    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), at, scheme, past)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -123,7 +109,7 @@ class Decoder(nn.Module):
     relative scheme ignores it.
     """
 
-    def __init__(self, config: ModelConfig, scheme: Scheme, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, scheme: Scheme, make_kind: Callable[[], Kind], vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.scheme = scheme
@@ -132,7 +118,7 @@ class Decoder(nn.Module):
             None  # tokens from which on a sequence is read in pieces of as many, without a gradient
         )
         self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, make_kind()) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.unembedding = Linear(config.d_model, vocab_size)
         if config.tied_embeddings:
@@ -151,9 +137,9 @@ class Decoder(nn.Module):
                 continue
             inside = part[2].partition(".")[2]  # of a block
             if inside == "attention.qkv":
-                attention = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention
-                rows = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
-                yield from zip(("attention.q", "attention.k", "attention.v"), parameter.split(rows), strict=True)
+                rows = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention.rows()
+                split = parameter.split(list(rows.values()))
+                yield from ((f"attention.{name}", tensor) for name, tensor in zip(rows, split, strict=True))
             else:
                 yield "norms" if "norm" in name else inside or part[0], parameter
 
@@ -172,32 +158,57 @@ class Decoder(nn.Module):
             block.forward = MethodType(forward, block)  # FSDP's hooks stay outside it
         self._losses_and_gradient = torch.compile(losses_and_gradient, dynamic=False)
 
-    def hidden(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """The stream after the last norm, [B, T, C] in the compute dtype."""
-        if self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
+    def hidden(self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None) -> Tensor:
+        """The stream after the last norm, [B, T, C] in the compute dtype.
+
+        Arguments: pasts, from `self.pasts`, what each layer keeps of the tokens that came before these, one a layer; it
+        is extended by these. `offset` stays the position of the window's first token.
+        """
+        if pasts is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece)
-        x, pos = self._embedded(tokens, offset)
-        for block in self.blocks:
-            x = block(x, pos, self.scheme, offset)
+        begin, length = (pasts[0].filled, pasts[0].length) if pasts else (0, tokens.shape[1])
+        x, ats = self._embedded(tokens, offset, begin, length)
+        given: Sequence[Past | None] = pasts or [None] * len(ats)
+        for block, scheme, at, past in zip(self.blocks, self.schemes, ats, given, strict=True):
+            x = block(x, at, scheme, past)
         return self.norm(x)
 
-    def _embedded(self, tokens: Tensor, offset: int) -> tuple[Tensor, Any]:
-        """The stream before the first layer, [B, T, C], and what the scheme prepared of the positions."""
-        pos = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
-        prepared = _as_wide_as(self.embedding.weight.dtype, self.scheme.prepare(pos))
-        x = self.scheme.embed(self.embedding(tokens), prepared)
-        return x.to(self.compute_dtype or x.dtype), prepared
+    def pasts(self, length: int) -> list[Past]:
+        """Room for what each layer keeps of a window of `length` tokens that comes piece by piece."""
+        return [cast(Block, block).attention.kind.past(length) for block in self.blocks]
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """The scheme of each layer."""
+        return [self.scheme.layer(n) for n in range(len(self.blocks))]
+
+    def _embedded(self, tokens: Tensor, offset: int, begin: int, length: int) -> tuple[Tensor, list[At]]:
+        """The stream before the first layer, [B, T, C], and for each layer where its queries stand.
+
+        Arguments: offset, the position of the window's first token; begin, tokens of it that came before these; length,
+        tokens of the whole window.
+        """
+        first = offset + begin
+        pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        ats: dict[Scheme, At] = {}
+        for scheme in (self.scheme, *self.schemes):
+            if scheme not in ats:
+                prepared = _as_wide_as(self.embedding.weight.dtype, scheme.prepare(pos, length))
+                ats[scheme] = At(prepared, first, offset, length)
+        x = self.scheme.embed(self.embedding(tokens), ats[self.scheme].pos)
+        return x.to(self.compute_dtype or x.dtype), [ats[scheme] for scheme in self.schemes]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int) -> Tensor:
-        """`hidden`, layer by layer: only the stream and one layer's keys and values stand in memory whole."""
-        starts = range(0, tokens.shape[1], piece)
-        pairs = (self._embedded(tokens[:, start : start + piece], offset + start) for start in starts)
-        stream, pos = zip(*pairs, strict=True)
+        """`hidden`, layer by layer: only the stream and what one layer keeps stand in memory whole."""
+        length = tokens.shape[1]
+        starts = range(0, length, piece)
+        pairs = (self._embedded(tokens[:, start : start + piece], offset, start, length) for start in starts)
+        stream, ats = zip(*pairs, strict=True)
         pieces = list(stream)
-        for block in self.blocks:
-            past = Past(tokens.shape[1])
-            for n in range(len(pieces)):
-                pieces[n] = block(pieces[n], pos[n], self.scheme, offset, past)
+        for n, (block, scheme) in enumerate(zip(self.blocks, self.schemes, strict=True)):
+            past = cast(Block, block).attention.kind.past(length)
+            for m in range(len(pieces)):
+                pieces[m] = block(pieces[m], ats[m][n], scheme, past)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
@@ -242,7 +253,7 @@ def initialise(model: Decoder, seed: int) -> None:
     """Set every tensor from (seed, its name): a scheme with parameters of its own changes no shared one.
 
     Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm
-    weights are 1.
+    weights are 1. The packed projection is drawn whole, q, k and v, and a kind of attention takes the parts it has.
     """
     config = model.config
     for name, parameter in model.named_parameters():
@@ -250,27 +261,69 @@ def initialise(model: Decoder, seed: int) -> None:
             continue
         writes_to_stream = name.endswith(("attention.out.weight", "ffn.down.weight"))
         std = config.init_std / (2 * config.num_layers) ** 0.5 if writes_to_stream else config.init_std
-        generator = torch.Generator().manual_seed(_seed_of(seed, name))
+        if name.endswith("attention.qkv.weight"):
+            block = cast(Block, model.blocks[int(name.split(".")[1])])
+            drawn = _draw(seed, name, (_rows_of_all(config), parameter.shape[1]), std)
+            parts = dict(zip(("q", "k", "v"), drawn.split(list(_rows_by_part(config).values())), strict=True))
+            value = torch.cat([parts[part] for part in block.attention.rows()])
+        else:
+            value = _draw(seed, name, tuple(parameter.shape), std)
         with torch.no_grad():
-            # Drawn in float64: float32 draws differ in their last bits between kinds of CPU.
-            parameter.copy_(torch.empty(parameter.shape, dtype=torch.float64).normal_(0, std, generator=generator))
+            parameter.copy_(value)
+
+
+def _rows_by_part(config: ModelConfig) -> dict[str, int]:
+    """Rows of the projection that holds all parts."""
+    assert config.head_dim is not None and config.num_kv_heads is not None
+    kv = config.num_kv_heads * config.head_dim
+    return {"q": config.num_heads * config.head_dim, "k": kv, "v": kv}
+
+
+def _rows_of_all(config: ModelConfig) -> int:
+    return sum(_rows_by_part(config).values())
+
+
+def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+    """Normal numbers from (seed, name), float64: float32 draws differ in their last bits between kinds of CPU."""
+    generator = torch.Generator().manual_seed(_seed_of(seed, name))
+    return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 
 
 def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
-def shape_of(config: ModelConfig) -> Shape:
-    """What a scheme is told of the decoder."""
-    assert config.head_dim is not None and config.num_kv_heads is not None
-    return Shape(config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, embedding_std=config.init_std)
+def shape_of(config: Config) -> Shape:
+    """What a scheme and a kind of attention are told of the decoder."""
+    model = config.model
+    assert model.head_dim is not None and model.num_kv_heads is not None
+    return Shape(
+        model.d_model,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        num_layers=model.num_layers,
+        context_length=config.train.context_length,
+        embedding_std=model.init_std,
+    )
+
+
+def check_scheme(config: Config) -> None:
+    """Build what `config.scheme` asks for, and throw it away: before any text is read or anything is written.
+
+    Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape.
+    """
+    shape = shape_of(config)
+    build_scheme(config.scheme, shape)
+    build_kind(config.scheme, shape)
 
 
 def build_model(config: Config, vocab_size: int) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 
     Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table.
-    Raises: ConfigError where the table is too small for the tokenizer, or the scheme refuses its options.
+    Raises: ConfigError where the table is too small for the tokenizer, or the scheme or the kind of attention refuses
+    its options.
     """
     asked = config.model.vocab_size
     if asked is not None and asked < vocab_size:
@@ -278,9 +331,10 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
             f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or "
             f"train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
+    shape = shape_of(config)
     with torch.random.fork_rng(devices=[]):  # what a scheme draws for parameters of its own comes from the seed too
         torch.manual_seed(_seed_of(config.seed, "scheme"))
-        scheme = build_scheme(config.scheme, shape_of(config.model))
-    model = Decoder(config.model, scheme, asked or vocab_size)
+        scheme = build_scheme(config.scheme, shape)
+    model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
     initialise(model, config.seed)
     return model

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from posbench.composition import compose, sweep_of
 from posbench.config import Config, ConfigError, nearest
 from posbench.evaluation.protocols import protocol_named
-from posbench.machine.costs import DATASHEET, forward_flops_per_token, training_flops_per_token
+from posbench.machine.costs import DATASHEET
+from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,16 +92,16 @@ def plan(
     for config in configs:
         vocab = _vocab_size(config)
         tokens = config.train.num_steps * config.train.tokens_per_step
-        training += seeds * tokens * training_flops_per_token(config.model, vocab, config.train.context_length)
+        training += seeds * tokens * training_flops_per_token(config, vocab)
         validation += seeds * _validation_flops(config, vocab)
         evaluation += seeds * _evaluation_flops(config, vocab)
         all_tokens += seeds * tokens
         # Weights and two moments in float32.
-        checkpoints += seeds * 12 * sum(config.model.num_parameters(vocab).values()) * config.train.keep_checkpoints
+        checkpoints += seeds * 12 * sum(num_parameters(config, vocab).values()) * config.train.keep_checkpoints
         wanted = training_memory(config, vocab)
         if sum(wanted.values()) > sum(memory.values()):
             largest, memory, vocab_size = config, wanted, vocab
-    parameters = largest.model.num_parameters(vocab_size)
+    parameters = num_parameters(largest, vocab_size)
     hours = (training + validation + evaluation) / mfu / rate / 3600
     runs = seeds * len(configs)
     total = sum(parameters.values())
@@ -145,7 +146,7 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
 
     model, train = config.model, config.train
     assert model.head_dim and model.num_kv_heads and model.ffn_dim
-    parameters = model.num_parameters(vocab_size)
+    parameters = num_parameters(config, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
     heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim  # q, k, v and the rotated q and k
     layer = 4 * model.d_model + heads + model.num_heads * model.head_dim + 3 * model.ffn_dim
@@ -165,14 +166,14 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
     watched = max(train.validation_tokens, context) // context * context
     final = config.evaluation.max_tokens // context * context
     tokens = (1 + (train.num_steps - 1) // every) * watched + final
-    return tokens * forward_flops_per_token(config.model, vocab_size, context)
+    return tokens * forward_flops_per_token(config, vocab_size, context)
 
 
 def _evaluation_flops(config: Config, vocab_size: int) -> float:
     """Of scoring one run at the lengths that its configuration names (or the protocol's own)."""
     settings = config.evaluation
     return sum(
-        protocol.tokens_read(settings, length) * forward_flops_per_token(config.model, vocab_size, length)
+        protocol.tokens_read(settings, length) * forward_flops_per_token(config, vocab_size, length)
         for protocol in map(protocol_named, settings.protocols)
         for length in protocol.lengths(settings.lengths, config.train.context_length)
     )

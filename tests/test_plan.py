@@ -15,27 +15,27 @@ from posbench import build_model, compose
 from posbench.cli import app
 from posbench.composition import choices, conf_dir
 from posbench.config import ConfigError
-from posbench.machine.costs import forward_flops_per_token, training_flops_per_token
 from posbench.model import Decoder
 from posbench.plan import plan, training_memory
+from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.training import train
 
 
 def test_flops_are_those_of_the_products_that_run() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2"])
+    config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2", "train.context_length=32"])
     model = build_model(config, 300)
     tokens = torch.randint(300, (2, 33))
     with FlopCounterMode(display=False) as counter:
         model(tokens[:, :-1]).sum().backward()
-    whole = training_flops_per_token(config.model, 300, 32) * 64
+    whole = training_flops_per_token(config, 300) * 64
     # The definition counts half of the keys for each query; the kernel counts all, and its backward recomputes.
     attention = 6 * config.model.num_layers * config.model.d_model * 32 * 64
     matrices = whole - attention
     counted = {str(kind): count for kind, count in counter.get_flop_counts()["Global"].items()}
     assert sum(n for kind, n in counted.items() if "mm" in kind and "bmm" not in kind) == matrices
-    assert training_flops_per_token(config.model, 300, 32) == 3 * forward_flops_per_token(config.model, 300, 32)
+    assert training_flops_per_token(config, 300) == 3 * forward_flops_per_token(config, 300, 32)
 
 
 def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
@@ -81,7 +81,7 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
     words += ["train.validation_tokens=100", "evaluation.max_tokens=1000", "train.compile=false"]
     train(compose(words))
     config = compose(words)
-    forward = forward_flops_per_token(config.model, 257, 32)
+    forward = forward_flops_per_token(config, 257, 32)
     assert plan(words).validation_flops == sum(read) * forward > 0
 
 
@@ -114,7 +114,7 @@ def test_memory_is_about_what_a_compiled_step_keeps() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.loss(tokens[:, :-1], tokens[:, 1:])
     estimate = training_memory(config, 512)
-    rounded = 2 * config.model.num_parameters(512)["body"]
+    rounded = 2 * num_parameters(config, 512)["body"]
     gradients_of_the_loss = 4 * 512 * 128 + 2 * 128 * 1280
     assert sum(kept.values()) == pytest.approx(estimate["activations"] + rounded + gradients_of_the_loss, rel=0.25)
 

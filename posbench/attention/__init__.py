@@ -1,1 +1,34 @@
-"""How scores become weights: kinds of attention, and the ways softmax attention runs."""
+"""How scores become weights: kinds of attention by name, and the ways in which softmax attention runs (`ways`).
+
+A position scheme says what happens to embeddings, q, k, v, o and scores; a kind applies its hooks. A kind of one's own
+is a class that extends `Kind`, named under the entry-point group `posbench.attention`.
+"""
+
+from __future__ import annotations
+
+from posbench.attention.kind import Kind, Past
+from posbench.attention.softmax import Softmax
+from posbench.config import SchemeConfig
+from posbench.machine.plugins import Registry, check_options
+from posbench.schemes import Shape
+
+__all__ = ["KINDS", "Kind", "Past", "Softmax", "build_kind"]
+
+KINDS: Registry[Kind] = Registry(
+    "kind of attention",
+    "posbench.attention",
+    Kind,  # type: ignore[type-abstract]
+    {"softmax": Softmax},
+)
+
+
+def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
+    """The kind of attention that a row asks for under `scheme.attention`: softmax where it does not say.
+
+    Raises: ConfigError for an unknown kind, an unknown or missing option, or a value the kind refuses.
+    """
+    options = {name: value for name, value in config.attention.items() if name != "kind"}
+    name = config.attention.get("kind", "softmax")
+    kind = KINDS.named("scheme.attention.kind", name)
+    check_options("scheme.attention", name, kind, options)
+    return kind(shape, **options)

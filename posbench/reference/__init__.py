@@ -1,1 +1,13 @@
-"""The definition of every scheme, in float64 and NumPy: slow and obviously right."""
+"""The definition of every scheme and kind of attention, in float64 and NumPy: slow, a page long, obviously right.
+
+It shares no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch: rotations
+are explicit matrices, biases are computed entry by entry, attention goes one query of one head at a time. `posbench
+verify` and the tests hold everything that is fast to it.
+
+Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.
+"""
+
+from posbench.reference.decoder import logits
+from posbench.reference.schemes import DEFINITIONS, Definition, NoDefinitionError, define
+
+__all__ = ["DEFINITIONS", "Definition", "NoDefinitionError", "define", "logits"]

@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posbench.config import ConfigError
-from posbench.reporting import probes
-from posbench.reporting.evaluations import VALIDATION, evaluations
+from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.frame import records, results
+from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
+from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.statistics import Chain, Floats, Pair, chain, compare_all
-from posbench.runs import Run, read_metrics
+from posbench.runs import Run, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.config import Config
+
+_VALIDATION_ROW = "validation"  # the kind of a row of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Findings:
     measurements: list[Measurement]
     pairs: list[Pair]
     chain: Chain
-    position: pd.DataFrame  # scheme, length, bucket_start, bucket_end, loss, low, high, seeds
-    retrieval: pd.DataFrame  # scheme, length, gap, drop, by_order and their intervals: see `probes.retrieval`
+    runs: dict[Key, Run]  # the compared runs, by scheme and seed
+    probes: dict[str, pd.DataFrame]  # protocol -> figures of groups of windows: see `probes.probe`
     early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
@@ -67,6 +70,11 @@ class Findings:
     def lengths(self, protocol: str) -> list[int]:
         return sorted({m.length for m in self.measurements if m.protocol == protocol})
 
+    @property
+    def are_bound(self) -> bool:
+        """Whether every result names the weights that it was made from, as those of older run folders do not."""
+        return all(result.is_bound for m in self.measurements for result in m.results)
+
 
 def find(folder: str | Path, baseline: str | None = None, against: str | None = None) -> Findings:
     """Read the runs under `folder`, join those that can be compared, and compute everything a report says of them.
@@ -84,30 +92,30 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         raise ConfigError(
             f"the baseline {baseline!r} has no run to compare with: take one of {', '.join(joined.schemes)}"
         )
-    runs = records(joined.runs)
-    example = Run(Path(runs[0]["path"]))
-    config, notes = example.config, list(joined.notes)
+    runs = {(row["scheme"], row["seed"]): load_run(row["path"]) for row in records(joined.runs)}
+    example = next(iter(runs.values()))
+    config, notes = example.config, [*joined.notes, *_damaged(frame)]
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
-    found = {(run["scheme"], run["seed"]): evaluations(Path(run["path"])) for run in runs}
+    found = gather(runs, notes)
     measurements = measure(found, joined, config.train.context_length, notes)
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes)
-    position = probes.position(found, notes)
+    frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
     return Findings(
-        experiment=", ".join(sorted({run["experiment"] for run in runs})),
+        experiment=", ".join(sorted(set(joined.runs["experiment"]))),
         config=config,
         vocab_size=example.manifest.vocab_size,
         frame=frame,
         joined=joined,
+        runs=runs,
         measurements=measurements,
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
-        position=position,
-        retrieval=probes.retrieval(found, notes),
-        early=probes.early_tokens(measurements, position, config.train.context_length),
-        curves=_curves(joined, notes),
-        measured={run["scheme"]: _measured(Path(run["path"])) for run in runs if run["seed"] == joined.seeds[0]},
+        probes=frames,
+        early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
+        curves=_curves(runs, notes),
+        measured={scheme: _measured(run) for (scheme, seed), run in runs.items() if seed == joined.seeds[0]},
         against=set_against(published, measurements, pairs, config) if published else [],
         notes=notes,
     )
@@ -118,10 +126,15 @@ def _any_config(frame: pd.DataFrame) -> Config:
     failure = ConfigError("no run has a configuration")
     for path in frame["path"]:
         try:
-            return Run(Path(path)).config
+            return load_run(path).config
         except ConfigError as error:
             failure = error
     raise failure
+
+
+def _damaged(frame: pd.DataFrame) -> list[str]:
+    """A note for each file that is not a result of the run it lies in."""
+    return [f"{line}." for lines in frame["damaged"].dropna() for line in lines.splitlines()]
 
 
 def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str], int, Floats]:
@@ -129,14 +142,14 @@ def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str],
 
     They are those of the loss table, of the same windows; where no run stored its windows, those of the manifests.
     """
-    stored = [m for m in measurements if m.protocol == VALIDATION]
+    stored = [m for m in measurements if m.protocol == VALIDATION.name]
     if stored:
         return [m.scheme for m in stored], len(stored[0].seeds), np.array([m.losses for m in stored]).T
     table = joined.runs.pivot(index="seed", columns="scheme", values="loss")
     return joined.schemes, len(joined.seeds), np.asarray(table.loc[joined.seeds, joined.schemes], dtype=np.float64)
 
 
-def _curves(joined: Joined, notes: list[str]) -> pd.DataFrame:
+def _curves(runs: dict[Key, Run], notes: list[str]) -> pd.DataFrame:
     """Validation losses while training, all of the same first tokens of the split.
 
     The last loss of a run is of more of the split and stands at the step of the one before it, so it is not among them.
@@ -145,22 +158,31 @@ def _curves(joined: Joined, notes: list[str]) -> pd.DataFrame:
 
     columns = ["scheme", "seed", "tokens", "loss"]
     frames = [pd.DataFrame(columns=columns)]
-    for run in records(joined.runs):
+    for (scheme, seed), run in runs.items():
         try:
-            rows = read_metrics(Path(run["path"]) / "metrics.jsonl")
-            points = [(float(row["tokens"]), float(row["loss"])) for row in rows if row.get("kind") == "validation"]
-            if not np.isfinite(points).all():
-                raise ValueError("a loss or a count of tokens is not finite")
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            where = f"{run['scheme']} seed {run['seed']}"
-            why = error if isinstance(error, ValueError) else "a validation without tokens or loss"
-            notes.append(f"The loss curve of {where} is not shown: its metrics.jsonl cannot be read ({why}).")
+            points = _validations(run)
+        except (ConfigError, ValueError, TypeError, OverflowError) as error:
+            notes.append(
+                f"The loss curve of {scheme} seed {seed} is not shown: its metrics.jsonl cannot be read ({error})."
+            )
             continue
-        kept = pd.DataFrame(points, columns=["tokens", "loss"]).drop_duplicates("tokens", keep="first")
-        frames.append(kept.assign(scheme=run["scheme"], seed=run["seed"])[columns])
+        frames.append(points.drop_duplicates("tokens", keep="first").assign(scheme=scheme, seed=seed)[columns])
     return pd.concat([f for f in frames if not f.empty] or frames, ignore_index=True)
 
 
-def _measured(path: Path) -> str:
+def _validations(run: Run) -> pd.DataFrame:
+    """Tokens trained on and validation loss. Raises: ConfigError or ValueError where the metrics do not hold them."""
+    metrics = run.metrics
+    if metrics.empty:
+        return metrics.reindex(columns=["tokens", "loss"])
+    if not {"kind", "tokens", "loss"} <= set(metrics):
+        raise ValueError("a validation without tokens or loss")
+    points = metrics.loc[metrics["kind"] == _VALIDATION_ROW, ["tokens", "loss"]].astype(float)
+    if not np.isfinite(points.to_numpy()).all():
+        raise ValueError("a loss or a count of tokens is not finite")
+    return points
+
+
+def _measured(run: Run) -> str:
     """Is the scheme of this run relative, measured and not promised?"""
-    return measure_relativity(Run(path).config.scheme)
+    return measure_relativity(run.config.scheme)

@@ -75,9 +75,9 @@ def readable_results(run: Run) -> tuple[list[Result], list[Damaged]]:
     results, damaged = run.results()
     readable = []
     for result in (result for result in results if result.protocol in PROTOCOLS):
-        lacking = [name for name in PROTOCOLS[result.protocol].columns if name not in result.table.column_names]
+        lacking = PROTOCOLS[result.protocol].lacking(result.table.column_names)
         if lacking:
-            damaged.append(run.damaged(result.reading, f"it lacks the column {lacking[0]!r}"))
+            damaged.append(run.damaged(result.reading, f"it lacks the column {lacking!r}"))
         else:
             readable.append(result)
     return readable, damaged
@@ -111,7 +111,7 @@ def _losses(manifest: Manifest, results: list[Result], damaged: list[Damaged]) -
     """The final validation's figures, and a perplexity for each reading by length."""
     final = next((r for r in results if PROTOCOLS[r.protocol].is_loss_table and not r.reading.under), None)
     empty = [each.reading for each in damaged if each.reading.protocol in PROTOCOLS]
-    lost = any(PROTOCOLS[reading.protocol].is_loss_table for reading in empty)
+    lost = any(PROTOCOLS[reading.protocol].is_loss_table and not reading.under for reading in empty)
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     bits_per_byte = final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte)
     by_length = [result for result in results if PROTOCOLS[result.protocol].is_by_length]

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from posbench.reporting.evaluations import LOSS_PROTOCOLS, VALIDATION, Evaluation, perplexity
+from posbench.evaluation.protocols import PROTOCOLS, Protocol
+from posbench.reporting.gathering import Found, Place, at_place, lengths_of
 from posbench.reporting.joining import Joined, common_seeds
 from posbench.reporting.statistics import Floats, Interval, document_error, t_interval
+from posbench.runs.readings import Result, perplexity
 
-Found = dict[tuple[str, int], list[Evaluation]]  # scheme, seed -> what the run holds
-Place = dict[tuple[str, int], Evaluation]  # scheme, seed -> one protocol at one length
 _NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
@@ -37,7 +37,7 @@ class Measurement:
     targets: int  # tokens scored, each seed
     windows: int
     documents: int
-    evaluations: tuple[Evaluation, ...] = ()  # one a seed, what the figures above are of
+    results: tuple[Result, ...] = ()  # one a seed, what the figures above are of
 
     @property
     def perplexity(self) -> float:
@@ -47,30 +47,31 @@ class Measurement:
 
 def measure(found: Found, joined: Joined, training_length: int, notes: list[str]) -> list[Measurement]:
     """Every scheme by every protocol at every length that was evaluated. What had to be left out goes to `notes`."""
-    made: list[Measurement] = []
-    targets: dict[int, tuple[Any, ...]] = {}  # what the fixed protocol scored, by length
+    measurements: list[Measurement] = []
+    targets: dict[str, dict[int, tuple[Any, ...]]] = {}  # of protocols that promise the same at every length: by length
     partly: dict[str, list[str]] = {}  # seeds and schemes -> where they alone could be compared
-    for protocol in LOSS_PROTOCOLS:
-        for length in lengths_of(found, protocol):
-            if protocol == VALIDATION and length != training_length:
+    for protocol in (p for p in PROTOCOLS.values() if p.is_loss_table or p.is_by_length):
+        for length in lengths_of(found, protocol.name):
+            if protocol.is_loss_table and length != training_length:
                 continue
             same = same_task(found, protocol, length, notes)
             here = _measure_place(same, joined)
-            made += here
+            measurements += here
             missing = sorted(set(joined.schemes) - {m.scheme for m in here})
             if missing or set(here[0].seeds) != set(joined.seeds):
-                partly.setdefault(only(here[0].seeds, missing), []).append(f"{protocol} at {length}")
-            if protocol == "fixed":
-                targets[length] = next(iter(same.values())).task
+                partly.setdefault(only(here[0].seeds, missing), []).append(f"{protocol.name} at {length}")
+            if protocol.has_anchor:
+                targets.setdefault(protocol.name, {})[length] = next(iter(same.values())).task
     notes += compared_over(partly)
-    if len(set(targets.values())) > 1:
-        usual = Counter(targets.values()).most_common(1)[0][0]
-        others = ", ".join(str(length) for length, task in targets.items() if task != usual)
-        notes.append(
-            f"fixed: the targets at {others} are not those of the other lengths, so these columns cannot be compared "
-            "with the others; run `posbench eval --again`."
-        )
-    return made
+    for name, tasks in targets.items():
+        usual = Counter(tasks.values()).most_common(1)[0][0]
+        others = ", ".join(str(length) for length, task in tasks.items() if task != usual)
+        if others:
+            notes.append(
+                f"{name}: the targets at {others} are not those of the other lengths, so these columns cannot be "
+                "compared with the others; run `posbench eval --again`."
+            )
+    return measurements
 
 
 def only(seeds: Iterable[int], missing: list[str]) -> str:
@@ -87,38 +88,32 @@ def compared_over(partly: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def lengths_of(found: Found, protocol: str) -> list[int]:
-    """The lengths at which any run was evaluated by `protocol`."""
-    return sorted({e.length for held in found.values() for e in held if e.protocol == protocol})
-
-
-def same_task(found: Found, protocol: str, length: int, notes: list[str]) -> Place:
-    """The evaluations by one protocol at one length that scored the same windows: the most frequent kind."""
-    there = {key: e for key, held in found.items() for e in held if (e.protocol, e.length) == (protocol, length)}
-    task, count = Counter(e.task for e in there.values()).most_common(1)[0]
-    same = {key: e for key, e in there.items() if e.task == task}
-    if count < len(there):
-        others = ", ".join(f"{scheme} seed {seed}" for scheme, seed in there if (scheme, seed) not in same)
-        mend = "train them again with the same settings" if protocol == VALIDATION else "run `posbench eval --again`"
+def same_task(found: Found, protocol: Protocol, length: int, notes: list[str]) -> Place:
+    """The results by one protocol at one length that scored the same windows: the most frequent kind."""
+    place = at_place(found, protocol.name, length)
+    task, count = Counter(result.task for result in place.values()).most_common(1)[0]
+    same = {key: result for key, result in place.items() if result.task == task}
+    if count < len(place):
+        others = ", ".join(f"{scheme} seed {seed}" for scheme, seed in place if (scheme, seed) not in same)
         notes.append(
-            f"{protocol} at {length}: left out {others}, which scored other windows than the rest, or in another "
-            f"number format or by other code; {mend} on them."
+            f"{protocol.name} at {length}: left out {others}, which scored other windows than the rest, or in another "
+            f"number format or by other code; run `posbench eval --protocol {protocol.name} --again` on them."
         )
     return same
 
 
-def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
+def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
     """Every scheme by one protocol at one length. Seeds are those that all schemes evaluated here share."""
     has: dict[str, set[int]] = {}
-    for scheme, seed in there:
+    for scheme, seed in place:
         has.setdefault(scheme, set()).add(seed)
     schemes, seeds = common_seeds(has, joined.baseline or "")
-    first = there[schemes[0], seeds[0]]
-    losses = {s: np.array([there[s, seed].loss for seed in seeds]) for s in schemes}
+    first = place[schemes[0], seeds[0]]
+    losses = {s: np.array([place[s, seed].loss for seed in seeds]) for s in schemes}
     windows = first.header.get("windows")  # a window is a row for each document in it
     documents = sorted(first.windows["document"].unique())
     targets = _by_document(first, "targets", documents)
-    nll = {s: np.mean([_by_document(there[s, seed], "nll", documents) for seed in seeds], axis=0) for s in schemes}
+    nll = {s: np.mean([_by_document(place[s, seed], "nll", documents) for seed in seeds], axis=0) for s in schemes}
     base = joined.baseline if joined.baseline in schemes else None
     error = document_error(np.stack([*nll.values(), *(nll[s] - nll[base] for s in schemes if base)]), targets)
     return [
@@ -133,16 +128,16 @@ def _measure_place(there: Place, joined: Joined) -> list[Measurement]:
             gap=t_interval(losses[s] - losses[base]) if base else _NOTHING,
             loss_documents=float(error[n]),
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
-            bits_per_byte=float(np.mean([there[s, seed].bits_per_byte for seed in seeds])),
+            bits_per_byte=float(np.mean([place[s, seed].bits_per_byte for seed in seeds])),
             targets=int(targets.sum()),
             windows=windows if isinstance(windows, int) else len(first.windows),
             documents=len(documents),
-            evaluations=tuple(there[s, seed] for seed in seeds),
+            results=tuple(place[s, seed] for seed in seeds),
         )
         for n, s in enumerate(schemes)
     ]
 
 
-def _by_document(evaluation: Evaluation, column: str, documents: list[int]) -> Floats:
+def _by_document(result: Result, column: str, documents: list[int]) -> Floats:
     """The sum of a column over the windows of each document."""
-    return np.asarray(evaluation.sums(["document"])[column].loc[documents], dtype=np.float64)
+    return np.asarray(result.sums(["document"])[column].loc[documents], dtype=np.float64)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, PROTOCOLS, RETRIEVAL, VALIDATION
 from posbench.reporting.drawing import (
     draw_lines,
     length_axis,
@@ -17,7 +18,6 @@ from posbench.reporting.drawing import (
     style,
     tokens_text,
 )
-from posbench.reporting.evaluations import LENGTH_PROTOCOLS, VALIDATION
 from posbench.reporting.palette import INK, looks
 from posbench.reporting.statistics import t_interval
 from posbench.reporting.tables import printable
@@ -33,27 +33,28 @@ RING: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "mark
 
 def draw_all(findings: Findings) -> dict[str, Figure]:
     """File stem -> figure, in the order of the report; only those that have data."""
-    made: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
+    by_lengths = {name: f"perplexity-{name}" for name in PROTOCOLS if len(findings.lengths(name)) > 1}
+    by_lengths = {name: stem for name, stem in by_lengths.items() if PROTOCOLS[name].is_by_length}
     with style():
-        if findings.baseline and len(findings.schemes) > 1 and findings.at(VALIDATION):
-            made["gaps"] = gaps(findings, findings.baseline)
+        if findings.baseline and len(findings.schemes) > 1 and findings.at(VALIDATION.name):
+            figures["gaps"] = gaps(findings, findings.baseline)
         if not findings.curves.empty:
-            made["curves"] = curves(findings)
-        for protocol in LENGTH_PROTOCOLS:
-            if len(findings.lengths(protocol)) > 1:
-                made[f"perplexity-{protocol}"] = by_length(findings, protocol)
-        if {"perplexity-fixed", "perplexity-nonoverlapping"} <= set(made):
-            made["protocols"] = protocols(findings)
-        if not findings.position.empty:
-            made["position"] = by_position(findings)
-        if findings.retrieval["gap"].nunique() > 1:
-            made["retrieval"] = retrieval(findings)
-    return made
+            figures["curves"] = curves(findings)
+        for name, stem in by_lengths.items():
+            figures[stem] = by_length(findings, name)
+        if {FIXED.name, NONOVERLAPPING.name} <= set(by_lengths):
+            figures["protocols"] = protocols(findings)
+        if not findings.probes[POSITION.name].empty:
+            figures[POSITION.name] = by_position(findings)
+        if findings.probes[RETRIEVAL.name]["gap"].nunique() > 1:
+            figures[RETRIEVAL.name] = retrieval(findings)
+    return figures
 
 
 def gaps(findings: Findings, baseline: str) -> Figure:
     """Gap to the baseline of each scheme, with its interval over seeds; seeds are dots below, the published a ring."""
-    there = findings.at(VALIDATION)
+    there = findings.at(VALIDATION.name)
     order = [s for s in findings.schemes if s in there]
     look = looks(findings.schemes)
     figure, (axes,) = new_figure(0.8 + 0.3 * len(order))
@@ -142,9 +143,9 @@ def protocols(findings: Findings) -> Figure:
     columns = 4
     rows = math.ceil(len(findings.schemes) / columns)
     figure, panels = new_figure(0.5 + 1.55 * rows, rows, columns)
-    lengths = findings.lengths("fixed")
+    lengths = findings.lengths(FIXED.name)
     for axes, scheme in zip(panels, findings.schemes, strict=False):
-        for protocol, line in (("fixed", "-"), ("nonoverlapping", "--")):
+        for protocol, line in ((FIXED.name, "-"), (NONOVERLAPPING.name, "--")):
             there = {n: findings.at(protocol, n).get(scheme) for n in findings.lengths(protocol)}
             losses = {n: m.loss.mean for n, m in there.items() if m is not None}
             if at in losses:
@@ -166,7 +167,8 @@ def protocols(findings: Findings) -> Figure:
 def by_position(findings: Findings) -> Figure:
     """Loss by position within the longest windows, in log-spaced buckets; below, the same as gaps to the baseline."""
     look, base = looks(findings.schemes), findings.baseline
-    rows = findings.position[findings.position["length"] == findings.position["length"].max()]
+    position = findings.probes[POSITION.name]
+    rows = position[position["length"] == position["length"].max()]
     losses = rows.pivot(index=["bucket_start", "bucket_end"], columns="scheme", values="loss").sort_index()
     edges = losses.index.to_frame()
     width = edges["bucket_end"] - edges["bucket_start"]
@@ -192,7 +194,7 @@ def by_position(findings: Findings) -> Figure:
 def retrieval(findings: Findings) -> Figure:
     """By how much a passage is easier for having been read before, against the gap."""
     figure, (axes,) = new_figure(4.1)
-    rows = findings.retrieval.sort_values("gap")
+    rows = findings.probes[RETRIEVAL.name].sort_values("gap")
     parts = {s: rows[rows["scheme"] == s] for s in findings.schemes}
     draw_lines(axes, {s: (p["gap"], p["drop"]) for s, p in parts.items() if len(p)}, looks(findings.schemes))
     axes.axhline(0, color=INK, linewidth=0.6, label="_zero")

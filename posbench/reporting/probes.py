@@ -1,100 +1,97 @@
-"""Loss by position in the window, the retrieval probe, and what the first says of long non-overlapping windows."""
+"""Figures of groups of windows (loss by position, retrieval), and what the first says of long windows."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbench.reporting.evaluations import POSITION, RETRIEVAL, evaluations
+from posbench.evaluation.protocols import NONOVERLAPPING, POSITION, Protocol, Score
 from posbench.reporting.frame import records
+from posbench.reporting.gathering import Found, lengths_of
 from posbench.reporting.joining import common_seeds
-from posbench.reporting.measure import Found, Measurement, compared_over, lengths_of, only, same_task
+from posbench.reporting.measure import Measurement, compared_over, only, same_task
 from posbench.reporting.statistics import Floats, document_error, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    Score = Callable[[pd.DataFrame], pd.Series]  # of the sums of a group
-    Scores = Mapping[str, Score]
-SHUFFLED = "shuffled_nll"  # the column that older retrieval results lack
+    from posbench.runs.readings import Result
 
 
-def position(found: Found, notes: list[str]) -> pd.DataFrame:
-    """Loss (nats/token) by scheme, window length and bucket: token-weighted in each run, then the mean over runs."""
-    scores: Scores = {"loss": lambda s: s["nll"] / s["targets"]}
-    return _probe(found, POSITION, ["bucket_start", "bucket_end"], scores, notes).drop(columns=["rows", "targets"])
+def probe(found: Found, protocol: Protocol, notes: list[str]) -> pd.DataFrame:
+    """One row a scheme, length and group of rows: each score of the protocol, mean over seeds and interval.
 
-
-def retrieval(found: Found, notes: list[str]) -> pd.DataFrame:
-    """By how much a passage is easier for having been read before, nats/token, by gap in tokens.
-
-    All readings end with the same tokens at the same positions. `drop`: against a reading with another passage in place
-    of the first copy, what an expectation of words seen before gives too; `by_order`: against one with the first copy
-    shuffled, NaN at lengths where a result was stored before there was this control.
-    """
-
-    def less_second(column: str) -> Score:
-        return lambda sums: (sums.get(column, math.nan) - sums["second_nll"]) / sums["targets"]
-
-    scores = {"drop": less_second("control_nll"), "by_order": less_second(SHUFFLED)}
-    made = _probe(found, RETRIEVAL, ["gap"], scores, notes).rename(columns={"rows": "trials"})
-    older = {e.length for held in found.values() for e in held if e.protocol == RETRIEVAL and SHUFFLED not in e.windows}
-    if older:
-        made.loc[made["length"].isin(older), ["by_order", "by_order_low", "by_order_high"]] = math.nan
-        lengths = ",".join(map(str, sorted(older)))
-        notes.append(
-            f"retrieval at {lengths}: results without the shuffled control, so the part by order is not known there; "
-            f"`posbench eval --protocol retrieval --length {lengths}` scores them again."
-        )
-    return made
-
-
-def _probe(
-    found: Found,
-    protocol: str,
-    by: list[str],
-    scores: Scores,
-    notes: list[str],
-) -> pd.DataFrame:
-    """One row a scheme, length and group of `by`: each score of the group's sums, mean over seeds and interval.
-
-    The seeds are those that all schemes shown share; what lacks one is named in `notes`.
-    The interval of the first is `low` and `high`, that of others `<score>_low` and `<score>_high`; `rows` and `targets`
-    count what each run scored in the group.
+    Scores are of the group's sums in each run, so token-weighted. The seeds are those that all schemes shown share;
+    what lacks one is named in `notes`. The interval of the first score is `low` and `high`, that of others
+    `<score>_low` and `<score>_high`; the protocol's counts are of what each run scored in the group.
     """
     import pandas as pd
 
-    ends = {name: ("low", "high") if n == 0 else (f"{name}_low", f"{name}_high") for n, name in enumerate(scores)}
-    made = []
+    rows: list[dict[str, Any]] = []
     partly: dict[str, list[str]] = {}
-    every = {scheme for scheme, _ in found}, {seed for _, seed in found}
-    for length in lengths_of(found, protocol):
+    schemes_of_all, seeds_of_all = {scheme for scheme, _ in found}, {seed for _, seed in found}
+    for length in lengths_of(found, protocol.name):
         same = same_task(found, protocol, length, notes)
         schemes, seeds = common_seeds({s: {seed for of, seed in same if of == s} for s, _ in same}, "")
-        if (set(schemes), set(seeds)) != every:
-            partly.setdefault(only(seeds, sorted(every[0] - set(schemes))), []).append(f"{protocol} at {length}")
-        runs = []
-        for scheme, seed in itertools.product(schemes, seeds):
-            e = same[scheme, seed]
-            sums = e.sums(by).assign(scheme=scheme, rows=e.windows.groupby(by, sort=True).size())
-            runs.append(sums.assign(**{name: score(sums) for name, score in scores.items()}).reset_index())
-        for keys, each in pd.concat(runs).groupby(["scheme", *by], sort=True):
-            row = {"length": length, "seeds": len(each), **dict(zip(["scheme", *by], keys, strict=True))}
-            row |= {count: int(each[count].iloc[0]) for count in ("rows", "targets")}
-            for name, (low, high) in ends.items():
-                mean = t_interval(each[name].to_numpy())
-                row |= {name: mean.mean, low: mean.low, high: mean.high}
-            made.append(row)
+        if (set(schemes), set(seeds)) != (schemes_of_all, seeds_of_all):
+            missing = sorted(schemes_of_all - set(schemes))
+            partly.setdefault(only(seeds, missing), []).append(f"{protocol.name} at {length}")
+        rows += _of_length(protocol, {key: same[key] for key in itertools.product(schemes, seeds)}, length)
     notes += compared_over(partly)
-    columns = [column for name in scores for column in (name, *ends[name])]
-    return pd.DataFrame(made, columns=["scheme", "length", *by, *columns, "seeds", "rows", "targets"])
+    scores = [column for score in protocol.scores for column in (score.name, *_ends(protocol, score))]
+    frame = pd.DataFrame(rows, columns=["scheme", "length", *protocol.groups, *scores, "seeds", *protocol.counts])
+    for score in protocol.scores:
+        _without_older(frame, found, protocol, score, notes)
+    return frame
 
 
-def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, training_length: int) -> pd.DataFrame:
+def _of_length(protocol: Protocol, results: dict[tuple[str, int], Result], length: int) -> list[dict[str, Any]]:
+    """The rows of one length."""
+    import pandas as pd
+
+    by = list(protocol.groups)
+    runs = []
+    for (scheme, _), result in results.items():
+        sums = result.sums(by)
+        scores = {score.name: score.of(sums) for score in protocol.scores if score.needs is None or score.needs in sums}
+        count = result.windows.groupby(by, sort=True).size()
+        runs.append(sums.assign(scheme=scheme, rows=count, **scores).reset_index())
+    rows = []
+    for keys, each in pd.concat(runs).groupby(["scheme", *by], sort=True):
+        row = {"length": length, "seeds": len(each), **dict(zip(["scheme", *by], keys, strict=True))}
+        row |= {column: int(each[of].iloc[0]) for column, of in protocol.counts.items()}
+        for score in protocol.scores:
+            if score.name in each:
+                mean = t_interval(each[score.name].to_numpy())
+                low, high = _ends(protocol, score)
+                row |= {score.name: mean.mean, low: mean.low, high: mean.high}
+        rows.append(row)
+    return rows
+
+
+def _ends(protocol: Protocol, score: Score) -> tuple[str, str]:
+    """The columns of a score's interval."""
+    return ("low", "high") if score is protocol.scores[0] else (f"{score.name}_low", f"{score.name}_high")
+
+
+def _without_older(frame: pd.DataFrame, found: Found, protocol: Protocol, score: Score, notes: list[str]) -> None:
+    """Take a score away at lengths where a result was stored before there was the column that it needs."""
+    results = [r for held in found.values() for r in held if r.protocol == protocol.name]
+    older = sorted({r.length for r in results if score.needs is not None and score.needs not in r.windows})
+    if older:
+        frame.loc[frame["length"].isin(older), [score.name, *_ends(protocol, score)]] = np.nan
+        lengths = ",".join(map(str, older))
+        notes.append(
+            f"{protocol.name} at {lengths}: results without {score.needs_title}, so {score.title} is not known there; "
+            f"`posbench eval --protocol {protocol.name} --length {lengths}` scores them again."
+        )
+
+
+def early_tokens(
+    measurements: list[Measurement], by_position: pd.DataFrame, found: Found, training_length: int
+) -> pd.DataFrame:
     """How much of the gain of longer non-overlapping windows is only that fewer tokens stand near a window's start.
 
     With T the training length, `gain` is the loss at T less that at a longer length L, over the targets that all
@@ -114,12 +111,12 @@ def early_tokens(measurements: list[Measurement], by_position: pd.DataFrame, tra
     last = by_position[wide].sort_values("bucket_end").drop_duplicates("scheme", keep="last")
     rows = []
     for bucket in records(last):
-        of_scheme = [m for m in measurements if (m.scheme, m.protocol) == (bucket["scheme"], "nonoverlapping")]
-        there = {m.length: m for m in of_scheme if m.length % training_length == 0}
-        at = there.get(training_length)
-        below = _mean_less_end(at, bucket["bucket_start"]) if at else None
-        reach = min((int(_ends(m.evaluations[0].windows).max()) for m in there.values()), default=0)
-        for length, longer in sorted(there.items()):
+        of_scheme = [m for m in measurements if (m.scheme, m.protocol) == (bucket["scheme"], NONOVERLAPPING.name)]
+        by_length = {m.length: m for m in of_scheme if m.length % training_length == 0}
+        at = by_length.get(training_length)
+        below = _mean_less_end(at, bucket["bucket_start"], found) if at else None
+        reach = min((int(_last_tokens(m.results[0].windows).max()) for m in by_length.values()), default=0)
+        for length, longer in sorted(by_length.items()):
             gain = _gain(at, longer, reach) if at and length > training_length else None
             if gain and below:
                 early, doubt = ((1 - training_length / length) * value for value in below)
@@ -133,13 +130,13 @@ def _gain(at: Measurement, longer: Measurement, reach: int) -> tuple[float, floa
 
     None where they have no seed in common or scored other text.
     """
-    ends = _ends(longer.evaluations[0].windows)
+    ends = _last_tokens(longer.results[0].windows)
     reach = int(ends[ends <= reach].max(initial=0))
     seeds = sorted(set(at.seeds) & set(longer.seeds))
     parts = []
     for m in (at, longer):
-        windows = [m.evaluations[m.seeds.index(seed)].windows for seed in seeds]
-        inside = [rows[_ends(rows) <= reach] for rows in windows]
+        windows = [m.results[m.seeds.index(seed)].windows for seed in seeds]
+        inside = [rows[_last_tokens(rows) <= reach] for rows in windows]
         parts.append([(_by_document(rows, "nll"), _by_document(rows, "targets")) for rows in inside])
     targets = [of for part in parts for _, of in part]
     if not seeds or not reach or any(not np.array_equal(of, targets[0]) for of in targets):
@@ -148,28 +145,28 @@ def _gain(at: Measurement, longer: Measurement, reach: int) -> tuple[float, floa
     return _with_doubt(nll, targets[0])
 
 
-def _mean_less_end(at: Measurement, start: int) -> tuple[float, float] | None:
-    """The loss of `at` less that of its targets in the bucket from `start` on, by the position evaluations beside it.
+def _mean_less_end(at: Measurement, start: int, found: Found) -> tuple[float, float] | None:
+    """The loss of `at` less that of its targets in the bucket from `start` on, by the position results of its runs.
 
     The doubt is that of the difference of two means with the documents in common, to first order. None where no run
     was evaluated by position over the same text.
     """
-    found = []
-    for e in at.evaluations:
-        beside = [o for o in evaluations(e.file.parents[2]) if (o.protocol, o.length) == (POSITION, at.length)]
-        for rows in (o.windows for o in beside):
-            if np.array_equal(_by_document(rows, "targets"), _by_document(e.windows, "targets")):
+    sums = []
+    for seed, result in zip(at.seeds, at.results, strict=True):
+        beside = [r for r in found[at.scheme, seed] if (r.protocol, r.length) == (POSITION.name, at.length)]
+        for rows in (r.windows for r in beside):
+            if np.array_equal(_by_document(rows, "targets"), _by_document(result.windows, "targets")):
                 end = rows.assign(**{c: rows[c].where(rows["bucket_start"] == start, 0) for c in ("nll", "targets")})
-                found.append([_by_document(part, c) for part in (rows, end) for c in ("nll", "targets")])
-    if not found:
+                sums.append([_by_document(part, c) for part in (rows, end) for c in ("nll", "targets")])
+    if not sums:
         return None
-    nll, targets, nll_end, targets_end = np.mean(found, axis=0)
+    nll, targets, nll_end, targets_end = np.mean(sums, axis=0)
     mean, end_mean = nll.sum() / targets.sum(), nll_end.sum() / targets_end.sum()
     apart = (nll - mean * targets) / targets.sum() - (nll_end - end_mean * targets_end) / targets_end.sum()
     return float(mean - end_mean), _with_doubt(apart * targets.sum(), targets)[1]
 
 
-def _ends(rows: pd.DataFrame) -> Floats:
+def _last_tokens(rows: pd.DataFrame) -> Floats:
     """The token behind the last target of each row."""
     return (rows["start"] + rows["targets"]).to_numpy()
 
@@ -181,5 +178,5 @@ def _by_document(rows: pd.DataFrame, column: str) -> Floats:
 
 def _with_doubt(nll: Floats, targets: Floats) -> tuple[float, float]:
     """The token-weighted mean and half the 95 % interval that the choice of documents leaves."""
-    there = targets > 0
-    return float(nll.sum() / targets.sum()), float(document_error(nll[None, there], targets[there])[0])
+    scored = targets > 0
+    return float(nll.sum() / targets.sum()), float(document_error(nll[None, scored], targets[scored])[0])

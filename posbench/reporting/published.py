@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from posbench.config import ConfigError, nearest
-from posbench.reporting.evaluations import LENGTH_PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
 from posbench.reporting.statistics import Pair, compare_all
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _compare(
         result = stats.kendalltau([theirs.losses[s] for s in both], [ours[s].loss.mean for s in both])
         tau, p = float(result.statistic), float(result.pvalue)
     one = next(iter(ours.values()), None)
-    if one is not None and one.protocol != VALIDATION:
+    if one is not None and one.protocol != VALIDATION.name:
         names = sorted(s for s in ours if np.isfinite(ours[s].losses).all())
         pairs = compare_all(np.array([ours[s].losses for s in names]).T, names)
     reversed_pairs = {(p.right, p.left): p for p in pairs}
@@ -183,10 +183,12 @@ def _counterpart(
     theirs: PublishedMeasurement, measurements: list[Measurement], training_length: int
 ) -> dict[str, Measurement]:
     """Ours, by scheme; empty where no length of ours is near theirs."""
-    if theirs.ratio == 1 and theirs.protocol in (None, "nonoverlapping"):
-        protocols: tuple[str, ...] = (VALIDATION,)
+    if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
+        protocols = [VALIDATION.name]
+    elif theirs.protocol:
+        protocols = [theirs.protocol]
     else:
-        protocols = (theirs.protocol,) if theirs.protocol else ("nonoverlapping", *LENGTH_PROTOCOLS)
+        protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
     for protocol in protocols:
         lengths = sorted({m.length for m in measurements if m.protocol == protocol})
         wanted = theirs.ratio * training_length

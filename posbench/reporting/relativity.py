@@ -24,7 +24,7 @@ def measure_relativity(scheme: SchemeConfig) -> str:
             drift = verify.shift_drift(model.double().eval(), verify.random_tokens())
     except (ConfigError, ValueError, RuntimeError):
         return "not measured"
-    return "relative" if drift <= verify.EXACT else "absolute" if drift > verify.APART else "unclear"
+    return verify.relativity(drift)
 
 
 @cache

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, pairs, probes, and the runs behind them."""
-    made = {"table.csv": measurements(findings), "runs.csv": findings.frame}
-    more = {"pairs.csv": pairs(findings), "position.csv": findings.position, "retrieval.csv": findings.retrieval}
-    return {**made, **{name: frame for name, frame in more.items() if not frame.empty}}
+    """File name -> what it holds: measurements, the runs behind them, pairs, and the probes by protocol."""
+    files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
+    files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
+    return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
 
 
 def measurements(findings: Findings) -> pd.DataFrame:

@@ -36,7 +36,8 @@ _ASIDE_IN_TRAIN = (
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
 # Softmax attention is, because all rows are compared with those that use it.
 FORWARD = ("attention/kind.py", "attention/softmax.py", "attention/ways.py", "model.py", "schemes/base.py")
-_CODE = (*FORWARD, "cross_entropy.py", "data/*.py", "training/*.py")
+_STEPS = tuple(f"training/{name}.py" for name in ("loop", "step", "state", "optimizer", "processes"))
+_CODE = (*FORWARD, "cross_entropy.py", "data/*.py", *_STEPS)
 _BASES = (Scheme,)
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -216,8 +216,8 @@ def why_windows_make_no_sense(table: pyarrow.Table) -> str | None:
     for name in table.column_names:
         column = table[name]
         fits = not column.null_count
-        if name.endswith("nll"):
-            fits = fits and pyarrow.types.is_floating(column.type)
+        if name.endswith("nll"):  # pandas writes NaN as null
+            fits = pyarrow.types.is_floating(column.type)
         elif name in _WHOLE:
             fits = fits and pyarrow.types.is_integer(column.type) and pyarrow.compute.min(column).as_py() >= 0
             if fits and name == "document":

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.base import At, Bias, Scheme, Shape
 
 
 def exponents(num_heads: int) -> Tensor:
@@ -39,5 +39,8 @@ class Alibi(Scheme):
         super().__init__(shape)
         self.register_buffer("exponents", exponents(shape.num_heads), persistent=False)
 
-    def bias(self, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return torch.exp2(self.exponents[head]) * (j - i)
+    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
+        def penalty(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return torch.exp2(self.exponents[h]) * ((j + at.key) - (i + at.query))
+
+        return penalty

@@ -63,7 +63,7 @@ class Rotary(Scheme):
         super().__init__(shape)
         if not isinstance(sites, Sequence):
             raise ConfigError(
-                f"scheme.sites={sites!r} is no list: give any of {list(SITES)}, such as scheme.sites=[q,k]"
+                f"scheme.sites={sites!r} is not a list: give any of {list(SITES)}, such as scheme.sites=[q,k]"
             )
         sites = [str(site) for site in sites]
         wrong = [site for site in sites if site not in SITES]
@@ -83,7 +83,7 @@ class Rotary(Scheme):
         """`pos * inv_freq`, [T, D/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not)."""
         return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base, pos.device)
 
-    def prepare(self, pos: Tensor) -> Turn:
+    def prepare(self, pos: Tensor, length: int) -> Turn:
         """Cosines and sines of the angles at the positions, computed in float64."""
         angles = self.angles(pos)
         return Turn(angles.cos(), angles.sin())

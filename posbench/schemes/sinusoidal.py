@@ -36,7 +36,7 @@ class Sinusoidal(Scheme):
         std = self.shape.embedding_std
         return f"sines of amplitude {self.amplitude * std:g}; token embeddings begin with standard deviation {std:g}"
 
-    def prepare(self, pos: Tensor) -> Tensor:
+    def prepare(self, pos: Tensor, length: int) -> Tensor:
         """The table to add, [T, C] float64."""
         width = self.shape.d_model
         inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)

@@ -19,6 +19,7 @@ from posbench.machine.files import write_text
 from posbench.model import Decoder
 from posbench.runs import Manifest, Run, TornManifest, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
+from posbench.size import num_parameters
 from posbench.training.loop import Died, Training
 
 Notice = Callable[[str], None]
@@ -42,7 +43,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         seed=config.seed,
         vocab_size=corpus.vocab_size,
         num_parameters={
-            **config.model.num_parameters(model.embedding.num_embeddings),
+            **num_parameters(config, model.embedding.num_embeddings),
             "scheme": sum(p.numel() for p in model.scheme.parameters()),
         },
         is_relative=bool(model.scheme.is_relative),

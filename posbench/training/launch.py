@@ -120,8 +120,7 @@ def _check(config: Config) -> None:
     import torch
 
     from posbench.machine.device import choose_device
-    from posbench.model import shape_of
-    from posbench.schemes import build_scheme
+    from posbench.model import check_scheme
     from posbench.training.processes import check_divides
 
     nproc = config.launch.nproc
@@ -137,7 +136,7 @@ def _check(config: Config) -> None:
             "train.device=auto, and CUDA_VISIBLE_DEVICES to choose among them"
         )
     check_divides(config, nproc)
-    build_scheme(config.scheme, shape_of(config.model))
+    check_scheme(config)
 
 
 @record

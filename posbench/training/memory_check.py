@@ -7,6 +7,7 @@ from pathlib import Path
 
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import environment_number
+from posbench.size import num_parameters
 
 _BYTES_A_PARAMETER = 16  # weight, gradient and two moments, float32
 _SMALLEST_VOCABULARY = 257  # of any tokenizer here: the bytes and the beginning of a document
@@ -20,7 +21,7 @@ def check_memory(config: Config) -> None:
     """
     model, train = config.model, config.train
     vocab_size = model.vocab_size or _SMALLEST_VOCABULARY
-    parameters = sum(model.num_parameters(vocab_size).values())
+    parameters = sum(num_parameters(config, vocab_size).values())
     processes = environment_number("WORLD_SIZE", config.launch.nproc)
     copies, parts = (1, processes) if config.launch.strategy == "fsdp" else (processes, 1)
     tokens = train.batch_size // train.accumulation * train.context_length

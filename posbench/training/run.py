@@ -25,11 +25,10 @@ from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
-from posbench.model import build_model, shape_of
+from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs
 from posbench.runs.readings import Reading, perplexity, store
-from posbench.schemes import build_scheme
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import folder
 from posbench.training.loop import Died, Notice, Training, log_validation, train_steps
@@ -100,7 +99,7 @@ def _train(
 def _check(config: Config, processes: Processes) -> None:
     """What can be known to be wrong before any text is read. Raises: ConfigError."""
     processes.check(config)
-    build_scheme(config.scheme, shape_of(config.model))
+    check_scheme(config)
     for protocol in config.evaluation.protocols:
         protocol_named(protocol)
 

@@ -18,14 +18,12 @@ ONE = "demo/vo_rope/seed=0"
 
 
 def change(name: str, **changes: object) -> Callable[[Path], object]:
-    """A run folder whose JSON file `name` has other entries, under a seal that fits; None removes one."""
+    """A run folder whose JSON file `name` has other entries, sealed anew; None takes one away."""
 
     def make(run: Path) -> None:
-        content = json.loads((run / name).read_text())
-        for key, value in changes.items():
-            content[key] = {**content[key], **value} if isinstance(value, dict) else value
-        content = {key: value for key, value in content.items() if value is not None or key not in changes}
-        (run / name).write_text(json.dumps(sealed(content)))
+        content = {**json.loads((run / name).read_text()), **changes}
+        content = sealed({key: value for key, value in content.items() if value is not None})
+        (run / name).write_text(json.dumps(content))
 
     return make
 
@@ -58,15 +56,26 @@ def no_folder(run: Path) -> None:
     (run / "eval").touch()
 
 
-def edited(old: str, new: str) -> Callable[[Path], object]:
-    """A run folder with something else in its config.yaml."""
+def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
+    """A run folder with something else in one of its files."""
 
     def make(run: Path) -> None:
-        before = (run / "config.yaml").read_text()
+        before = (run / name).read_text()
         assert old in before
-        (run / "config.yaml").write_text(before.replace(old, new, 1))
+        (run / name).write_text(before.replace(old, new, 1))
 
     return make
+
+
+def other_text(run: Path) -> None:
+    prints = json.loads((run / "run.json").read_text())["fingerprints"]
+    change("run.json", fingerprints={**prints, "data": "0" * 64})(run)
+
+
+def older_format(run: Path) -> None:
+    content = json.loads((run / "run.json").read_text())
+    prints = {**content["fingerprints"], "initial_weights": "fe8a87de00e72641"}
+    (run / "run.json").write_text(json.dumps({**content, "format": 1, "fingerprints": prints}))
 
 
 def weights_of_another_seed(run: Path) -> None:
@@ -93,28 +102,21 @@ BAD = {
     "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml.* delete the folder \S*seed=0 "),
     "no weights": (
         without("checkpoints"),
-        r"weights of step 2 .*is missing.*: delete the folder \S*seed=0 and train it again",
+        r"weights of step 2 .* is missing\. No other step is left: delete the folder \S*seed=0 and train it again",
     ),
-    "altered weights": (altered_weights, r"weights of step 2 .*model\.safetensors.*checksum.*delete the folder"),
+    "altered weights": (altered_weights, r"weights of step 2 .*does not match the checksum.*delete the folder"),
     "torn manifest": (text("run.json", '{"format": 1, "sta'), r"run\.json cannot be read"),
     "a manifest that is a list": (text("run.json", "[]"), r"run\.json holds no manifest"),
     "newer manifest": (change("run.json", format=99), r"run\.json is of format 99.*upgrade posbench"),
     "unfinished": (change("run.json", status="stopped"), r"none of these runs is finished: give their train command"),
-    "no fingerprints": (
-        change("run.json", fingerprints=None),
-        r"run\.json holds no manifest \(fingerprints is missing\)",
-    ),
-    "fingerprints of a wrong kind": (
-        change("run.json", fingerprints=[1]),
-        r"holds no manifest \(fingerprints is '\[1\]'\)",
-    ),
-    "a vocabulary without end": (
-        change("run.json", vocab_size=10**12),
-        r"holds no manifest \(vocab_size is 1000000000000\)",
-    ),
+    "a number that was altered": (edited("run.json", '"seed": 0', '"seed": 1'), r"does not match its checksum"),
+    "an older format": (older_format, r"is of format 1 and this posbench writes format 2: .* cannot be evaluated"),
+    "no fingerprints": (change("run.json", fingerprints=None), r"holds no manifest \(fingerprints is missing\)"),
+    "fingerprints of a wrong kind": (change("run.json", fingerprints=[1]), r"holds no manifest \(fingerprints is"),
+    "a vocabulary without end": (change("run.json", vocab_size=10**12), r"holds no manifest \(vocab_size is 10"),
     "another vocabulary": (change("run.json", vocab_size=300), r"checkpoint|size|shape"),
     "other text": (
-        change("run.json", fingerprints={"data": "0" * 64, "tokenizer": "1" * 64}),
+        other_text,
         r"was trained with another text \(fingerprint 000000000000, now \w{12}\)",
     ),
     "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml cannot be read"),
@@ -127,19 +129,19 @@ BAD = {
     "a manifest that never comes": (pipe("run.json"), r"contains no runs"),
     "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml holds no configuration"),
     "configuration of another version": (
-        edited("train:\n", "train:\n  sharpness: 3\n"),
+        edited("config.yaml", "train:\n", "train:\n  sharpness: 3\n"),
         r"config\.yaml is no configuration of this posbench: there is no setting 'train\.sharpness'.*another version",
     ),
-    "a value of a wrong kind": (edited("num_layers: 2", "num_layers: two"), r"config\.yaml is no config.*'two'"),
+    "a value of a wrong kind": (
+        edited("config.yaml", "num_layers: 2", "num_layers: two"),
+        r"config\.yaml is no config.*'two'",
+    ),
     "a configuration of another model": (
-        edited("kind: rotary", "kind: alibi"),
+        edited("config.yaml", "kind: rotary", "kind: alibi"),
         r"config\.yaml belongs to another run: scheme\.kind: rotary -> alibi",
     ),
-    "weights of another run": (
-        weights_of_another_seed,
-        r"weights of step 2 .*does not match the checksum in run\.json",
-    ),
-    "text that is gone": (edited("*.txt", "*.gone"), r"data\.path='.*\.gone' does not exist"),
+    "weights of another run": (weights_of_another_seed, r"step=00000002/model\.safetensors does not match the ch"),
+    "text that is gone": (edited("config.yaml", "*.txt", "*.gone"), r"data\.path='.*\.gone' does not exist"),
     "an eval folder that is none": (no_folder, r"eval/fixed cannot be written"),
 }
 
@@ -153,6 +155,16 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
     assert re.search(says, said.error.replace("\n", " ")), said.error
     assert left(runs) == before
+
+
+def test_a_run_of_an_older_format_is_reported_and_not_trained_again(
+    posbench: Give, runs: Path, short: list[str]
+) -> None:
+    for run in runs.glob("demo/*/seed=*"):
+        older_format(run)
+    assert posbench("report", "demo").status == 0
+    refusal = posbench("train", *short, "scheme=vo_rope", "seed=0").refusal
+    assert "is of format 1" in refusal and "cannot be trained" in refusal
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -212,7 +224,7 @@ def test_a_damaged_result_does_not_stand_in_the_way_of_others(
 ) -> None:
     if tracked:
         monkeypatch.setenv("WANDB_MODE", "offline")
-        edited("backend: none", "backend: wandb")(runs / ONE)
+        edited("config.yaml", "backend: none", "backend: wandb")(runs / ONE)
     position = runs / ONE / "eval/position"
     position.mkdir()
     (position / "256.json").touch()
@@ -234,6 +246,16 @@ def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path,
     change("run.json", loss=None)(runs / ONE)
     said = posbench("train", *short, "scheme=vo_rope", "seed=0")
     assert said.status == 0 and "is finished: nothing to do" in said.out + said.error
+
+
+def test_a_manifest_that_was_altered_is_made_again_by_the_train_command(
+    posbench: Give, runs: Path, short: list[str]
+) -> None:
+    whole = json.loads((runs / ONE / "run.json").read_text())
+    edited("run.json", '"loss": ', '"loss": 1')(runs / ONE)
+    said = posbench("train", *short, "scheme=vo_rope", "seed=0")
+    assert said.status == 0 and "resumed at step 2" in said.error
+    assert json.loads((runs / ONE / "run.json").read_text())["loss"] == whole["loss"]
 
 
 def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:

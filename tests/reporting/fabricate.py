@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -211,3 +212,19 @@ def change_fingerprints(run: Run, **fingerprints: Any) -> None:
 def run_of(folder: Path, scheme: str, seed: int) -> Run:
     """The run in an experiment's folder."""
     return Run(folder / scheme / f"seed={seed}")
+
+
+def rescore(
+    run: Run, protocol: str, length: int, change: Callable[[pd.DataFrame], pd.DataFrame], **header: Any
+) -> None:
+    """Store other windows in place of a result, as if the run had been scored so."""
+    (result,) = [r for r in run.results()[0] if (r.protocol, r.length) == (protocol, length)]
+    store(run, result.reading, change(result.windows), {**result.header, **header})
+
+
+def rename(run: Run, **names: str) -> None:
+    """Give a run another scheme or experiment than its folder says, its results with it."""
+    results, _ = run.results()
+    run.update_manifest(**names)
+    for result in results:
+        store(run, result.reading, result.windows, result.header)

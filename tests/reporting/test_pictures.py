@@ -131,7 +131,9 @@ def test_what_is_drawn_is_what_was_measured(findings: Findings) -> None:
 def test_lines_that_lie_on_each_other_are_told_apart_by_their_gaps(findings: Findings) -> None:
     with style():
         above, below = by_position(findings).axes
-    there = findings.position[findings.position["length"] == findings.position["length"].max()]
+    there = findings.probes["position"][
+        findings.probes["position"]["length"] == findings.probes["position"]["length"].max()
+    ]
     losses = there.pivot(index="bucket_start", columns="scheme", values="loss")
     for axes, drawn in ((above, losses), (below, losses.sub(losses["qk_rope"], axis=0))):
         lines = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}

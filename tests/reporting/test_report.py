@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-import json
+import itertools
 import math
 import os
 import re
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fabricate import World, change_fingerprints, fabricate, run_of
+from fabricate import World, change_fingerprints, fabricate, rename, rescore, run_of
 from rich.console import Console
 
 from posbench.config import ConfigError
 from posbench.reporting import report
 from posbench.reporting.findings import find
 from posbench.runs import DIED, Run
+from posbench.runs.manifest import Costs
 
 EVIL = "<script>alert(1)</script>"
 
@@ -102,7 +103,7 @@ def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp
     peaks = {"nope": [300 * 2**20, None, 100 * 2**20, None], "alibi": [None] * 4}
     for scheme, of_seeds in peaks.items():
         for seed, (speed, peak) in enumerate(zip([100.0, 1000.0, 300.0, 200.0], of_seeds, strict=True)):
-            run_of(own, scheme, seed).update_manifest(costs={"tokens_per_second": speed, "peak_memory_bytes": peak})
+            run_of(own, scheme, seed).update_manifest(costs=Costs(speed, None, peak))
     text = said(own, tmp_path, width=160)
     assert re.search(r"^nope .* 250 +200 *$", text, re.MULTILINE)
     assert re.search(r"^alibi .* 250 +– *$", text, re.MULTILINE)
@@ -114,8 +115,8 @@ def test_the_one_scheme_that_keeps_the_chain_whole_is_named(tmp_path: Path, worl
     effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2, "vo_rope": 0.6}
     folder = fabricate(tmp_path / "runs", world(effects, seeds=(0, 1, 2, 3)))
     for seed, times in enumerate((0.9, 1.6, 0.8, 1.1)):
-        file = folder / "vo_rope" / f"seed={seed}" / "eval" / "validation" / "256.parquet"
-        pd.read_parquet(file).assign(nll=lambda rows, by=times: rows["nll"] * by).to_parquet(file, index=False)
+        noisy = run_of(folder, "vo_rope", seed)
+        rescore(noisy, "validation", 256, lambda rows, by=times: rows.assign(nll=rows["nll"] * by))
     text = " ".join(said(folder, tmp_path / "report", width=1000).split())
     assert "qk_rope ~ nope ~ alibi ~ vo_rope" in text
     assert "No “>” stands here, but without vo_rope it would read: qk_rope > nope > alibi. This is read after" in text
@@ -190,8 +191,8 @@ def evil(tmp_path: Path, world: Callable[..., World]) -> Path:
     """Hand-made manifests: no folder can have such names."""
     folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2}, seeds=(0, 1), probes=True))
     for seed in (0, 1):
-        run_of(folder, "nope", seed).update_manifest(scheme=EVIL, experiment="<img src=x onerror=alert(2)>")
-        run_of(folder, "alibi", seed).update_manifest(scheme='x$\\no$"|`[a](javascript:alert(3))\x1b[31m')
+        rename(run_of(folder, "nope", seed), scheme=EVIL, experiment="<img src=x onerror=alert(2)>")
+        rename(run_of(folder, "alibi", seed), scheme='x$\\no$"|`[a](javascript:alert(3))\x1b[31m')
     Run(folder / "stranger" / "seed=0").path.mkdir(parents=True)
     (folder / "stranger" / "seed=0" / "run.json").write_text(
         '{"format": 1, "status": "died", "reason": "<b>&\\u001b[2J"}'
@@ -253,14 +254,12 @@ def test_a_model_that_gives_no_numbers_is_not_flattered(experiment: Path, tmp_pa
     """One NaN among the windows must not be skipped by a sum: the perplexity is not a number."""
     folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
     for protocol, column in (("fixed", "nll"), ("retrieval", "control_nll"), ("position", "nll")):
-        file = folder / "nope" / "seed=0" / "eval" / protocol / "1024.parquet"
-        frame = pd.read_parquet(file)
-        frame.loc[3, column] = math.nan
-        frame.to_parquet(file, index=False)
+        run = run_of(folder, "nope", 0)
+        rescore(run, protocol, 1024, lambda rows, c=column: rows.assign(**{c: rows[c].where(rows.index != 3)}))
     found = find(folder, against="rove")
     assert math.isnan(found.at("fixed", 1024)["nope"].perplexity) and found.at("fixed", 512)["nope"].perplexity > 1
-    assert math.isnan(found.retrieval.set_index(["scheme", "length"]).loc[("nope", 1024), "drop"])
-    assert found.position.set_index("scheme").loc["nope", "loss"].isna().sum() == 1
+    assert math.isnan(found.probes["retrieval"].set_index(["scheme", "length"]).loc[("nope", 1024), "drop"])
+    assert found.probes["position"].set_index("scheme").loc["nope", "loss"].isna().sum() == 1
     assert re.search(r"^nope .* nan ", said(folder, tmp_path / "report"), re.MULTILINE)
 
 
@@ -276,39 +275,50 @@ def test_retrieval_from_before_the_shuffled_control_is_shown_without_the_part_by
     experiment: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
-    for file in folder.glob("nope/seed=*/eval/retrieval/*.parquet"):
-        pd.read_parquet(file).drop(columns="shuffled_nll").to_parquet(file, index=False)
+    for seed, length in itertools.product(range(4), (128, 256, 512, 1024, 2048)):
+        rescore(run_of(folder, "nope", seed), "retrieval", length, lambda rows: rows.drop(columns="shuffled_nll"))
     found = find(folder)
-    assert found.retrieval["drop"].notna().all() and found.retrieval["by_order"].isna().all()
+    assert found.probes["retrieval"]["drop"].notna().all() and found.probes["retrieval"]["by_order"].isna().all()
     text = " ".join(said(folder, tmp_path / "report").split())
     assert "Retrieval: benefit of repetition" in text and "Retrieval: the part by order" not in text
     assert "`posbench eval --protocol retrieval --length 128,256,512,1024,2048` scores them again" in text
 
 
 def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
-    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
-    frame = pd.read_parquet(file)
-    frame["start"] += 1
-    frame.to_parquet(file, index=False)
+    rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows.assign(start=rows["start"] + 1))
     text = " ".join(said(own, tmp_path).split())
     assert "validation at 256: left out nope seed 1, which scored other windows than the rest" in text
     assert "Compared over seeds 0, 2, 3, since the others lack this evaluation: validation at 256." in text
     assert "Paired t-tests over 3 seeds" in text  # the ranking is of the losses in the table
 
 
-@pytest.mark.parametrize("key", ["dtype", "code", "data", "tokenizer"])
+@pytest.mark.parametrize("key", ["dtype", "code"])
 def test_losses_in_another_number_format_or_of_other_code_are_not_set_side_by_side(
     own: Path, tmp_path: Path, key: str
 ) -> None:
-    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: "another"}))
+    rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows, **{key: "another"})
     assert "validation at 256: left out nope seed 1" in " ".join(said(own, tmp_path).split())
 
 
 def test_a_scheme_far_noisier_than_the_others_is_pointed_at(own: Path, tmp_path: Path) -> None:
     assert "spread more" not in said(own, tmp_path / "before")
-    file = own / "nope" / "seed=1" / "eval" / "validation" / "256.parquet"
-    frame = pd.read_parquet(file)
-    frame["nll"] *= 1.2
-    frame.to_parquet(file, index=False)
+    rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows.assign(nll=rows["nll"] * 1.2))
     assert re.search(r"the losses of nope \(\d+ times\) spread more", " ".join(said(own, tmp_path / "after").split()))
+
+
+def test_a_file_that_fails_is_named_and_costs_its_cell_alone(experiment: Path, tmp_path: Path) -> None:
+    """Losses that were altered, and those of another run, copied: neither is ranked, and the others still are."""
+    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
+    altered = folder / "nope" / "seed=0" / "eval" / "fixed" / "512.parquet"
+    rows = pd.read_parquet(altered)
+    rows.assign(nll=rows["nll"] - 0.5).to_parquet(altered, index=False)
+    foreign = folder / "nope" / "seed=1" / "eval" / "fixed"
+    shutil.rmtree(foreign)
+    shutil.copytree(folder / "alibi" / "seed=1" / "eval" / "fixed", foreign)
+    found = find(folder)
+    notes = " ".join(found.notes)
+    assert f"{altered} is not used: its windows do not match their checksum. To make it again: posbench eval" in notes
+    assert f"{foreign / '1024.parquet'} is not used: it is of another run (" in notes
+    assert found.at("fixed", 512)["nope"].seeds == (2, 3) and found.at("fixed", 1024)["nope"].seeds == (0, 2, 3)
+    assert found.at("nonoverlapping", 512)["nope"].seeds == (0, 1, 2, 3)
+    assert f"{altered} is not used" in " ".join(said(folder, tmp_path / "report", width=1000).split())

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from fabricate import World, fabricate, run_of
+from fabricate import World, fabricate, rename, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -122,7 +122,7 @@ def test_a_name_that_is_a_formula_is_neutralised(tmp_path: Path, world: Callable
     evil = '=HYPERLINK("http://x","y")'
     folder = fabricate(tmp_path, world({"qk_rope": 0.0, "nope": 0.1}, seeds=(0, 1), lengths=()))
     for seed in (0, 1):
-        run_of(folder, "nope", seed).update_manifest(scheme=evil)
+        rename(run_of(folder, "nope", seed), scheme=evil)
     found = spreadsheet.frames(find(folder))
     for name, frame in found.items():
         cells = [cell for line in csv.reader(spreadsheet.encode(frame).decode().splitlines()) for cell in line]

@@ -6,10 +6,10 @@ from itertools import combinations
 import pytest
 import torch
 
+from posbench.attention import Past
 from posbench.attention import ways as attention
 from posbench.composition import choices
 from posbench.config import SchemeConfig
-from posbench.model import Past
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary
 from posbench.verify import certificate_config, certify
 
@@ -117,13 +117,13 @@ def zeros_for(way):
     return lambda q, *rest: torch.zeros_like(way(q, *rest))
 
 
-def forgetful(with_new):
-    """`Past.with_new` whose keys and values of earlier pieces are gone."""
+def forgetful(extended):
+    """`Past.extended` whose keys and values of earlier pieces are gone."""
 
     def broken(self, *new):
         return tuple(
-            torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
-            for x, part in zip(with_new(self, *new), new, strict=True)
+            None if part is None else torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
+            for x, part in zip(extended(self, *new), new, strict=True)
         )
 
     return broken
@@ -134,7 +134,7 @@ PATHS = {
     "masked": (attention, "masked", zeros_for, ["alibi"]),
     "blocks": (attention, "blocks", zeros_for, ["alibi", "nope", "qkvo_rope", "sinusoidal"]),
     "flex": (attention, "flex", zeros_for, ["alibi"]),
-    "pieces": (Past, "with_new", forgetful, ["alibi", "nope", "qkvo_rope", "sinusoidal"]),
+    "pieces": (Past, "extended", forgetful, ["alibi", "nope", "qkvo_rope", "sinusoidal"]),
 }
 
 
@@ -159,9 +159,18 @@ def test_reversed_slopes_are_noticed(monkeypatch):
     assert "fp64" in failures(certificate_config("alibi"))
 
 
+def scaled_bias(bias):
+    """A bias that is divided by sqrt(D), as the product is."""
+
+    def made(self, *at):
+        return lambda b, h, i, j: bias(self, *at)(b, h, i, j) / self.shape.head_dim**0.5
+
+    return made
+
+
 def test_a_scaled_bias_is_noticed(monkeypatch):
     bias = alibi.Alibi.bias
-    monkeypatch.setattr(alibi.Alibi, "bias", lambda self, *at: bias(self, *at) / self.shape.head_dim**0.5)
+    monkeypatch.setattr(alibi.Alibi, "bias", scaled_bias(bias))
     assert "fp64" in failures(certificate_config("alibi"))
 
 
@@ -175,8 +184,8 @@ class LooksAhead(Scheme):
 class Boastful(Scheme):
     """Promises to be relative with a bias that is not; a bias of the key alone would be, since softmax drops it."""
 
-    def bias(self, head, i, j):
-        return -0.001 * i * j
+    def bias(self, q, gate, at):
+        return lambda b, h, i, j: -0.001 * (i + at.query) * (j + at.key)
 
 
 class Modest(Scheme):
@@ -196,7 +205,7 @@ class Deaf(Scheme):
     "scheme, noticed_by", [(LooksAhead, "future"), (Boastful, "shift"), (Modest, "shift"), (Deaf, "future")]
 )
 def test_a_scheme_that_breaks_its_word_is_noticed(scheme, noticed_by, monkeypatch):
-    monkeypatch.setitem(SCHEMES._own, "broken", scheme)
+    monkeypatch.setitem(SCHEMES.ours, "broken", scheme)
     certificate = certify(replace(certificate_config("nope"), scheme=SchemeConfig("broken", "broken")))
     assert not certificate.holds and not certificate[noticed_by].holds
     assert not certificate.defined  # the reference has no such kind, and does not pretend to
@@ -208,11 +217,11 @@ class KeyBias(Scheme):
     Relative in exact arithmetic, that is: a million tokens out, float32 has no room left for the scores beside it.
     """
 
-    def bias(self, head, i, j):
-        return 0.01 * j.double()
+    def bias(self, q, gate, at):
+        return lambda b, h, i, j: 0.01 * (j + at.key).double()
 
 
 def test_relative_is_measured_not_read_off_the_formula(monkeypatch):
-    monkeypatch.setitem(SCHEMES._own, "key_bias", KeyBias)
+    monkeypatch.setitem(SCHEMES.ours, "key_bias", KeyBias)
     certificate = certify(replace(certificate_config("nope"), scheme=SchemeConfig("key_bias", "key_bias")))
     assert certificate["shift"].holds and not certificate["fp32"].holds

@@ -10,7 +10,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from posbench.composition import compose
 from posbench.model import build_model
-from posbench.schemes import Shape
+from posbench.schemes import At, Shape
 from posbench.schemes.alibi import Alibi, slopes
 from posbench.schemes.sinusoidal import Sinusoidal
 from posbench.verify import MODEL, VOCAB, random_tokens, randomise
@@ -88,7 +88,7 @@ def test_alibi_slopes_and_bias_equal_those_of_bloom_and_mpt(num_heads):
     T = 20
     alibi = Alibi(Shape(64, num_heads, num_heads, 16)).double()
     head, i, j = torch.arange(num_heads)[:, None, None], torch.arange(T)[:, None], torch.arange(T)[None, :]
-    ours = alibi.bias(head, i, j)
+    ours = alibi.bias(None, None, At(None, 0, 0, T))(None, head, i, j)
     assert ours.shape == (num_heads, T, T)
     bloom = build_alibi_tensor(torch.ones(1, T), num_heads, torch.float32).view(num_heads, T).double()
     mpt = build_mpt_alibi_tensor(num_heads, T).view(num_heads, T).double()
@@ -109,12 +109,11 @@ def test_alibi_slopes_by_hand():
 
 
 def test_a_penalty_not_a_reward_and_none_at_distance_zero():
-    alibi = Alibi(Shape(64, 2, 2, 16))
-    at = torch.tensor
-    assert alibi.bias(at(0), at(5), at(5)) == 0
-    assert alibi.bias(at(0), at(5), at(3)) == -2 * 2.0**-4
+    bias, at = Alibi(Shape(64, 2, 2, 16)).bias(None, None, At(None, 0, 0, 0)), torch.tensor
+    assert bias(None, at(0), at(5), at(5)) == 0
+    assert bias(None, at(0), at(5), at(3)) == -2 * 2.0**-4
     far = 2**20
-    assert alibi.bias(at(0), at(far), at(far - 1)) == alibi.bias(at(0), at(1), at(0))
+    assert bias(None, at(0), at(far), at(far - 1)) == bias(None, at(0), at(1), at(0))
 
 
 def test_the_sinusoidal_table_equals_distilberts():
@@ -122,10 +121,13 @@ def test_the_sinusoidal_table_equals_distilberts():
     theirs = torch.empty(length, width, dtype=torch.float64)
     create_sinusoidal_embeddings(length, width, theirs)
     scheme = Sinusoidal(Shape(width, 4, 4, 12, embedding_std=0.5), amplitude=3.0)
-    assert torch.allclose(scheme.prepare(torch.arange(length)), 1.5 * theirs, rtol=0, atol=1e-6)
+    assert torch.allclose(scheme.prepare(torch.arange(length), length), 1.5 * theirs, rtol=0, atol=1e-6)
     x = torch.randn(2, length, width, dtype=torch.float64)
     assert torch.allclose(
-        scheme.embed(x, scheme.prepare(torch.arange(length))) - x, 1.5 * theirs.expand(2, -1, -1), rtol=0, atol=1e-6
+        scheme.embed(x, scheme.prepare(torch.arange(length), length)) - x,
+        1.5 * theirs.expand(2, -1, -1),
+        rtol=0,
+        atol=1e-6,
     )
 
 
@@ -133,4 +135,6 @@ def test_at_amplitude_one_sines_and_token_embeddings_are_in_the_papers_proportio
     config = compose(["scheme=sinusoidal", "model=tiny"])
     assert config.scheme.options["amplitude"] == 1.0
     model = build_model(config, VOCAB)
-    assert model.scheme.prepare(torch.arange(100)).max() == pytest.approx(model.embedding.weight.std().item(), rel=0.05)
+    assert model.scheme.prepare(torch.arange(100), 100).max() == pytest.approx(
+        model.embedding.weight.std().item(), rel=0.05
+    )

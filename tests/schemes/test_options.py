@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
+from posbench.schemes import SCHEMES, At, Scheme, Shape, build_scheme
 
 SHAPE = Shape(d_model=64, num_heads=4, num_kv_heads=2, head_dim=16)
 
@@ -13,15 +13,15 @@ REFUSED = [
     ("rotary", {}, "scheme.sites is missing"),
     ("rotary", {"sites": ["q", "w"]}, "must name each of ['q', 'k', 'v', 'o'] at most once"),
     ("rotary", {"sites": ["q", "q"]}, "at most once"),
-    ("rotary", {"sites": 3}, "scheme.sites=3 is no list"),
-    ("rotary", {"sites": None}, "scheme.sites=None is no list"),
-    ("rotary", {"sites": {"q": 1}}, "is no list"),
-    ("rotary", {"sites": ["q"], "bas": 5}, "scheme.bas is no option of 'rotary'; did you mean 'base'"),
+    ("rotary", {"sites": 3}, "scheme.sites=3 is not a list"),
+    ("rotary", {"sites": None}, "scheme.sites=None is not a list"),
+    ("rotary", {"sites": {"q": 1}}, "is not a list"),
+    ("rotary", {"sites": ["q"], "bas": 5}, "scheme.bas is not an option of 'rotary'; did you mean 'base'"),
     ("rotary", {"sites": ["q"], "base": 1}, "scheme.base=1 must lie above 1"),
     ("rotary", {"sites": ["q"], "base": float("nan")}, "must lie above 1"),
     ("rotary", {"sites": ["q"], "base": "10k"}, "scheme.base=10k must lie above 1"),
     ("rotary", {"sites": ["q"], "base": True}, "must lie above 1"),
-    ("rotary", {"sites": ["q"], "_target_": "os.system"}, "scheme._target_ is no option"),
+    ("rotary", {"sites": ["q"], "_target_": "os.system"}, "scheme._target_ is not an option"),
     ("nope", {"base": 10000}, "(options: none)"),
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
     ("sinusoidal", {"amplitude": float("inf")}, "must lie between"),
@@ -44,14 +44,17 @@ def test_an_odd_width_has_no_pairs_for_sines():
 def test_no_rotated_site_is_nope():
     scheme = build_scheme(SchemeConfig("mine", "rotary", {"sites": []}), SHAPE)
     x = torch.randn(1, 4, 5, 16)
-    assert scheme.is_relative and all(getattr(scheme, site)(x, scheme.prepare(torch.arange(5))) is x for site in "qkvo")
+    assert scheme.is_relative and all(
+        getattr(scheme, site)(x, scheme.prepare(torch.arange(5), 5)) is x for site in "qkvo"
+    )
 
 
 def test_the_base_class_unchanged_is_nope():
-    assert SCHEMES["nope"] is Scheme and not Scheme.has_bias
+    assert SCHEMES["nope"] is Scheme
     scheme = Scheme(SHAPE)
     x = torch.randn(2, 4, 5, 16)
     assert all(getattr(scheme, hook)(x, None) is x for hook in ("embed", "q", "k", "v", "o"))
+    assert scheme.gate(x, None) is None and scheme.bias(x, None, At(None, 0, 0, 5)) is None
 
 
 class Swallows(Scheme):
@@ -62,7 +65,7 @@ class Swallows(Scheme):
 
 
 def test_keyword_arguments_by_the_handful_name_no_option(monkeypatch):
-    monkeypatch.setitem(SCHEMES._own, "swallows", Swallows)
+    monkeypatch.setitem(SCHEMES.ours, "swallows", Swallows)
     assert build_scheme(SchemeConfig("mine", "swallows"), SHAPE).shape == SHAPE
-    with pytest.raises(ConfigError, match=r"scheme\.buckets is no option of 'swallows'"):
+    with pytest.raises(ConfigError, match=r"scheme\.buckets is not an option of 'swallows'"):
         build_scheme(SchemeConfig("mine", "swallows", {"buckets": 32}), SHAPE)

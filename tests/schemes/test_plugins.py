@@ -4,15 +4,19 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import posbench
 import posbench.schemes
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import SCHEMES, Shape, build_scheme, rotary
+from posbench.machine import plugins
+from posbench.reference import DEFINITIONS, Definition
+from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme, rotary
 from posbench.verify import certificate_config, certify
 
 GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
@@ -54,16 +58,16 @@ def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_
     composed = run("train", "scheme=near", "--config-dir", str(own.parent), "--cfg", "job")
     assert composed.startswith("scheme:\n  name: near\n  kind: distance_bias\n  distances: 32\n")
     folder = ("--config-dir", str(own.parent))
-    assert "near: posbench/reference.py" in run("verify", "near", *folder)
+    assert "near: posbench/reference" in run("verify", "near", *folder)
     assert "A learned bias for each distance" in next(
         line for line in run("schemes", *folder).splitlines() if line.startswith("near ")
     )
     without_file = ["nope", "scheme.name=near", "scheme.kind=distance_bias", "+scheme.distances=24"]
     verified = run("verify", *without_file)
-    assert "\nnear   relative relative" in verified
-    assert "near: posbench/reference.py has no definition of this kind" in verified  # and verify does not pretend to
+    assert "\nnear   relative" in verified
+    assert "near: posbench/reference has no definition of this kind" in verified  # and verify does not pretend to
     assert "1 scheme: every certificate holds" in verified
-    assert "distance_bias" in run("schemes").splitlines()[-1]
+    assert "distance_bias" in run("schemes").splitlines()[-2]
 
 
 def guide_class(name, number, change=lambda code: code):
@@ -74,7 +78,7 @@ def guide_class(name, number, change=lambda code: code):
 
 def measured(monkeypatch, kind):
     """The certificates of a class, by their names, and whether all hold."""
-    monkeypatch.setitem(SCHEMES._own, "mine", kind)
+    monkeypatch.setitem(SCHEMES.ours, "mine", kind)
     row = certify(certificate_config("nope", ["scheme.name=mine", "scheme.kind=mine"]))
     return {check.name: check.holds for check in row.checks}, row.holds
 
@@ -91,8 +95,34 @@ def test_the_guides_rotary_scheme_holds_and_what_it_warns_of_fails(monkeypatch):
     assert posbench.schemes.turn is rotary.turn and posbench.schemes.Turn is rotary.Turn
 
 
+def test_the_guides_definition_certifies_the_guides_class(monkeypatch):
+    monkeypatch.setitem(SCHEMES.ours, "distance_bias", guide_class("DistanceBias", 0))
+    monkeypatch.setitem(DEFINITIONS, "distance_bias", guide_class("DefinedDistanceBias", 2))
+    config = certificate_config("nope", ["scheme.name=mine", "scheme.kind=distance_bias", "+scheme.distances=20"])
+    row = certify(config)
+    assert row.defined and row.holds
+    monkeypatch.setitem(DEFINITIONS, "distance_bias", Definition)  # NoPE, which the class is not once it has learned
+    assert not certify(replace(config, scheme=SchemeConfig("mine", "distance_bias")))["fp64"].holds
+
+
+OLD_FORMS = {
+    "bias": (lambda self, head, i, j: 0.0, r"bias\(self, head, i, j\) .* it is bias\(self, q, gate, at\) now"),
+    "prepare": (lambda self, pos: pos, r"prepare\(self, pos\) .* it is prepare\(self, pos, length\) now"),
+}
+
+
+@pytest.mark.parametrize("hook", OLD_FORMS)
+def test_a_plugin_of_the_old_form_is_shown_the_new_one(hook, monkeypatch):
+    method, says = OLD_FORMS[hook]
+    module = ModuleType("old_package")
+    module.Old = type("Old", (Scheme,), {hook: method, "__module__": "old_package"})
+    monkeypatch.setitem(sys.modules, "old_package", module)
+    with pytest.raises(ConfigError, match=rf"old_package\.Old\.{says}.*adding-a-scheme"):
+        build_scheme(plugin(monkeypatch, "old", "old_package:Old"), Shape(64, 4, 4, 16))
+
+
 def plugin(monkeypatch, name, value):
-    monkeypatch.setitem(SCHEMES._plugins, name, EntryPoint(name, value, "posbench.schemes"))
+    monkeypatch.setitem(SCHEMES.points, name, EntryPoint(name, value, "posbench.schemes"))
     return SchemeConfig("mine", name)
 
 
@@ -119,6 +149,6 @@ def test_a_broken_plugin_is_named_and_harms_no_other_scheme(value, says, monkeyp
 @pytest.mark.parametrize("names, taken", [(["rotary"], "rotary"), (["mine", "mine"], "mine")])
 def test_a_name_that_is_taken_is_refused(names, taken, monkeypatch):
     points = [EntryPoint(name, f"package_{n}:Thing", "posbench.schemes") for n, name in enumerate(names)]
-    monkeypatch.setattr(posbench.schemes, "entry_points", lambda group: points)
-    with pytest.raises(ConfigError, match=f"kind '{taken}', which is taken: rename it"):
-        posbench.schemes._Registry()
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+    with pytest.raises(ConfigError, match=f"kind '{taken}', and that name is taken: rename it"):
+        plugins.Registry("position scheme kind", "posbench.schemes", Scheme, {"rotary": rotary.Rotary})

@@ -67,7 +67,7 @@ def test_angles_are_exact_to_a_millionth_of_a_radian_up_to_position_2_to_the_20(
     positions = [0, 1, 255, 257, 2049, 65537, 2**20 - 1, 2**20]
     scheme = Rotary(Shape(64, 4, 4, head_dim), sites="qk", base=base)
     pos = torch.tensor(positions)
-    angles, (cos, sin) = scheme.angles(pos), scheme.prepare(pos)
+    angles, (cos, sin) = scheme.angles(pos), scheme.prepare(pos, 1)
     cos, sin = cos.float(), sin.float()  # as a float32 model gets them
     with mpmath.workdps(40):
         for row, p in enumerate(positions):

@@ -5,13 +5,14 @@ A header is what stands beside the stored rows in `eval/`: the figures that `sco
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from posbench.runs.readings import perplexity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from posbench.runs.readings import Result
 
 Advance = Callable[[int], object]  # is told the tokens that were read
-_MOST_NATS = 700.0  # exp of more is not a float
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Score:
     of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
     title: str
     needs: str | None = None  # a column that results stored by older versions may lack
+    needs_title: str = ""  # what such a result is without
 
 
 class Protocol(ABC):
@@ -99,10 +100,10 @@ class Protocol(ABC):
         return all(isinstance(header.get(key), kind) for key, kind in self.facts.items())
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known, or too large."""
+        """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""
         nll = header.get("nll_mean")
-        perplexity = math.exp(nll) if nll is not None and nll < _MOST_NATS else None
-        return {"nll": nll, "perplexity": perplexity, "bits_per_byte": header.get("bits_per_byte")}
+        value = None if nll is None else perplexity(nll)
+        return {"nll": nll, "perplexity": value, "bits_per_byte": header.get("bits_per_byte")}
 
     def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
         """The points of its chart that one result gives; each names the x axis and the metrics."""
@@ -110,5 +111,5 @@ class Protocol(ABC):
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
-        value = math.exp(min(float(np.mean([header["nll_mean"] for header in headers])), _MOST_NATS))
+        value = perplexity(float(np.mean([header["nll_mean"] for header in headers])))
         return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"

@@ -44,7 +44,7 @@ class Retrieval(Protocol):
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
         Score("drop", _less_second("control_nll"), "the benefit of repetition"),
-        Score("by_order", _less_second(SHUFFLED), "the part by order", needs=SHUFFLED),
+        Score("by_order", _less_second(SHUFFLED), "the part by order", SHUFFLED, "the shuffled control"),
     )
     counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
     chart: ClassVar[tuple[str, str] | None] = ("eval/retrieval/drop", "eval/retrieval/gap")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from posbench.reporting.evaluations import LENGTH_PROTOCOLS
+from posbench.evaluation.protocols import NONOVERLAPPING, POSITION, PROTOCOLS, RETRIEVAL, Protocol
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import records
 from posbench.reporting.sections.section import Section, pictures
@@ -13,12 +13,6 @@ from posbench.reporting.tables import DASH, Table, length_text, perplexity_text,
 if TYPE_CHECKING:
     import pandas as pd
 
-_PROTOCOLS = {
-    "fixed": "Fixed targets: the same tokens are scored at every length, only the context to their left grows.",
-    "nonoverlapping": "Non-overlapping windows: the text is cut into windows and every token scored. A longer window "
-    "can gain already by having fewer tokens near its start.",
-    "sliding": "Sliding windows: windows overlap and only the last tokens of each are scored.",
-}
 _EARLY = (
     "“Gain”: the mean loss in windows of the training length T less that in longer ones, over the targets that all "
     "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
@@ -31,32 +25,38 @@ _EARLY = (
 
 def extrapolation(findings: Findings, drawn: list[str]) -> list[Section]:
     """Perplexity by length, one section a protocol: they are never mixed in one column."""
-    made = []
-    for protocol in LENGTH_PROTOCOLS:
-        if not findings.lengths(protocol):
-            continue
-        table = perplexity_table(findings, protocol)
-        some = next(m for m in findings.measurements if m.protocol == protocol)
-        seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
-        words = [
-            f"{_PROTOCOLS[protocol]} On the {some.split} split, {_scored(findings, protocol)}. exp of the mean loss "
-            f"over {seeds}; * marks the training length."
-        ]
-        if protocol == "fixed":
-            words += _just_past(findings)
-        tables = [table]
-        if protocol == "nonoverlapping" and not findings.early.empty:
-            tables.append(early_table(findings))
-            words.append(_EARLY)
-        elif protocol == "nonoverlapping":
-            at = findings.training_length
-            words.append(f"What of a gain may be only that: posbench eval -p position,nonoverlapping -l {at}")
-        caption = f"Perplexity against length, both on log scales ({protocol})."
-        found = pictures(drawn, f"perplexity-{protocol}", caption)
-        if protocol == "nonoverlapping":
-            found += pictures(drawn, "protocols", _PROTOCOLS_CAPTION)
-        made.append(Section(table.title, words, tables, found, short=f"Perplexity: {protocol}"))
-    return made
+    compared = [p for p in PROTOCOLS.values() if p.is_by_length and findings.lengths(p.name)]
+    return [_extrapolation(findings, drawn, protocol) for protocol in compared]
+
+
+def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> Section:
+    table = perplexity_table(findings, protocol.name)
+    some = next(m for m in findings.measurements if m.protocol == protocol.name)
+    seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
+    words = [
+        f"{protocol.caption} On the {some.split} split, {_scored(findings, protocol.name)}. exp of the mean loss "
+        f"over {seeds}; * marks the training length."
+    ]
+    caption = f"Perplexity against length, both on log scales ({protocol.name})."
+    shown = pictures(drawn, f"perplexity-{protocol.name}", caption)
+    section = Section(table.title, words, [table], shown, short=f"Perplexity: {protocol.name}")
+    if protocol.has_anchor:
+        section.words += _just_past(findings, protocol)
+    if protocol is NONOVERLAPPING:
+        _add_early_tokens(section, findings, drawn)
+    return section
+
+
+def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) -> None:
+    """How much of the gain of longer windows is only that fewer tokens stand near a window's start."""
+    if findings.early.empty:
+        protocols = f"{POSITION.name},{NONOVERLAPPING.name}"
+        command = f"posbench eval -p {protocols} -l {findings.training_length}"
+        section.words.append(f"What of a gain may be only that: {command}")
+    else:
+        section.tables.append(early_table(findings))
+        section.words.append(_EARLY)
+    section.pictures += pictures(drawn, "protocols", _PROTOCOLS_CAPTION)
 
 
 _PROTOCOLS_CAPTION = (
@@ -75,11 +75,12 @@ def _scored(findings: Findings, protocol: str) -> str:
     return "scored at " + "; at ".join(f"{length_text(n)}: {what}" for n, what in zip(counts, each, strict=True))
 
 
-def _just_past(findings: Findings) -> list[str]:
+def _just_past(findings: Findings, protocol: Protocol) -> list[str]:
     """How few of a window's targets stand beyond the training length, at lengths where not all do."""
     at = findings.training_length
-    targets = max((int(m.evaluations[0].windows["targets"].max()) for m in findings.at("fixed").values()), default=0)
-    past = [f"{n - at} at {length_text(n)}" for n in findings.lengths("fixed") if at < n < at + targets]
+    here = findings.at(protocol.name).values()
+    targets = max((int(m.results[0].windows["targets"].max()) for m in here), default=0)
+    past = [f"{n - at} at {length_text(n)}" for n in findings.lengths(protocol.name) if at < n < at + targets]
     if not past:
         return []
     return [
@@ -128,7 +129,7 @@ def position(drawn: list[str]) -> Section | None:
     """Loss by position in the longest windows."""
     found = pictures(
         drawn,
-        "position",
+        POSITION.name,
         "Mean loss by position in the longest windows there are, in log-spaced buckets; below, the same as gaps to the "
         "baseline.",
     )
@@ -137,7 +138,7 @@ def position(drawn: list[str]) -> Section | None:
 
 def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
     """The retrieval probe, by two scores: one row a scheme, one column a gap."""
-    rows = findings.retrieval
+    rows = findings.probes[RETRIEVAL.name]
     if rows.empty:
         return None
     tables = [retrieval_table(findings, "drop", "benefit of repetition", "low", "high")]
@@ -154,13 +155,14 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
             "only a model that uses the order of the passage gains."
         )
     caption = "How much easier a passage is for having been read before, against the gap between its two copies."
-    return Section("Retrieval", words, tables, pictures(drawn, "retrieval", caption))
+    return Section("Retrieval", words, tables, pictures(drawn, RETRIEVAL.name, caption))
 
 
 def retrieval_table(findings: Findings, score: str, name: str, low: str, high: str) -> Table:
     """One score of the retrieval probe with its interval over seeds."""
-    rows = {(row["scheme"], row["gap"]): row for row in records(findings.retrieval)}
-    gaps = sorted(set(findings.retrieval["gap"]))
+    frame = findings.probes[RETRIEVAL.name]
+    rows = {(row["scheme"], row["gap"]): row for row in records(frame)}
+    gaps = sorted(set(frame["gap"]))
 
     def cell(scheme: str, gap: int) -> str:
         if (scheme, gap) not in rows:
@@ -168,7 +170,7 @@ def retrieval_table(findings: Findings, score: str, name: str, low: str, high: s
         row = rows[scheme, gap]
         return plus_minus(row[score], (row[high] - row[low]) / 2, sign=True, digits=3)
 
-    shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(findings.retrieval["scheme"])]
+    shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(frame["scheme"])]
     headers = ["scheme", *(length_text(int(gap)) for gap in gaps)]
     return Table(f"Retrieval: {name} by gap in tokens, nats/token", headers, shown)
 

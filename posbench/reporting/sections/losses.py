@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from posbench.reporting.evaluations import VALIDATION
+from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, chain_without, letters, sd_range
@@ -18,7 +18,7 @@ UNEVEN = 3.0  # times the median spread over seeds
 
 def losses(findings: Findings, drawn: list[str]) -> Section:
     """The loss table and the picture of its gaps."""
-    there, base, seeds = findings.at(VALIDATION), findings.baseline, len(findings.joined.seeds)
+    there, base, seeds = findings.at(VALIDATION.name), findings.baseline, len(findings.joined.seeds)
     words = []
     if there:
         m = next(iter(there.values()))
@@ -54,7 +54,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
 
 def loss_table(findings: Findings) -> Table:
     """One row a scheme, best first; at the end the schemes that have no run to compare, with what became of them."""
-    there, base = findings.at(VALIDATION), findings.baseline
+    there, base = findings.at(VALIDATION.name), findings.baseline
     published = findings.against[0] if findings.against else None
     theirs = {row.scheme: row.theirs for row in published.rows} if published else {}
     headers = ["scheme", "position", "loss\nnats/token"]
@@ -163,7 +163,7 @@ def _in_the_way(findings: Findings) -> list[str]:
 
 def _uneven(findings: Findings) -> list[str]:
     """Schemes whose losses spread far more over seeds than the others' do: their tests are the least trustworthy."""
-    spread = {m.scheme: float(np.std(m.losses, ddof=1)) for m in findings.at(VALIDATION).values()}
+    spread = {m.scheme: float(np.std(m.losses, ddof=1)) for m in findings.at(VALIDATION.name).values()}
     usual = float(np.median(list(spread.values()))) if spread else 0.0
     far = [f"{name} ({of / usual:.0f} times)" for name, of in spread.items() if of > UNEVEN * usual > 0]
     if not far:

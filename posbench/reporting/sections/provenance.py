@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.reporting.findings import Findings
@@ -40,8 +41,7 @@ def schemes_table(findings: Findings) -> Table:
     """One row a scheme: its kind, its options as its runs have stored them, and what they amount to."""
     rows = []
     for scheme in findings.schemes:
-        runs = findings.joined.runs
-        found = [_scheme_text(Run(Path(path))) for path in runs.loc[runs["scheme"] == scheme, "path"]]
+        found = [_scheme_text(run) for (name, _), run in findings.runs.items() if name == scheme]
         kinds, options, amounts = (", or ".join(dict.fromkeys(column)) or DASH for column in zip(*found, strict=True))
         rows.append([scheme, kinds, options, amounts])
     return Table("Schemes", ["scheme", "kind", "options", "that is"], rows, left=frozenset(range(4)))
@@ -54,7 +54,7 @@ def _scheme_text(run: Run) -> tuple[str, str, str]:
     config = run.config
     options = ", ".join(f"{key}={value}" for key, value in config.scheme.options.items())
     try:
-        amounts = build_scheme(config.scheme, shape_of(config.model)).describe()
+        amounts = build_scheme(config.scheme, shape_of(config)).describe()
     except (ConfigError, ValueError, RuntimeError):  # of a package that is not installed here, or another version
         amounts = "not known here"
     return config.scheme.kind, options, amounts
@@ -64,15 +64,31 @@ def fingerprints(findings: Findings) -> Section:
     """What all compared runs share, checked and not hoped."""
     runs = findings.joined.runs
     versions = [column for column in map(str, runs.columns) if column.startswith("version.")]
-    rows = [[name.replace("_", " "), _distinct(runs[f"fingerprint.{name}"])] for name in FINGERPRINTS]
+    rows = [row for name in FINGERPRINTS for row in _fingerprint(name, runs[f"fingerprint.{name}"])]
     rows += [[column.removeprefix("version."), _distinct(runs[column])] for column in versions]
     rows += [["first started", _distinct(runs["started"])[:25]], ["last ended", _distinct(runs["ended"])[-25:]]]
     words = [
         "data, tokenizer, config and code agree between all compared runs; initial weights and batches between the "
         "schemes of each seed."
     ]
+    if not findings.are_bound:
+        words.append("Results of run folders of format 1 do not name the weights that they were made from.")
     title = "Versions and fingerprints"
     return Section(title, words, [_facts(title, rows)], on_terminal=False)
+
+
+def _fingerprint(name: str, column: pd.Series) -> list[list[str]]:
+    """The digests of the runs, a row for each logical part of the initial weights; none where none is recorded."""
+    title = name.replace("_", " ")
+    if name != "initial_weights":
+        digests = _distinct(column)
+        return [[title, digests]] if digests != DASH else []
+    parts = [json.loads(text) for text in column]
+    names = dict.fromkeys(part for each in parts for part in each)
+    return [
+        [title if len(names) == 1 else f"{title}: {part}", _distinct(each.get(part) for each in parts)]
+        for part in names
+    ]
 
 
 def left_out(findings: Findings) -> Section:
@@ -88,5 +104,6 @@ def _facts(title: str, rows: list[list[str]]) -> Table:
     return Table(title, ["", "value"], rows, left=frozenset({0, 1}))
 
 
-def _distinct(column: pd.Series) -> str:
-    return ", ".join(sorted({str(value) for value in column.dropna()})) or DASH
+def _distinct(values: Iterable[Any]) -> str:
+    """The different values, those that are not known (None, NaN, empty) left out."""
+    return ", ".join(sorted({str(value) for value in values if value and value == value})) or DASH

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from posbench.attention.ways import attend, blocks, masked
-from posbench.reference import definition as reference
-from posbench.schemes import Shape
+from posbench.reference.schemes import alibi_slopes
+from posbench.schemes import At, Shape
 from posbench.schemes.alibi import Alibi
 
 # Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
@@ -20,30 +20,37 @@ def random_heads(B, H, Hkv, T, D, dtype, seed=0):
 
 
 def defined(q, k, v, slopes=None):
-    """The definition, head by head, in float64: [B, H, T, D]."""
-    B, H, T, _ = q.shape
+    """The definition, query by query, in float64: [B, H, T, D]."""
+    B, H, T, D = q.shape
     groups = H // k.shape[1]
     q, k, v = (x.double().numpy() for x in (q, k, v))
-    rows = [
-        reference.head(
-            q[b, h],
-            k[b, h // groups],
-            v[b, h // groups],
-            range(T),
-            bias=None if slopes is None else reference.alibi_bias(slopes[h], T),
-        )
-        for b in range(B)
-        for h in range(H)
-    ]
-    return torch.from_numpy(np.stack(rows)).view(q.shape)
+    o = np.zeros(q.shape)
+    for b, h, i in np.ndindex(B, H, T):
+        scores = k[b, h // groups, : i + 1] @ q[b, h, i] / D**0.5
+        if slopes is not None:
+            scores = scores - slopes[h] * (i - np.arange(i + 1))
+        weights = np.exp(scores - scores.max())
+        o[b, h, i] = weights @ v[b, h // groups, : i + 1] / weights.sum()
+    return torch.from_numpy(o)
+
+
+def alibi_of(q, k, dtype=torch.float64, first=0):
+    """ALiBi's bias for the queries `q`, which are the last of the keys `k`; the first key is at position `first`."""
+    H, D = q.shape[1], q.shape[3]
+    scheme = Alibi(Shape(H * D, H, k.shape[1], D)).to(dtype)
+    return scheme.bias(q, None, At(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
+
+
+def scaled(way, **options):
+    return lambda q, k, v, bias: way(q, k, v, bias, q.shape[3] ** -0.5, **options)
 
 
 WAYS = {
-    "attend": attend,
-    "blocks": blocks,
-    "blocks of 8": lambda q, k, v, bias: blocks(q, k, v, bias, block=8),
-    "masked": lambda q, k, v, bias: masked(q, k, v, bias or (lambda head, i, j: None)),
-    "masked in parts": lambda q, k, v, bias: masked(q, k, v, bias or (lambda head, i, j: None), cells=16 * q.shape[2]),
+    "attend": scaled(attend),
+    "blocks": scaled(blocks),
+    "blocks of 8": scaled(blocks, block=8),
+    "masked": scaled(masked),
+    "masked in parts": lambda q, k, v, bias: masked(q, k, v, bias, q.shape[3] ** -0.5, cells=16 * q.shape[2]),
 }
 
 
@@ -54,11 +61,11 @@ WAYS = {
 def test_every_way_equals_the_definition(T, dtype, biased, way):
     B, H, Hkv, D = (2, 6, 2, 16) if T < 200 else (1, 3, 1, 8)
     q, k, v = random_heads(B, H, Hkv, T, D, dtype)
-    alibi = Alibi(Shape(H * D, H, Hkv, D)).to(torch.promote_types(dtype, torch.float32))
-    out = WAYS[way](q, k, v, alibi.bias if biased else None)
+    bias = alibi_of(q, k, torch.promote_types(dtype, torch.float32)) if biased else None
+    out = WAYS[way](q, k, v, bias)
     assert out.dtype == dtype and out.shape == q.shape
     rounding, roundings = ROUNDING[dtype]
-    error = (out.double() - defined(q, k, v, reference.alibi_slopes(H) if biased else None)).abs().max()
+    error = (out.double() - defined(q, k, v, alibi_slopes(H) if biased else None)).abs().max()
     assert error <= roundings * rounding * v.double().abs().max()
 
 
@@ -67,16 +74,30 @@ def test_every_way_equals_the_definition(T, dtype, biased, way):
 @pytest.mark.parametrize("last", [1, 8, 129, 299])
 def test_fewer_queries_than_keys_are_the_last_ones(last, biased, way):
     q, k, v = random_heads(2, 6, 2, 300, 16, torch.float64)
-    bias = Alibi(Shape(96, 6, 2, 16)).double().bias if biased else None
-    rows = WAYS[way](q[:, :, -last:], k, v, bias)
-    expected = defined(q, k, v, reference.alibi_slopes(6) if biased else None)[:, :, -last:]
+    queries = q[:, :, -last:]
+    bias = alibi_of(queries, k, first=1000) if biased else None
+    rows = WAYS[way](queries, k, v, bias)
+    expected = defined(q, k, v, alibi_slopes(6) if biased else None)[:, :, -last:]
     assert (rows - expected).abs().max() <= 1e-13
 
 
 def test_a_bias_of_nothing_is_no_bias():
     q, k, v = random_heads(1, 4, 4, 150, 8, torch.float64)
-    nothing = attend(q, k, v, lambda head, i, j: 0.0 * (j - i))
-    assert torch.allclose(nothing, attend(q, k, v, None), rtol=0, atol=1e-14)
+    nothing = scaled(attend)(q, k, v, lambda b, h, i, j: 0.0 * (j - i))
+    assert torch.allclose(nothing, scaled(attend)(q, k, v, None), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(way):
+    q, k, _ = random_heads(2, 4, 2, 150, 16, torch.float64)
+    v = k[..., :6].contiguous() + 1
+    c = torch.randn(2, 4, 150, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    out = WAYS[way](q, k, v, lambda b, h, i, j: c[b, h, i] - c[b, h, j])
+    keys, values = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    scores = q @ keys.transpose(-2, -1) / 4 + c[..., :, None] - c[..., None, :]
+    causal = torch.ones(150, 150, dtype=torch.bool).tril()
+    expected = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ values
+    assert out.shape == (2, 4, 150, 6) and torch.allclose(out, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
@@ -85,14 +106,13 @@ def test_the_gradients_are_those_of_dense_attention(T, biased):
     H, Hkv, D = 4, 2, 8
     q, k, v = random_heads(1, H, Hkv, T, D, torch.float64)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    alibi = Alibi(Shape(H * D, H, Hkv, D)).double()
     weight = torch.randn(1, H, T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours = torch.autograd.grad((attend(q, k, v, alibi.bias if biased else None) * weight).sum(), leaves)
+    ours = torch.autograd.grad((scaled(attend)(q, k, v, alibi_of(q, k) if biased else None) * weight).sum(), leaves)
 
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(H // Hkv, 1)) / D**0.5
     if biased:
-        scores = scores - torch.tensor(reference.alibi_slopes(H))[:, None, None] * (i - j)
+        scores = scores - torch.tensor(alibi_slopes(H))[:, None, None] * (i - j)
     dense = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v.repeat_interleave(H // Hkv, 1)
     theirs = torch.autograd.grad((dense * weight).sum(), leaves)
     for one, other in zip(ours, theirs, strict=True):
@@ -103,13 +123,13 @@ def test_the_gradients_are_those_of_dense_attention(T, biased):
 @pytest.mark.parametrize("T", [150, 640])
 def test_no_token_sees_its_successor(T, biased):
     q, k, v = random_heads(1, 2, 2, T, 8, torch.float64)
-    bias = Alibi(Shape(16, 2, 2, 8)).double().bias if biased else None
-    before = attend(q, k, v, bias)
+    bias = alibi_of(q, k) if biased else None
+    before = scaled(attend)(q, k, v, bias)
     for t in (1, 127, 128, 129, T - 1):
         k2, v2 = k.clone(), v.clone()
         k2[:, :, t:] += 3.0
         v2[:, :, t:] -= 3.0
-        after = attend(q, k2, v2, bias)
+        after = scaled(attend)(q, k2, v2, bias)
         assert torch.allclose(after[:, :, :t], before[:, :, :t], rtol=0, atol=1e-13)
         assert not torch.allclose(after[:, :, t], before[:, :, t], rtol=0, atol=1e-3)
 
@@ -117,5 +137,5 @@ def test_no_token_sees_its_successor(T, biased):
 def test_scores_of_any_size_make_no_nan():
     q, k, v = random_heads(1, 2, 2, 140, 8, torch.float32)
     for scale in (0.0, 1e4):
-        out = attend(scale * q, scale * k, v, Alibi(Shape(16, 2, 2, 8)).bias)
+        out = scaled(attend)(scale * q, scale * k, v, alibi_of(q, k, torch.float32))
         assert out.isfinite().all() and out.abs().max() <= v.abs().max() + 1e-5

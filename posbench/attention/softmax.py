@@ -1,0 +1,40 @@
+"""Softmax attention (Vaswani et al. 2017, arXiv 1706.03762), causal, grouped-query where num_kv_heads < num_heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from posbench.attention import ways
+from posbench.attention.kind import Kind, Past
+from posbench.schemes import At, Bias, Scheme
+
+
+class Softmax(Kind):
+    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys, values and gates are kept."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
+        """Attention behind the hooks, by `way` or the best there is: see `posbench.attention.ways`."""
+        return (ways.attend if self.way is None else self.way)(q, k, v, bias, scale)
+
+    def ways(self, has_bias: bool, device: torch.device) -> Mapping[str, Callable[..., Tensor] | None]:
+        usual = "fused" if not has_bias else "masked" if device.type == "cpu" else "blocks"
+        flex = {"flex": ways.flex} if has_bias and self.shape.head_dim >= ways.FLEX_FROM else {}
+        return {usual: ways.attend, "blocks": ways.blocks, **flex}
+
+    def mix(
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
+    ) -> Tensor:
+        assert q is not None and k is not None
+        gate = scheme.gate(x, at.pos)
+        q, k, v = scheme.q(q, at.pos), scheme.k(k, at.pos), scheme.v(v, at.pos)
+        if past is not None:
+            k, v, gate = cast(tuple[Tensor, Tensor, Tensor | None], past.extended(k, v, gate))
+        o = self.attend(q, k, v, scheme.bias(q, gate, at), self.scale)
+        return scheme.o(o, at.pos)
+
+    def flops_per_token(self, length: int) -> float:
+        return 2.0 * self.shape.num_heads * self.shape.head_dim * length

@@ -1,0 +1,44 @@
+"""`posbench schemes`: what a YAML file may name, with what each scheme promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posbench.attention import KINDS
+from posbench.composition import choices, conf_dir
+from posbench.composition.rows import expand
+from posbench.config import ConfigError, SchemeConfig
+from posbench.schemes import SCHEMES, Shape, build_scheme
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+
+def list_schemes(console: Console, config_dir: Path | None = None) -> None:
+    """Print every scheme of `conf/scheme`, and of a folder of the user's, and the kinds that a YAML file may name."""
+    from omegaconf import OmegaConf
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for column in ("scheme", "kind", "promises"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it is")
+    theirs = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
+    for file in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *theirs]:
+        comment = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        kind, promise = "", ""
+        try:
+            config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(OmegaConf.load(file)), config_dir))
+            kind = config.kind
+            scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
+            promise = "relative" if scheme.is_relative else "absolute"
+        except ConfigError as error:  # the other rows are worth having
+            comment = str(error)
+        table.add_row(file.stem, kind, promise, Text(comment))
+    console.print(table)
+    console.print(f"kinds: {', '.join(SCHEMES)}", markup=False, highlight=False)
+    console.print(f"kinds of attention: {', '.join(KINDS)}", markup=False, highlight=False)

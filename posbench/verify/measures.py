@@ -1,0 +1,179 @@
+"""How far a specimen is from what it should be: one function a certificate, each a number that is 0 at best."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TypeGuard, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench.attention import Kind, Softmax
+from posbench.model import Block, Decoder
+from posbench.reference.kinds import softmax_weights
+from posbench.reference.schemes import Array, rotation
+from posbench.schemes import Scheme, rotate
+from posbench.schemes.rotary import Rotary
+from posbench.verify.specimen import FAR, LENGTH, SHIFT, VOCAB, Specimen
+
+PIECE = 56  # tokens: three pieces, the last one short
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference of an entry, in float64."""
+    return float((one.double().cpu() - other.double().cpu()).abs().max())
+
+
+def shift(specimen: Specimen) -> float:
+    """How far the logits move when every position grows by `SHIFT`."""
+    return shift_drift(specimen.wide, specimen.tokens)
+
+
+def shift_drift(model: Decoder, tokens: Tensor) -> float:
+    """... of any model and tokens."""
+    return distance(model(tokens), model(tokens, offset=SHIFT))
+
+
+def norm(specimen: Specimen) -> float:
+    """How far the hooks change the length of a vector, as a part of it."""
+    return max(
+        float((getattr(scheme, site)(x, _prepared(scheme)).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        for scheme in specimen.schemes
+        for site, x in specimen.heads.items()
+    )
+
+
+def _prepared(scheme: Scheme, first: int = 0) -> object:
+    return scheme.prepare(torch.arange(first, first + LENGTH), LENGTH)
+
+
+def is_rotary(specimen: Specimen) -> bool:
+    """Whether any layer rotates some site, and does no more there."""
+    return any(_rotates(scheme) for scheme in specimen.schemes)
+
+
+def _rotates(scheme: Scheme) -> TypeGuard[Rotary]:
+    """Whether it rotates some site, and does no more there than that."""
+    return isinstance(scheme, Rotary) and bool(scheme.sites) and scheme.keeps_norms
+
+
+def round_trip(specimen: Specimen) -> float:
+    """How far the inverse rotation misses the vector that a rotated site began with."""
+    worst = 0.0
+    for scheme in specimen.schemes:
+        if _rotates(scheme):
+            pos, angles = scheme.prepare(torch.arange(LENGTH), LENGTH), scheme.angles(torch.arange(LENGTH))
+            for site in scheme.sites:
+                turned = getattr(scheme, site)(specimen.heads[site], pos)
+                worst = max(worst, distance(rotate(turned, angles, inverse=site != "o"), specimen.heads[site]))
+    return worst
+
+
+def has_offset_kernel(specimen: Specimen) -> bool:
+    """Whether values and outputs turn together under softmax attention."""
+    return bool(_turning_values(specimen)) and isinstance(_kind(specimen.wide), Softmax)
+
+
+def _turning_values(specimen: Specimen) -> list[Rotary]:
+    return [s for s in specimen.schemes if _rotates(s) and {"v", "o"} <= s.sites]
+
+
+def _kind(model: Decoder) -> Kind:
+    return cast(Block, model.blocks[0]).attention.kind
+
+
+def offset_kernel(specimen: Specimen) -> float:
+    """How far V with O is from `sum_j a_ij R_(j-i) v_j`, which knows distances alone."""
+    return max(_offset_kernel_of(specimen, scheme) for scheme in _turning_values(specimen))
+
+
+def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
+    x, D, base = specimen.heads, scheme.shape.head_dim, scheme.base
+    pos = scheme.prepare(torch.arange(LENGTH), LENGTH)
+    kind = cast(Softmax, _kind(specimen.wide))
+    q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
+    o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
+    R = {p: rotation(p, D, base) for p in range(1 - LENGTH, LENGTH)}
+
+    def turned(site: str, h: int) -> Array:
+        rows = x[site][0, h].numpy()
+        return np.stack([R[p] @ rows[p] for p in range(LENGTH)]) if site in scheme.sites else rows
+
+    worst = 0.0
+    for h in range(scheme.shape.num_heads):
+        kv = h // (scheme.shape.num_heads // scheme.shape.num_kv_heads)
+        queries, keys, values = turned("q", h), turned("k", kv), x["v"][0, kv].numpy()
+        for i in range(LENGTH):
+            a = softmax_weights(list(keys[: i + 1] @ queries[i] / math.sqrt(D)))
+            expected = sum((a[j] * R[j - i] @ values[j] for j in range(i + 1)), np.zeros(D))
+            worst = max(worst, distance(o[h, i], torch.from_numpy(expected)))
+    return worst
+
+
+def future(specimen: Specimen) -> float:
+    """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
+
+    And when so many follow that attention runs another way.
+    """
+    model, tokens = specimen.wide, specimen.tokens
+    before = model(tokens)
+    worst = distance(before, model(torch.cat((tokens, tokens.repeat(1, 4)), dim=1))[:, :LENGTH])
+    for t in (1, LENGTH // 2, LENGTH - 1):
+        other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
+        after = model(other)
+        if torch.equal(before[:, t], after[:, t]):
+            return float("inf")
+        worst = max(worst, distance(before[:, :t], after[:, :t]))
+    return worst
+
+
+def decode(specimen: Specimen) -> float:
+    """How far the logits are off when tokens come one by one, and each layer has what its kind kept of those before."""
+    model, tokens = specimen.wide, specimen.tokens
+    pasts = model.pasts(LENGTH)
+    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, pasts)) for t in range(LENGTH)]
+    return distance(torch.cat(steps, dim=1), model(tokens, offset=SHIFT))
+
+
+def definition(specimen: Specimen) -> float:
+    """How far the logits are from those of `posbench.reference`."""
+    return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
+
+
+def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
+    """The largest error of any path in a number format, and which path: root mean squares, in roundings."""
+    errors = dict(_errors(specimen, dtype, rounding))
+    worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
+    return errors[worst], worst
+
+
+def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator[tuple[str, float]]:
+    """Each path that can run here, and its error: every way of the kind, in pieces, and each hook alone."""
+
+    def error(result: Tensor, expected: Tensor) -> float:
+        difference = result.double().cpu() - expected
+        return float(difference.norm() / (expected.norm() or 1.0)) / rounding
+
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        narrow = copy.deepcopy(specimen.narrow).to(device)
+        narrow.compute_dtype = dtype
+        tokens = specimen.tokens.to(device)
+        ways = _kind(narrow).ways(specimen.has_bias, narrow.embedding.weight.device)
+        for path, way, piece in [*((name, way, None) for name, way in ways.items()), ("pieces", None, PIECE)]:
+            narrow.piece = piece
+            for block in narrow.blocks:
+                cast(Block, block).attention.kind.way = way
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
+                yield f"{device} {path}", error(narrow(tokens, offset=FAR)[0], specimen.far_logits)
+        for scheme, exact in zip(dict.fromkeys(narrow.schemes), specimen.schemes, strict=True):
+            at = torch.arange(FAR, FAR + LENGTH)
+            rounded, precise = scheme.prepare(at.to(device), LENGTH), exact.prepare(at, LENGTH)
+            for site, heads in specimen.heads.items():
+                x = heads.to(device, dtype)
+                expected = getattr(exact, site)(x.double().cpu(), precise)
+                yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded), expected)

@@ -1,0 +1,91 @@
+"""`posbench verify`: the certificates of schemes as a table, with the reason of each that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from posbench.composition import choices
+from posbench.config import ConfigError
+from posbench.verify.certificates import APART, EXACT, ROUNDINGS, Certificate, certify
+from posbench.verify.specimen import FAR, SHIFT, certificate_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def verify(words: Sequence[str] | None, console: Console) -> bool:
+    """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
+
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`.
+    Raises: ConfigError for a name that is no scheme, or options that it refuses.
+    """
+    overrides = [word for word in words or () if "=" in word]
+    names = [word for word in words or () if "=" not in word] or choices("scheme")
+    configs = [certificate_config(name, overrides) for name in names]
+    certificates: list[Certificate] = []
+    crashes: dict[str, str] = {}
+    for name, config in zip(names, configs, strict=True):
+        try:
+            certificates.append(certify(config))
+        except ConfigError:
+            raise
+        except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having
+            crashes[name] = f"{type(error).__name__}: {error}"
+    if certificates:
+        console.print(tabulate(certificates))
+    for line in explain(certificates, crashes):
+        console.print(line, markup=False, highlight=False, style="red" if line.startswith("FAIL") else None)
+    return not crashes and all(certificate.holds for certificate in certificates)
+
+
+def tabulate(certificates: Sequence[Certificate]) -> Table:
+    """One row a scheme, what broke in red; 80 characters wide."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
+    for name in ("scheme", "position"):
+        table.add_column(name, no_wrap=True)
+    for check in certificates[0].checks:
+        table.add_column(check.name, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in certificates:
+        measured = Text(row.measured, style="" if row.measured == row.promised else "bold red")
+        cells = [Text(str(check), style="" if check.holds else "bold red") for check in row.checks]
+        verdict = Text("ok", style="green") if row.holds else Text("NO", style="bold red")
+        table.add_row(row.scheme, measured, *cells, verdict)
+    return table
+
+
+def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
+    """What was measured and its limits, a line for each thing that broke, the verdict."""
+    yield (
+        f"shift: largest change of a logit when all positions grow by {SHIFT}: "
+        f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
+    )
+    yield f"norm trip kernel future decode fp64: largest error in float64, at most {EXACT:g} (fp64: posbench/reference)"
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in ROUNDINGS.items())
+    yield (
+        f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
+        "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook"
+    )
+    for row in certificates:
+        if not row.defined:
+            yield (
+                f"{row.scheme}: posbench/reference has no definition of this kind, so fp64 is not measured, and fp32 "
+                "and bf16 are held to its own float64 logits"
+            )
+        for check in row.checks:
+            if not check.holds:
+                limit = f"{'above' if check.at_least else 'at most'} {check.limit:g}"
+                promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
+                where = f" ({check.where})" if check.where else ""
+                yield f"FAIL {row.scheme}: {check.name} is {check}{where}, must be {limit}{promise}"
+    for name, message in crashes.items():
+        yield f"FAIL {name}: {message}"
+    failed = [row.scheme for row in certificates if not row.holds] + list(crashes)
+    total = f"{len(certificates) + len(crashes)} scheme{'s' if len(certificates) + len(crashes) > 1 else ''}"
+    yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: every certificate holds"

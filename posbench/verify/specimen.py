@@ -1,0 +1,125 @@
+"""What is examined: a small grouped-query decoder with random weights under a scheme, and the tokens it reads."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench import reference
+from posbench.composition import compose
+from posbench.config import Config
+from posbench.model import Decoder, build_model
+from posbench.schemes import At, Scheme
+
+SHIFT = 37  # tokens
+FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
+LENGTH = 144  # T: more than one block of the blockwise path
+VOCAB = 64
+MODEL = (
+    "model=tiny",
+    "model.d_model=48",
+    "model.num_heads=6",
+    "model.num_kv_heads=2",
+    "model.head_dim=16",
+    "model.init_std=0.25",
+)
+
+
+def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
+    """The small decoder in which a scheme of `conf/scheme` is examined. Raises: ConfigError for an unknown name."""
+    return compose([f"scheme={scheme}", *MODEL, *overrides])
+
+
+def randomise(model: Decoder) -> None:
+    """Weights of size 1 / sqrt(fan-in), norms and vectors about 1: the same numbers on every machine.
+
+    What a scheme learns is drawn too: a table of zeros would certify nothing. From NumPy's frozen stream by name:
+    torch's normal numbers differ in the last bits between kinds of CPU.
+    """
+    for name, parameter in model.named_parameters():
+        normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
+        array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 1 + 0.2 * normal
+        parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
+
+
+def random_tokens(length: int = LENGTH) -> Tensor:
+    """Tokens below `VOCAB`, [1, T] int64, the same on every machine."""
+    return torch.from_numpy(np.random.RandomState(0).randint(0, VOCAB, (1, length)).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A scheme in its decoder. What several certificates need is computed once."""
+
+    config: Config
+    narrow: Decoder  # weights in float32, as runs have them
+    wide: Decoder  # the same weights in float64
+    tokens: Tensor  # [1, T]
+
+    @classmethod
+    def of(cls, config: Config) -> Specimen:
+        """With random weights. Raises: ConfigError where the scheme refuses its options or the shape."""
+        narrow = build_model(config, VOCAB).eval()
+        randomise(narrow)
+        return cls(config, narrow, copy.deepcopy(narrow).double(), random_tokens())
+
+    @property
+    def promises_relative(self) -> bool:
+        return bool(self.wide.scheme.is_relative)
+
+    @cached_property
+    def schemes(self) -> list[Scheme]:
+        """The distinct schemes of the layers, in float64."""
+        return list(dict.fromkeys(self.wide.schemes))
+
+    @cached_property
+    def is_defined(self) -> bool:
+        """Whether `posbench.reference` defines this scheme and this kind of attention."""
+        try:
+            reference.logits(self._weights, self.config, self.tokens[0, :1].tolist())
+        except reference.NoDefinitionError:
+            return False
+        return True
+
+    def defined_logits(self, offset: int) -> Tensor:
+        """Of the definition, [T, V] float64; of the decoder itself in float64 where there is none."""
+        if not self.is_defined:
+            return self.wide(self.tokens, offset=offset)[0]
+        return torch.from_numpy(reference.logits(self._weights, self.config, self.tokens[0].tolist(), offset))
+
+    @cached_property
+    def far_logits(self) -> Tensor:
+        """`defined_logits` at `FAR`."""
+        return self.defined_logits(FAR)
+
+    @property
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {name: tensor.detach().numpy() for name, tensor in self.wide.state_dict().items()}
+
+    @cached_property
+    def heads(self) -> dict[str, Tensor]:
+        """Random q, k, v, o of the shapes their hooks take, [1, H or Hkv, T, D] float64."""
+        shape = self.wide.scheme.shape
+        counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
+        random = np.random.RandomState(1)
+        return {
+            site: torch.from_numpy(random.standard_normal((1, H, LENGTH, shape.head_dim))) for site, H in counts.items()
+        }
+
+    @cached_property
+    def has_bias(self) -> bool:
+        """Whether any layer adds to its scores."""
+        stream = torch.from_numpy(np.random.RandomState(2).standard_normal((1, LENGTH, self.config.model.d_model)))
+        for scheme in self.schemes:
+            at = At(scheme.prepare(torch.arange(LENGTH), LENGTH), 0, 0, LENGTH)
+            q = scheme.q(self.heads["q"], at.pos)
+            if scheme.bias(q, scheme.gate(stream, at.pos), at) is not None:
+                return True
+        return False

@@ -1,0 +1,299 @@
+"""The seam carries every kind of scheme to come: each a trial of a few lines, certified like the schemes there are.
+
+Linear attention, a decay without content, values shared with keys, layers of several schemes, forgetting gates, wider
+q and k, frequencies rescaled at evaluation: the hooks and the kinds of attention carry them without a change to any
+other file.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from posbench import reference
+from posbench.attention import KINDS, Kind, build_kind
+from posbench.composition import compose
+from posbench.config import ConfigError, SchemeConfig
+from posbench.model import build_model, shape_of
+from posbench.reference import kinds as reference_kinds
+from posbench.reference.schemes import DEFINITIONS, Definition, Rotated
+from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
+from posbench.schemes.alibi import slopes
+from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies
+from posbench.size import num_parameters
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+
+QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
+NOPE = {"name": "nope", "kind": "nope"}
+ALIBI = {"name": "alibi", "kind": "alibi"}
+
+
+class Linear(Kind):
+    """`sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` (kexue 10862)."""
+
+    def mix(self, q, k, v, x, scheme, at, past):
+        q, k = (torch.where(y >= 0, y + 1, y.clamp(max=0).exp()) for y in (q, k))
+        gate, groups, T = scheme.gate(x, at.pos), q.shape[1] // k.shape[1], q.shape[2]
+        kept = k, scheme.k(k, at.pos), scheme.v(v, at.pos), gate
+        k, rotated, v, gate = kept if past is None else past.extended(*kept)
+        k, rotated, v = (y.repeat_interleave(groups, 1) for y in (k, rotated, v))
+        i, j = torch.arange(T)[:, None], torch.arange(k.shape[2])
+        bias = scheme.bias(q, gate, at) or (lambda b, h, i, j: torch.zeros(()))
+        b, h = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[1])[:, None, None]
+        decay = bias(b, h, i, j).exp().where(j <= i + k.shape[2] - T, 0.0).to(q.dtype)
+        o = (scheme.q(q, at.pos) @ rotated.mT * decay) @ v / (q @ k.mT * decay).sum(-1, keepdim=True)
+        return scheme.o(o, at.pos)
+
+    def flops_per_token(self, length):
+        return 6.0 * self.shape.num_heads * self.shape.head_dim**2
+
+
+class Decay(Kind):
+    """`a_ij = exp(-m_h (i - j))`: no content; with V and O a complex linear recurrence."""
+
+    parts = ("v",)
+
+    def mix(self, q, k, v, x, scheme, at, past):
+        wide = torch.promote_types(v.dtype, torch.float32)
+        gamma = torch.exp(-slopes(self.shape.num_heads)).to(v.device, wide)[:, None]
+        v = scheme.v(v, at.pos).repeat_interleave(self.shape.num_heads // v.shape[1], 1)
+        past, rows = past or self.past(v.shape[2]), []
+        for t in range(v.shape[2]):
+            past.state = v[:, :, t].to(wide) + (0 if past.state is None else gamma * past.state)
+            rows.append(past.state)
+        past.advance(v.shape[2])
+        return scheme.o(torch.stack(rows, 2).to(v.dtype), at.pos)
+
+    def flops_per_token(self, length):
+        return 2.0 * self.shape.num_heads * self.shape.head_dim
+
+
+def define_linear(scheme, q, k, v, x, positions, h):
+    q, k = (np.where(y >= 0, y + 1, np.exp(np.minimum(y, 0))) for y in (q, k))
+    gates, rows = reference_kinds.gates_of(scheme, x, positions, h), []
+    for t, i in enumerate(positions):
+        e = [np.exp(scheme.bias(h, i, j, q[t], gates)) for j in positions[: t + 1]]
+        below = sum(e[s] * (q[t] @ k[s]) for s in range(t + 1))
+        turned = [scheme.q(q[t], i, h) @ scheme.k(k[s], j, h) for s, j in enumerate(positions[: t + 1])]
+        above = sum(e[s] * turned[s] * scheme.v(v[s], j, h) for s, j in enumerate(positions[: t + 1]))
+        rows.append(scheme.o(above / below, i, h))
+    return np.stack(rows)
+
+
+def define_decay(scheme, q, k, v, x, positions, h):
+    m = reference.schemes.alibi_slopes(scheme.config.model.num_heads)[h]
+    rows = []
+    for t, i in enumerate(positions):
+        seen = list(enumerate(positions[: t + 1]))
+        rows.append(scheme.o(sum(np.exp(-m * (i - j)) * scheme.v(v[s], j, h) for s, j in seen), i, h))
+    return np.stack(rows)
+
+
+class Forgets(Scheme):
+    """FoX: `sum_{l=j+1..i} log sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
+
+    gate_width = 1
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.w, self.b = nn.Parameter(torch.zeros(shape.num_heads, shape.d_model)), nn.Parameter(torch.zeros(6))
+
+    def gate(self, x, pos):
+        return nn.functional.logsigmoid(x.to(self.w.dtype) @ self.w.T + self.b).mT[..., None]
+
+    def bias(self, q, gate, at):
+        c = gate[..., 0].cumsum(-1)
+        copied, before = c.clone(), at.query - at.key
+        return lambda b, h, i, j: c[b, h, i + before] - copied[b, h, j]
+
+
+class DefinedForgets(Definition):
+    def gate(self, x, h):
+        return np.array([-np.log1p(np.exp(-(self.weights["w"][h] @ x + self.weights["b"][h])))])
+
+    def bias(self, h, i, j, q, gates):
+        return sum(float(gates(p)[0]) for p in range(j + 1, i + 1))
+
+
+class Wider(Scheme):
+    """q and k with a channel of the squared norm each: wider than they came, at the scale of head_dim."""
+
+    keeps_norms = False
+
+    def q(self, x, pos):
+        return torch.cat((x, x.square().mean(-1, keepdim=True)), -1)
+
+    k = q
+
+
+class DefinedWider(Definition):
+    def q(self, x, p, h):
+        return np.append(x, (x**2).mean())
+
+    k = q
+
+
+class Yarn(Rotary):
+    """YaRN with the paper's ramp (arXiv 2309.00071), the temperature on q alone; `rescale` is off in training."""
+
+    keeps_norms = False
+
+    def __init__(self, shape: Shape, sites, base=10000.0, rescale=None, factor=1.0) -> None:
+        super().__init__(shape, sites, base)
+        self.factor = float(factor) if rescale == "yarn" else 1.0
+
+    def angles(self, pos):
+        w = inverse_frequencies(self.shape.head_dim, self.base, pos.device)
+        ramp = ((self.shape.context_length * w / (2 * torch.pi) - 1) / (32 - 1)).clamp(0, 1)
+        return pos.to(torch.float64)[:, None] * w * ((1 - ramp) / self.factor + ramp)
+
+    def q(self, x, pos: Turn):
+        return super().q(x, pos) * (0.1 * np.log(self.factor) + 1) ** 2
+
+
+class DefinedYarn(Rotated):
+    def __init__(self, config, weights, sites, base=10000.0, rescale=None, factor=1.0):
+        super().__init__(config, weights, sites, base)
+        self.factor = factor if rescale else 1.0
+
+    def q(self, x, p, h):
+        D, L, y = len(x), self.config.train.context_length, x.copy()
+        for t in range(D // 2):
+            w = self.base ** (-2 * t / D)
+            g = min(1.0, max(0.0, (L * w / (2 * np.pi) - 1) / 31))
+            a = p * w * ((1 - g) / self.factor + g)
+            y[t], y[t + D // 2] = (
+                x[t] * np.cos(a) - x[t + D // 2] * np.sin(a),
+                x[t] * np.sin(a) + x[t + D // 2] * np.cos(a),
+            )
+        return y * (0.1 * np.log(self.factor) + 1) ** 2
+
+    def k(self, x, p, h):
+        return self.q(x, p, h) / (0.1 * np.log(self.factor) + 1) ** 2
+
+
+@pytest.fixture(autouse=True)
+def trials(monkeypatch):
+    """The trials under names of their own, as an installed package would have them."""
+    for registry, entries in (
+        (KINDS.ours, {"linear": Linear, "decay": Decay}),
+        (reference_kinds.KINDS, {"linear": define_linear, "decay": define_decay}),
+        (SCHEMES.ours, {"forgets": Forgets, "wider": Wider, "yarn": Yarn}),
+        (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider, "yarn": DefinedYarn}),
+    ):
+        for name, entry in entries.items():
+            monkeypatch.setitem(registry, name, entry)
+
+
+def rotary(sites, **attention_options):
+    return SchemeConfig("trial", "rotary", {"sites": list(sites)}, attention_options)
+
+
+SEVERAL = {"name": "pair", "kind": "combined", "of": [{"name": "forgets", "kind": "forgets"}, QK]}
+YARN = {"sites": ["q", "k"], "rescale": "yarn", "factor": 4.0}
+TRIALS = {
+    "linear, numerator rotated": (rotary("qk", kind="linear"), "relative"),
+    "linear, alibi is retention's decay": (SchemeConfig("t", "alibi", attention={"kind": "linear"}), "relative"),
+    "linear, v alone": (rotary("v", kind="linear"), "absolute"),
+    "decay with vo": (rotary("vo", kind="decay"), "relative"),
+    "decay with v": (rotary("v", kind="decay"), "absolute"),
+    "shared k = v, one rotated cache": (rotary("qkvo", shared_kv=True), "relative"),
+    "shared k = v, q k v": (rotary("qkv", shared_kv=True), "absolute"),
+    "every fourth layer nope": (SchemeConfig("t", "interleaved", {"layers": [QK, QK, QK, NOPE]}), "relative"),
+    "layers of several kinds": (SchemeConfig("t", "interleaved", {"layers": [ALIBI, SEVERAL]}), "relative"),
+    "a forgetting gate": (SchemeConfig("t", "forgets"), "relative"),
+    "a forgetting gate under linear attention": (
+        SchemeConfig("t", "forgets", attention={"kind": "linear"}),
+        "relative",
+    ),
+    "a gate, a rotation and a penalty": (
+        SchemeConfig("t", "combined", {"of": [{"name": "f", "kind": "forgets"}, QK, ALIBI]}),
+        "relative",
+    ),
+    "wider q and k": (SchemeConfig("t", "wider"), "relative"),
+    "yarn at evaluation": (SchemeConfig("t", "yarn", YARN), "relative"),
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_each_coming_kind_of_scheme_fits_the_seam_and_is_certified(name):
+    scheme, promised = TRIALS[name]
+    certificate = certify(replace(certificate_config("nope"), scheme=scheme))
+    failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
+    assert failed == {} and certificate.defined and certificate.measured == certificate.promised == promised
+
+
+def test_the_shared_parts_of_every_kind_are_drawn_alike():
+    plain = build_model(certificate_config("nope"), VOCAB)
+    whole = {name: [] for name, _ in plain.shared_parts()}
+    for name, tensor in plain.shared_parts():
+        whole[name].append(tensor)
+    for scheme, lacks in (
+        (rotary("vo", kind="decay"), {"attention.q", "attention.k"}),
+        (rotary("qk", shared_kv=True), {"attention.v"}),
+    ):
+        config = replace(certificate_config("nope"), scheme=scheme)
+        model = build_model(config, VOCAB)
+        parts = {name: [] for name, _ in model.shared_parts()}
+        for name, tensor in model.shared_parts():
+            parts[name].append(tensor)
+        assert whole.keys() - parts.keys() == lacks
+        assert all(torch.equal(a, b) for name in parts for a, b in zip(whole[name], parts[name], strict=True))
+        counted = num_parameters(config, VOCAB)
+        assert sum(p.numel() for p in model.parameters()) == sum(counted.values())
+        assert sum(counted.values()) < sum(num_parameters(certificate_config("nope"), VOCAB).values())
+
+
+def test_equal_members_are_one_scheme_prepared_once(monkeypatch):
+    prepared = []
+    prepare = Rotary.prepare
+    monkeypatch.setattr(Rotary, "prepare", lambda self, *at: prepared.append(self) or prepare(self, *at))
+    scheme = SchemeConfig("t", "interleaved", {"layers": [QK, QK, NOPE]})
+    config = replace(compose(["model=tiny", "model.num_layers=6"]), scheme=scheme)
+    model = build_model(config, VOCAB)
+    assert [type(layer) for layer in model.schemes] == [Rotary, Rotary, Scheme] * 2
+    model(random_tokens(9))
+    assert len(prepared) == 1
+
+
+def test_what_is_made_of_nothing_or_adds_to_embeddings_in_a_layer_is_refused():
+    shape = Shape(48, 6, 2, 16, num_layers=2)
+    with pytest.raises(ConfigError, match=r"scheme\.of must be a list of schemes"):
+        build_scheme(SchemeConfig("t", "combined", {"of": []}), shape)
+    sines = {"name": "sinusoidal", "kind": "sinusoidal"}
+    with pytest.raises(ConfigError, match="adds positions to the token embeddings once"):
+        build_scheme(SchemeConfig("t", "interleaved", {"layers": [QK, sines]}), shape)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"kind": "softmacs"}, "scheme.attention.kind='softmacs' is not known; did you mean 'softmax'"),
+        ({"shared_kw": True}, "scheme.attention.shared_kw is not an option of 'softmax'; did you mean 'shared_kv'"),
+        ({"shared_kv": 1}, "scheme.attention.shared_kv=1 must be true or false"),
+        ({"kind": "decay", "shared_kv": True}, "needs a kind of attention that has keys and values"),
+    ],
+)
+def test_a_kind_of_attention_that_cannot_be_is_refused(options, says):
+    with pytest.raises(ConfigError) as refusal:
+        build_kind(SchemeConfig("t", "nope", attention=options), shape_of(compose(["model=tiny"])))
+    assert says in str(refusal.value)
+
+
+def test_a_past_that_is_full_takes_no_more():
+    model = build_model(certificate_config("nope"), VOCAB)
+    pasts = model.pasts(4)
+    with torch.no_grad():
+        model.hidden(random_tokens(3), 0, pasts)
+        assert pasts[0].num_bytes == 4 * 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32, 4 tokens
+        with pytest.raises(ConfigError, match="6 tokens do not fit a past that was made for 4"):
+            model.hidden(random_tokens(3), 0, pasts)
+
+
+def test_learned_numbers_are_drawn_before_they_are_certified():
+    model = build_model(replace(certificate_config("nope"), scheme=SchemeConfig("t", "forgets")), VOCAB)
+    assert not model.scheme.w.any()
+    randomise(model)
+    assert model.scheme.w.abs().min() > 0 and model.scheme.b.abs().min() > 0
