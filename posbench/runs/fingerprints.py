@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from posbench.attention import Kind
 from posbench.config import Config
 from posbench.model import Decoder
 from posbench.runs.manifest import Fingerprints, Manifest
@@ -38,7 +39,7 @@ _ASIDE_IN_TRAIN = (
 FORWARD = ("attention/kind.py", "attention/softmax.py", "attention/ways.py", "model.py", "schemes/base.py")
 _STEPS = tuple(f"training/{name}.py" for name in ("loop", "step", "state", "optimizer", "processes"))
 _CODE = (*FORWARD, "cross_entropy.py", "data/*.py", *_STEPS)
-_BASES = (Scheme,)
+_BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
