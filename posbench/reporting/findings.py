@@ -19,7 +19,7 @@ from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.statistics import Chain, Floats, Pair, chain, compare_all
-from posbench.runs import Run, load_run
+from posbench.runs import Run, run_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         raise ConfigError(
             f"the baseline {baseline!r} has no run to compare with: take one of {', '.join(joined.schemes)}"
         )
-    runs = {(row["scheme"], row["seed"]): load_run(row["path"]) for row in records(joined.runs)}
+    runs = {(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(joined.runs)}
     example = next(iter(runs.values()))
     config, notes = example.config, [*joined.notes, *_damaged(frame)]
     if published is None and config.experiment.published:
@@ -130,7 +130,7 @@ def _any_config(frame: pd.DataFrame) -> Config:
     failure = ConfigError("no run has a configuration")
     for path in frame["path"]:
         try:
-            return load_run(path).config
+            return run_at(path).config
         except ConfigError as error:
             failure = error
     raise failure

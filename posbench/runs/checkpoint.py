@@ -174,7 +174,7 @@ def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: in
     if why:
         steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
         listed = ", ".join(map(str, sorted(steps)))
-        rest = f"steps {listed} are left: --at-step {max(steps)} takes older weights, or " if steps else ""
+        rest = f"Steps that are left: {listed}. Take older weights with --at-step {max(steps)}, or " if steps else ""
         raise ConfigError(
             f"the weights of step {step} in {folder} cannot be used: {why}. "
             f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from posbench.attention import Kind
 from posbench.config import Config
 from posbench.model import Decoder
 from posbench.runs.manifest import Fingerprints, Manifest
@@ -35,10 +36,17 @@ _ASIDE_IN_TRAIN = (
 # Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
 # Softmax attention is, because all rows are compared with those that use it.
-FORWARD = ("attention/kind.py", "attention/softmax.py", "attention/ways.py", "model.py", "schemes/base.py")
+FORWARD = (
+    "attention/kind.py",
+    "attention/softmax.py",
+    "attention/ways.py",
+    "layers.py",
+    "model.py",
+    "schemes/base.py",
+)
 _STEPS = tuple(f"training/{name}.py" for name in ("loop", "step", "state", "optimizer", "processes"))
-_CODE = (*FORWARD, "cross_entropy.py", "data/*.py", *_STEPS)
-_BASES = (Scheme,)
+_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", *_STEPS)  # the text has a fingerprint of its own
+_BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -136,10 +144,9 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 
 @cache
-def code_fingerprint(patterns: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
-    """Of source files, given as patterns within the package; those that decide what all runs compute by default."""
-    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
-    return digest("".join(f"{file.relative_to(package).as_posix()} {_syntax(file)}\n" for file in files))
+def code_fingerprint(files: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
+    """Of files of the package, one by one, so that a new file changes nothing; by default what all runs compute by."""
+    return digest("".join(f"{name} {_syntax(package / name)}\n" for name in sorted(files)))
 
 
 def scheme_code(model: nn.Module) -> str:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError
 from posbench.machine.files import has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
+from posbench.runs.windows import fault
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,9 +42,7 @@ _STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
 _WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
 _STEP = re.compile(r"step=([0-9]{1,12})")
 _NOT_AT_EVALUATION = ("name", "kind", "step")
-_WHOLE = ("document", "start", "targets", "bytes", "gap", "bucket_start", "bucket_end")  # columns of whole numbers
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
-_MOST_DOCUMENTS = 1 << 27
 _LARGEST_EXPONENT = 700.0  # exp of more than about 709 is not a float
 
 
@@ -204,33 +203,6 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 
-def why_windows_make_no_sense(table: pyarrow.Table) -> str | None:
-    """What a column holds that windows cannot: losses are floats (NaN too), all else is whole and not negative."""
-    import pyarrow.compute
-    import pyarrow.types
-
-    if table.num_rows == 0:
-        return "it holds no windows"
-    for lacking in {"document", "targets"} - set(table.column_names):
-        return f"it lacks the column {lacking!r}"
-    for name in table.column_names:
-        column = table[name]
-        fits = not column.null_count
-        if name.endswith("nll"):  # pandas writes NaN as null
-            fits = pyarrow.types.is_floating(column.type)
-        elif name in _WHOLE:
-            fits = fits and pyarrow.types.is_integer(column.type) and pyarrow.compute.min(column).as_py() >= 0
-            if fits and name == "document":
-                fits = pyarrow.compute.max(column).as_py() < _MOST_DOCUMENTS
-            if fits and name in ("targets", "bytes"):  # a document may end before a bucket of positions
-                each = name == "targets" and "bucket_start" not in table.column_names
-                least = pyarrow.compute.min(column) if each else pyarrow.compute.max(column)
-                fits = least.as_py() > 0
-        if not fits:
-            return f"the column {name!r} holds what it cannot"
-    return None
-
-
 def _files(folder: Path) -> list[tuple[Reading, Path]]:
     """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
     found = {}
@@ -302,7 +274,7 @@ def _table(content: bytes) -> pyarrow.Table:
         table = pyarrow.parquet.read_table(io.BytesIO(content))
     except (OSError, pyarrow.ArrowException) as error:
         raise _NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
-    why = why_windows_make_no_sense(table)
+    why = fault(table)
     if why:
         raise _NotAResult(why)
     return table

@@ -224,7 +224,7 @@ def run_folder(config: Config) -> Path:
 
 def load_run(path: str | Path) -> Run:
     """The run in this folder. Raises: ConfigError where there is none."""
-    run = Run(Path(path))
+    run = run_at(path)
     _ = run.manifest
     return run
 

@@ -39,7 +39,7 @@ def test_a_number_of_processes_that_is_none_is_named(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", value)
-    assert f"WORLD_SIZE={value!r} in the environment is no number" in posbench("schemes").refusal
+    assert f"WORLD_SIZE={value!r} in the environment is not a number" in posbench("schemes").refusal
 
 
 def test_where_there_is_no_home_a_cache_is_asked_for(

@@ -12,6 +12,7 @@ import yaml
 
 from posbench import compose
 from posbench.config import ConfigError
+from posbench.machine.files import sealed
 from posbench.runs import run_folder
 from tests.cli.commands import Give, left
 
@@ -112,7 +113,7 @@ def hostile(runs: Path) -> Path:
         manifest["device"]["name"] = manifest["versions"]["torch"] = HOSTILE
         if run.parent.name == "nope":
             manifest["scheme"] = HOSTILE
-        (run / "run.json").write_text(json.dumps(manifest))
+        (run / "run.json").write_text(json.dumps(sealed(manifest)))
         config = yaml.safe_load((run / "config.yaml").read_text())
         config["experiment"]["description"] = config["experiment"]["source"] = HOSTILE
         config["tracking"]["project"] = f"{HOSTILE}{run.parent.name}"
@@ -133,6 +134,7 @@ def test_hostile_texts_are_shown_and_not_obeyed(posbench: Give, hostile: Path, w
     before = set(left(hostile))
     said = posbench(*words)
     assert said.status in (0, 2) and "Traceback" not in said.error, said.error
+    assert "checksum" not in said.error, "the manifests are believed"
     for text in (said.out, said.error):
         assert not set(text) & {"\x1b", "\x07", "\u202e"}
     for name in set(left(hostile)) - before:

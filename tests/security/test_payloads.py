@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from posbench.machine.files import sealed
 from tests.cli.commands import Give
 
 EVIL = """
@@ -226,6 +227,16 @@ def put(file: str, content: str | bytes) -> Callable[[Path], object]:
     return lambda run: (run / file).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def resealed(**changes: Any) -> Callable[[Path], object]:
+    """A manifest that says something else, under a seal that fits."""
+
+    def make(run: Path) -> None:
+        manifest = {**json.loads((run / "run.json").read_text()), **changes}
+        (run / "run.json").write_text(json.dumps(sealed(manifest)))
+
+    return make
+
+
 def linked_results(run: Path) -> None:
     shutil.rmtree(run / "eval")
     (run / "eval").symlink_to(Path.cwd() / "elsewhere")
@@ -252,9 +263,7 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "a pickle as weights, sealed": sealed_pickle,
     "a checkpoint of files elsewhere": path_out_of_the_checkpoint,
     "a pickle as the manifest": put("run.json", pickle.dumps(Pickled())),
-    "a manifest of names that leave": put(
-        "run.json", json.dumps({"format": 1, "status": "finished", "experiment": "../../canary", "scheme": "../canary"})
-    ),
+    "a manifest of names that leave": resealed(experiment="../../canary", scheme="../canary"),
     "a pickle as the run's tokenizer": put("tokenizer.json", pickle.dumps(Pickled())),
     "a pickle as the metrics": put("metrics.jsonl", pickle.dumps(Pickled())),
     "results of pickles": lambda run: parquet_of_pickles(run / "eval/validation/32.parquet"),
@@ -265,6 +274,7 @@ RUNS: dict[str, Callable[[Path], object]] = {
 
 # What scoring a run has no use for, or does not follow; it refuses all the others.
 IDLE = {
+    "a manifest of names that leave",  # no folder is made of them
     "a checkpoint of files elsewhere",  # its three files are known by name
     "a cache elsewhere",
     "a pickle as the run's tokenizer",
