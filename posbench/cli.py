@@ -266,8 +266,8 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding, position, retrieval, validation. Default: those of the run's "
-            "experiment.",
+            help="How to score, such as fixed or retrieval; an unknown name is answered with all names. Default: "
+            "those of the run's experiment.",
             show_default=False,
         ),
     ] = None,
