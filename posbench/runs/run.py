@@ -76,7 +76,7 @@ class Run:
             raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
-                f"{file} is not a configuration of this posbench: {error}. It may be of another version, which can read it"
+                f"{file} is not a configuration of this posbench: {error}. It may be of another version: use that one"
             ) from error
 
     @property
