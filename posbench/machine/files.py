@@ -25,7 +25,7 @@ def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
     return descriptor
 
 
@@ -59,7 +59,7 @@ def read_yaml(path: Path) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError((str(error) or "it is no YAML").splitlines()[0]) from error
+        raise ValueError((str(error) or "it is not YAML").splitlines()[0]) from error
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -66,9 +66,9 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
         "num_steps": config.train.num_steps
     }
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
-    kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
-    kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    return dict(json.loads(json.dumps(flat(kept))))
+    fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
+    fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
+    return dict(json.loads(json.dumps(flat(fields))))
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,10 +123,10 @@ def changes_in(config: Config, manifest: Manifest) -> list[str]:
 
     Not the device, which is what trained; nor settings that are newer than the manifest.
     """
-    kept = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
+    recorded = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
     now = identity(config, dict.fromkeys(("type", "dtype", "compiled")))
-    asked = {key: value for key, value in now.items() if key in kept or key.startswith("scheme.")}
-    return differences(kept, asked)
+    asked = {key: value for key, value in now.items() if key in recorded or key.startswith("scheme.")}
+    return differences(recorded, asked)
 
 
 def _texts(manifest: Manifest) -> dict[str, str]:
@@ -172,16 +172,16 @@ def _code_of(modules: frozenset[str]) -> str:
 
 def _imported(name: str) -> set[str]:
     """The modules of the same package that a module imports, without the shared ones and registries of names."""
-    found = set()
+    names: set[str] = set()
     for file in _file_of(name):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 source = resolve_name("." * node.level + (node.module or ""), name.rpartition(".")[0])
-                found |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+                names |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
     shared = {base.__module__ for base in _BASES} | {"posbench.schemes", "posbench.attention"}
-    return {each for each in found - shared if each in sys.modules and _package_of(each) == _package_of(name)}
+    return {each for each in names - shared if each in sys.modules and _package_of(each) == _package_of(name)}
 
 
 def _package_of(module: str) -> str:

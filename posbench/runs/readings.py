@@ -205,7 +205,7 @@ def perplexity(loss: float) -> float:
 
 def _files(folder: Path) -> list[tuple[Reading, Path]]:
     """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
-    found = {}
+    files = {}
     for file in [*folder.glob("*/*.parquet"), *folder.glob("*/*.json")]:
         match = _STEM.fullmatch(file.stem)
         if match and match[1].isascii() and _PROTOCOL.fullmatch(file.parent.name):
@@ -214,8 +214,8 @@ def _files(folder: Path) -> list[tuple[Reading, Path]]:
             except ConfigError:
                 continue
             if reading.stem == file.stem:
-                found[reading] = file.with_suffix(".parquet")
-    return sorted(found.items())
+                files[reading] = file.with_suffix(".parquet")
+    return sorted(files.items())
 
 
 def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
@@ -258,8 +258,8 @@ def _check_bound(manifest: Manifest, reading: Reading, header: Mapping[str, Any]
     meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
     for key, value in bindings.items():
         if header.get(key) != value:
-            told = f"{header.get(key)} here, the run's is {value}"
-            raise _NotAResult(f"it is of {meaning[key]} ({told})")
+            values = f"{header.get(key)} here, the run's is {value}"
+            raise _NotAResult(f"it is of {meaning[key]} ({values})")
 
 
 def _bindings(manifest: Manifest) -> dict[str, str]:

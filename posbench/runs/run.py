@@ -50,7 +50,7 @@ class Run:
 
     @property
     def remedy(self) -> str:
-        """What mends a finished run that lost a part: giving its train command again finds it finished."""
+        """What repairs a finished run that lost a part: giving its train command again finds it finished."""
         return f"delete the folder {self.path} and train it again"
 
     @cached_property
@@ -63,7 +63,7 @@ class Run:
             mapping = read_yaml(file)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
+                f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
                 f"where the file was lost, {self.remedy})"
             ) from None
         except (OSError, ValueError) as error:
@@ -76,7 +76,7 @@ class Run:
             raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
-                f"{file} is no configuration of this posbench: {error}. It may be of another version: read it with that"
+                f"{file} is not a configuration of this posbench: {error}. It may be of another version: use that one"
             ) from error
 
     @property
