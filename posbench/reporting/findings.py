@@ -138,7 +138,7 @@ def _any_config(frame: pd.DataFrame) -> Config:
 
 def _damaged(frame: pd.DataFrame) -> list[str]:
     """A note for each file that is not a result of the run it lies in."""
-    return [f"{line}." for lines in frame["damaged"].dropna() for line in lines.splitlines()]
+    return [f"{line}." for line in dict.fromkeys(frame["damaged"].dropna().str.cat(sep="\n").splitlines())]
 
 
 def _matrix(joined: Joined, measurements: list[Measurement]) -> tuple[list[str], int, Floats]:

@@ -102,7 +102,7 @@ def row(run: Run) -> dict[str, Any]:
         **_losses(manifest, results, damaged),
         **_facts(manifest),
         "is_bound": all(result.is_bound for result in results) if results else None,
-        "damaged": "\n".join(map(str, damaged)) or None,
+        "damaged": "\n".join(dict.fromkeys(map(str, damaged))) or None,
         "path": str(run.path),
     }
 

@@ -11,6 +11,7 @@ from posbench.machine.files import read_bytes
 from posbench.machine.lock import is_held
 from posbench.runs.manifest import RUNNING
 from posbench.runs.packed import Pack
+from posbench.runs.packed_run import PackedRun, runs_of
 from posbench.runs.run import PACK, Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
@@ -24,7 +25,7 @@ def find_runs(folder: str | Path) -> list[Run]:
     root = Path(folder)
     pack = _pack_of(root)
     if pack is not None:
-        return [run for run in pack.runs() if root in (run.path, *run.path.parents)]
+        return [run for run in runs_of(pack) if root in (run.path, *run.path.parents)]
     return sorted(_below(root), key=lambda run: run.path)
 
 
@@ -32,7 +33,7 @@ def run_at(path: str | Path) -> Run:
     """The run that a stored path names: the one door by which a row of a table becomes a run again."""
     place = Path(path)
     pack = _pack_of(place)
-    return pack.run(place) if pack is not None else Run(place)
+    return PackedRun(place, pack) if pack is not None else Run(place)
 
 
 def load_run(path: str | Path) -> Run:
@@ -80,7 +81,7 @@ def _pack(folder: Path, content: bytes) -> Pack:
 
 def _below(folder: Path) -> Iterator[Run]:
     if (folder / PACK).is_file():
-        yield from _opened(folder).runs()
+        yield from runs_of(_opened(folder))
     elif (folder / "run.json").is_file():
         yield Run(folder)
     elif folder.is_dir():

@@ -18,6 +18,7 @@ from posbench.machine.files import folder_beside, publish_folder, sealed, write_
 from posbench.runs.finding import UNREADABLE, find_runs, state_of
 from posbench.runs.manifest import FINISHED
 from posbench.runs.packed import KEY, METRICS, PACK_FORMAT, PLACE, READINGS, RUNS, Key, Pack, digest
+from posbench.runs.packed_run import PackedRun
 from posbench.runs.readings import Result
 from posbench.runs.run import PACK, Run
 
@@ -217,7 +218,7 @@ def _write(file: Path, table: pyarrow.Table) -> None:
 def _check(packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence[Result]]) -> None:
     """Raises: ConfigError where what was written does not say what the run folders say."""
     for key, run in runs.items():
-        again = packed.run(packed.folder / _name(key))
+        again = PackedRun(packed.folder / _name(key), packed)
         packed_results, damaged = again.results()
         same = (
             again.manifest == run.manifest

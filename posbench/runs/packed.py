@@ -1,4 +1,4 @@
-"""A packed experiment: all its finished runs in a few files, read back as runs. `posbench.runs.pack` writes it.
+"""A packed experiment: all its finished runs in a few files. `posbench.runs.pack` writes it.
 
     <experiment>/
         pack.json                  the runs, the size and SHA-256 of every other file, and a seal over all of that
@@ -8,8 +8,8 @@
         windows-<protocol>.parquet one row a window: scheme, seed, length, under, and the columns of the protocol
         tokenizer.json             where the runs kept theirs; tokenizer-2.json and so on where they are not all one
 
-A packed run has no folder and no weights. Its path is that of the folder it would be, `<experiment>/<scheme>/seed=<n>`.
-A file that is not as it was written is named, and costs what it holds: the windows of one protocol, say.
+Nothing of it is believed before it was checked. A file that is not as it was written is named, and costs what it holds:
+the windows of one protocol, say.
 """
 
 from __future__ import annotations
@@ -18,24 +18,20 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.config import ConfigError, check_name
-from posbench.machine.files import check_format, has_its_seal, parse_json, read_bytes, read_json
-from posbench.runs.manifest import FINISHED, FORMAT, Manifest
-from posbench.runs.readings import Damaged, NotAResult, Reading, Result, check_header
-from posbench.runs.run import PACK, Run
+from posbench.machine.files import check_format, has_its_seal, read_bytes, read_json
+from posbench.runs.readings import NotAResult, Reading
+from posbench.runs.run import PACK
 from posbench.runs.windows import fault
 
 if TYPE_CHECKING:
     import pyarrow
-    from tokenizers import Tokenizer
 
-    from posbench.model import Decoder
 
 PACK_FORMAT = 1
 RUNS, METRICS, READINGS = "runs.parquet", "metrics.parquet", "readings.parquet"
@@ -50,13 +46,16 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 }
 _FILE = re.compile(r"[a-z][a-z0-9_-]{0,80}\.(parquet|json)")
 _RUN = re.compile(r"([^/]+)/seed=([0-9]{1,9})")
-_UNKNOWN = "unknown"  # stands for the runs of a pack that cannot say which it holds
 
 Key = tuple[str, int]  # scheme, seed
 
 
 class DamagedPack(ConfigError):
     """A file of a packed experiment is missing, or is not what was written."""
+
+    def __init__(self, file: Path, why: str, remedy: str) -> None:
+        super().__init__(f"{file} {why}: {remedy}")
+        self.why = f"{file.name} {why}"
 
 
 @dataclass(frozen=True)
@@ -101,23 +100,13 @@ class Pack:
         if not has_its_seal(content):
             self.refuse(PACK, "does not match its checksum")
         try:
-            runs = tuple(map(_key, content["runs"]))
-            files = {_file(name): (int(each["bytes"]), str(each["sha256"])) for name, each in content["files"].items()}
+            runs = tuple(map(key_of, content["runs"]))
+            files = {
+                file_name(name): (int(each["bytes"]), str(each["sha256"])) for name, each in content["files"].items()
+            }
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             self.refuse(PACK, f"holds no list of runs and files ({error})")
         return Index(runs, files)
-
-    def runs(self) -> list[Run]:
-        """All of them by name; where `pack.json` cannot be read, one that says so when it is asked for anything."""
-        try:
-            keys = self.index.runs
-        except ConfigError:
-            return [PackedRun(self.folder / _UNKNOWN / PACK, self)]
-        return [self.run(self.folder / scheme / f"seed={seed}") for scheme, seed in sorted(keys)]
-
-    def run(self, path: Path) -> Run:
-        """The run whose folder would be `path`."""
-        return PackedRun(path, self)
 
     def content(self, name: str) -> bytes:
         """One of the files, as it was written. Raises: DamagedPack."""
@@ -170,7 +159,7 @@ class Pack:
         for row in self._rows(READINGS):
             try:
                 reading = Reading(row["protocol"], row["length"], tuple(row["under"].split()))
-                file = _file(row["file"])
+                file = file_name(row["file"])
                 if row["windows"] < 1:
                     raise ConfigError(f"{row['windows']} windows")
             except ConfigError as error:
@@ -186,8 +175,8 @@ class Pack:
         """The windows of one result, as the run folder held them. Raises: NotAResult."""
         try:
             table = self.table(stored.file)
-        except ConfigError as error:
-            raise NotAResult(str(error)) from None
+        except DamagedPack as damaged:
+            raise NotAResult(damaged.why) from None
         for lacking in set(stored.columns) - set(table.column_names):
             raise NotAResult(f"{stored.file} lacks the column {lacking!r}")
         windows = table.slice(stored.first, stored.windows).select(list(stored.columns))
@@ -207,7 +196,7 @@ class Pack:
 
     def refuse(self, name: str, why: str) -> NoReturn:
         """Raises: DamagedPack naming the file, the cause and the remedy."""
-        raise DamagedPack(f"{self.folder / name} {why}: {self.remedy(name)}")
+        raise DamagedPack(self.folder / name, why, self.remedy(name))
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         """The rows of a table whose columns are known, each of its type. Raises: DamagedPack."""
@@ -217,106 +206,6 @@ class Pack:
                 if column not in row or not isinstance(row[column], kind):
                     self.refuse(name, f"holds what it cannot in the column {column!r}")
         return rows
-
-
-@dataclass(frozen=True)
-class PackedRun(Run):
-    """A run of a packed experiment: what a run folder says, without one."""
-
-    pack: Pack = field(compare=False, repr=False)
-
-    @property
-    def remedy(self) -> str:
-        """What brings back what is damaged in it."""
-        return self.pack.remedy(RUNS)
-
-    def content(self, name: str) -> bytes:
-        """`run.json` or `config.yaml`. Raises: ConfigError where the pack is damaged, or does not hold this run."""
-        text = self._files[{"run.json": "manifest", "config.yaml": "config"}[name]]
-        return str(text).encode()
-
-    @property
-    def manifest(self) -> Manifest:
-        """What `run.json` said. Raises: ConfigError."""
-        _ = self.pack.readings  # without them nothing of a run can be trusted
-        return super().manifest
-
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Raises: ConfigError. What is packed does not change."""
-        raise ConfigError(f"{self.name} is packed in {self.pack.folder}, and a packed run is not changed")
-
-    @property
-    def is_finished(self) -> bool:
-        return self.manifest.status == FINISHED
-
-    @property
-    def logged(self) -> list[dict[str, Any]]:
-        return self.pack.metrics.get(self._key, [])
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with. Raises: ConfigError where it was not packed."""
-        from posbench.data.tokenization import load_tokenizer
-
-        name = self._files["tokenizer"]
-        if name is None:
-            raise ConfigError(f"{self.name} was packed without its tokenizer: posbench prepare makes it from the text")
-        self.pack.content(_file(name))  # whole, or an error
-        return load_tokenizer(self.pack.folder / name)
-
-    def results(self) -> tuple[list[Result], list[Damaged]]:
-        """The packed results, checked, and those that are damaged; both sorted by reading."""
-        manifest = self.manifest
-        results, not_results = [], []
-        for stored in self._stored():
-            try:
-                header = _header(stored)
-                check_header(manifest, stored.reading, header, "its header")
-                windows = self.pack.windows(stored)
-                results.append(Result(stored.reading, header, manifest.format == FORMAT, windows))
-            except NotAResult as why:
-                not_results.append(self.damaged(stored.reading, str(why)))
-        return sorted(results, key=lambda result: result.reading), sorted(not_results)
-
-    def damaged(self, reading: Reading, why: str) -> Damaged:
-        """A result that is not one, in the file that holds its windows."""
-        names = [stored.file for stored in self._stored() if stored.reading == reading] or [READINGS]
-        return Damaged(reading, self.pack.folder / names[0], why, self.pack.remedy(names[0]))
-
-    @property
-    def has_weights(self) -> bool:
-        return False
-
-    def check_can_be_evaluated(self) -> None:
-        """Raises: ConfigError. Nothing new can be measured without weights."""
-        raise ConfigError(
-            f"{self.pack.folder} is a packed experiment, which holds results and no weights: evaluate the run folders "
-            "that it was packed from, or train the runs again under another experiment_name=..."
-        )
-
-    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
-        """Raises: ConfigError. There are no weights."""
-        self.check_can_be_evaluated()
-        raise AssertionError("a packed run is never evaluated")
-
-    @cached_property
-    def _key(self) -> Key:
-        """Raises: ConfigError where the pack cannot be read, or does not hold this run."""
-        index = self.pack.index
-        name = "/".join(self.path.parts[-2:])
-        key = _key(name) if _RUN.fullmatch(name) else None
-        if key is None or key not in index.runs:
-            raise ConfigError(f"{self.pack.folder} is a packed experiment and holds no run {name}")
-        return key
-
-    @property
-    def _files(self) -> dict[str, str | None]:
-        if self._key not in self.pack.files_of_runs:
-            self.pack.refuse(RUNS, f"lacks {self._key[0]}/seed={self._key[1]}")
-        return self.pack.files_of_runs[self._key]
-
-    def _stored(self) -> list[Stored]:
-        return self.pack.readings.get(self._key, [])
 
 
 def digest(windows: pyarrow.Table) -> str:
@@ -329,17 +218,7 @@ def digest(windows: pyarrow.Table) -> str:
     return total.hexdigest()
 
 
-def _header(stored: Stored) -> dict[str, Any]:
-    try:
-        header = parse_json(stored.header.encode())
-    except ValueError as error:
-        raise NotAResult(f"its header cannot be read ({error})") from None
-    if not isinstance(header, dict):
-        raise NotAResult("its header holds no settings")
-    return header
-
-
-def _key(name: str) -> Key:
+def key_of(name: str) -> Key:
     """`scheme/seed=n` as a key. Raises: ConfigError."""
     match = _RUN.fullmatch(name)
     if match is None:
@@ -348,7 +227,7 @@ def _key(name: str) -> Key:
     return match[1], int(match[2])
 
 
-def _file(name: str) -> str:
+def file_name(name: str) -> str:
     """The name of a file beside `pack.json`. Raises: ConfigError for one that could lie elsewhere."""
     if not _FILE.fullmatch(name):
         raise ConfigError(f"{name!r} is not the name of a file of a packed experiment")

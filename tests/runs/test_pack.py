@@ -30,7 +30,8 @@ FIXED = "perplexity@512/fixed"
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 schemes x 2 seeds with two lengths, probes, a result under other words, one that lacks a column, one died."""
+    """3 schemes x 2 seeds, two lengths, probes; a result under other words, one that lacks a column, one of another
+    number format; one tokenizer; one run that died."""
     world = World(EFFECTS, seeds=(0, 1), lengths=(256, 512))
     folder = fabricate(tmp_path_factory.mktemp("runs"), world)
     run = run_of(folder, "qk_rope", 1)
@@ -38,6 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_evaluation(run, "fixed", 512, "test", results["fixed at 512"].windows, "base=1e6")
     older = results["retrieval at 512"].windows.drop(columns="shuffled_nll")
     write_evaluation(run, "retrieval", 512, "test", older)
+    other = results["nonoverlapping at 256"].windows.astype({"targets": "int64"})
+    write_evaluation(run, "nonoverlapping", 256, "test", other)
     (run.path / "tokenizer.json").write_text("{}")
     run_of(folder, "vo_rope", 1).update_manifest(status=DIED)
     return folder
@@ -96,6 +99,12 @@ def test_a_packed_run_is_read_as_a_run_folder_is(folder: Path, whole: Path) -> N
     assert [run.path for run in find_runs(whole / "nope")] == [whole / "nope" / f"seed={n}" for n in (0, 1)]
     with pytest.raises(ConfigError, match=r"packed experiment and holds no run nope/seed=7"):
         load_run(whole / "nope" / "seed=7")
+
+
+def test_a_pack_can_be_packed_again(whole: Path, tmp_path: Path) -> None:
+    pack(whole, tmp_path / "demo", print)
+    assert {file.name for file in whole.iterdir()} > {"tokenizer.json", "windows-nonoverlapping-2.parquet"}
+    assert all((tmp_path / "demo" / file.name).read_bytes() == file.read_bytes() for file in whole.iterdir())
 
 
 def test_every_file_can_be_read_on_its_own(folder: Path, whole: Path) -> None:
