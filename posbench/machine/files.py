@@ -48,12 +48,11 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
-def read_yaml(path: Path) -> Any:
+def parse_yaml(content: bytes) -> Any:
     """Plain data from YAML without aliases, which could stand for more than fits into memory, or for themselves.
 
-    Raises: OSError; ValueError with the first line of what is wrong.
+    Raises: ValueError with the first line of what is wrong.
     """
-    content = read_bytes(path)
     try:
         return _PlainLoader(content).get_single_data()
     except RecursionError:
