@@ -215,11 +215,12 @@ def run_of(folder: Path, scheme: str, seed: int) -> Run:
 
 
 def rescore(
-    run: Run, protocol: str, length: int, change: Callable[[pd.DataFrame], pd.DataFrame], **header: Any
+    run: Run, protocol: str, length: int | None, change: Callable[[pd.DataFrame], pd.DataFrame], **header: Any
 ) -> None:
-    """Store other windows in place of a result, as if the run had been scored so."""
-    (result,) = [r for r in run.results()[0] if (r.protocol, r.length) == (protocol, length)]
-    store(run, result.reading, change(result.windows), {**result.header, **header})
+    """Store other windows in place of a result (None: of all lengths), as if the run had been scored so."""
+    for result in run.results()[0]:
+        if result.protocol == protocol and length in (None, result.length):
+            store(run, result.reading, change(result.windows), {**result.header, **header})
 
 
 def rename(run: Run, **names: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import itertools
 import math
 import os
 import re
@@ -275,8 +274,8 @@ def test_retrieval_from_before_the_shuffled_control_is_shown_without_the_part_by
     experiment: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
-    for seed, length in itertools.product(range(4), (128, 256, 512, 1024, 2048)):
-        rescore(run_of(folder, "nope", seed), "retrieval", length, lambda rows: rows.drop(columns="shuffled_nll"))
+    for seed in range(4):
+        rescore(run_of(folder, "nope", seed), "retrieval", None, lambda rows: rows.drop(columns="shuffled_nll"))
     found = find(folder)
     assert found.probes["retrieval"]["drop"].notna().all() and found.probes["retrieval"]["by_order"].isna().all()
     text = " ".join(said(folder, tmp_path / "report").split())
@@ -321,4 +320,3 @@ def test_a_file_that_fails_is_named_and_costs_its_cell_alone(experiment: Path, t
     assert f"{foreign / '1024.parquet'} is not used: it is of another run (" in notes
     assert found.at("fixed", 512)["nope"].seeds == (2, 3) and found.at("fixed", 1024)["nope"].seeds == (0, 2, 3)
     assert found.at("nonoverlapping", 512)["nope"].seeds == (0, 1, 2, 3)
-    assert f"{altered} is not used" in " ".join(said(folder, tmp_path / "report", width=1000).split())
