@@ -20,7 +20,7 @@ REFUSED = {
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
     "scheme.bse=1": r"no setting 'scheme\.bse'; did you mean 'scheme\.base'\?",
-    "+scheme.bse=1": r"scheme\.bse is no option of 'rotary'; did you mean 'base'\? \(options: ",
+    "+scheme.bse=1": r"scheme\.bse is not an option of 'rotary'; did you mean 'base'\? \(options: ",
     "train.betas=[0.9,0.95]": r"no setting 'train\.betas'; did you mean 'train\.beta2'\?",
     "+foo=1": r"no setting 'foo'",
     "+train.foo=1": r"no setting 'train\.foo'",
@@ -227,7 +227,7 @@ def test_an_option_that_the_schemes_own_yaml_or_class_has_is_suggested(
         def __init__(self, shape: Shape, fraction: float = 0.5, tapering: int = 1) -> None:
             super().__init__(shape)
 
-    monkeypatch.setitem(SCHEMES._own, "partial", Partial)  # type: ignore[attr-defined]
+    monkeypatch.setitem(SCHEMES.ours, "partial", Partial)  # type: ignore[arg-type]
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/part.yaml").write_text("name: part\nkind: partial\nfraction: 0.5\n")
     for command in (["train"], ["plan"], ["train", "-m", "seed=0,1"]):
