@@ -266,7 +266,7 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding, position, retrieval, validation. Default: those of the run's "
+            help="fixed, nonoverlapping, sliding, position, retrieval, order, validation. Default: those of the run's "
             "experiment.",
             show_default=False,
         ),

@@ -50,8 +50,10 @@ class Page(HTMLParser):
 
 
 def test_all_files_are_there_and_named(written: Path) -> None:
-    pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "position", "retrieval"]
-    expected = {"table.csv", "runs.csv", "pairs.csv", "position.csv", "retrieval.csv", "report.md", "report.html"}
+    pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "order"]
+    pictures += ["position", "retrieval"]
+    expected = {"table.csv", "runs.csv", "pairs.csv", "order.csv", "position.csv", "retrieval.csv"}
+    expected |= {"report.md", "report.html"}
     expected |= {f"{stem}.{kind}" for stem in pictures for kind in ("svg", "png")}
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
 
