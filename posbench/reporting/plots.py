@@ -168,21 +168,24 @@ def protocols(findings: Findings) -> Figure:
 
 
 def order(findings: Findings) -> Figure:
-    """What is lost without order and, below, without identity, against distance; in windows of the training length."""
+    """What is lost without order and, below, without identity, against distance; in windows of the training length.
+
+    Bands are the intervals over documents, by which the reach is told: a reach ends where a band touches 0.
+    """
     frame, look = findings.probes[ORDER.name].sort_values("bucket_start"), looks(findings.schemes)
     lengths = set(frame["length"])
     rows = frame[frame["length"] == (findings.training_length if findings.training_length in lengths else max(lengths))]
     parts = {s: rows[rows["scheme"] == s] for s in findings.schemes if s in set(rows["scheme"])}
-    over_texts = bool(rows["low"].isna().any())
     figure, panels = new_figure(6.6, rows=2)
     for axes, score in zip(panels, ("lost_order", "lost_identity"), strict=True):
         series = {s: (np.sqrt(p["bucket_start"] * (p["bucket_end"] - 1)), p[score]) for s, p in parts.items()}
         draw_lines(axes, series, look)
-        for scheme, part in parts.items():
-            low, high = _band(part, score, over_texts)
-            axes.fill_between(series[scheme][0], low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
         axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
         small_and_large(axes)
+        axes.set_autoscaley_on(False)  # the lines decide what is shown, not the widest band
+        for scheme, part in parts.items():
+            low, high = part[score] - part[f"{score}_texts"], part[score] + part[f"{score}_texts"]
+            axes.fill_between(series[scheme][0], low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
         axes.set_ylabel(f"{score.removeprefix('lost_')} lost, nats/token")
     longest = int(rows["bucket_end"].max()) - 1
     panels[-1].set_xscale("log", base=2)
@@ -192,14 +195,6 @@ def order(findings: Findings) -> Figure:
     panels[-1].set_xlabel("d, intact tokens between the target and what is destroyed")
     name_lines(figure, panels[0])
     return figure
-
-
-def _band(rows: Any, score: str, over_texts: bool) -> tuple[Any, Any]:
-    """The interval over seeds; over texts where there is one seed."""
-    if over_texts:
-        return rows[score] - rows[f"{score}_texts"], rows[score] + rows[f"{score}_texts"]
-    low, high = ("low", "high") if score == "lost_order" else (f"{score}_low", f"{score}_high")
-    return rows[low], rows[high]
 
 
 def by_position(findings: Findings) -> Figure:

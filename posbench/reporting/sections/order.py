@@ -32,10 +32,10 @@ def order(findings: Findings, drawn: list[str]) -> Section | None:
         "last token is seen to matter.",
     ]
     tables = [table for length in sorted(set(frame["length"])) for table in _tables(findings, frame, length)]
-    bands = "documents" if frame["low"].isna().any() else "seeds"
     caption = (
         "What is lost when the order (above) or the identity (below) of all tokens beyond a distance is destroyed. "
-        f"Bands are 95 % intervals over {bands}. Scales are linear up to 0.01 and logarithmic from there on."
+        "Bands are 95 % intervals over documents of the mean over seeds. Scales are linear up to 0.01 and logarithmic "
+        "from there on."
     )
     return Section("How far back order matters", words, tables, pictures(drawn, ORDER.name, caption))
 
