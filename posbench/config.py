@@ -354,6 +354,7 @@ class EvaluationConfig:
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
     windows: int = 256  # fixed and retrieval: windows, spread over the test split
+    order_windows: int = 64  # order: windows, round-robin over the documents of the test split
     max_tokens: int = 1_000_000  # the others and the final validation: read at most this many tokens a length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
     batch_tokens: int = 16_384  # tokens in a forward pass
@@ -364,6 +365,7 @@ class EvaluationConfig:
             _between("evaluation.lengths", length, 2, 1 << 24)
         _between("evaluation.targets", self.targets, 1, 1 << 20)
         _between("evaluation.windows", self.windows, 1, 1 << 24)
+        _between("evaluation.order_windows", self.order_windows, 1, 1 << 20)
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
         _between("evaluation.passage", self.passage, 2, 1 << 16)
         _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)

@@ -199,7 +199,7 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
     return sum(
         protocol.tokens_read(settings, length) * forward_flops_per_token(config, vocab_size, length)
         for protocol in map(protocol_named, settings.protocols)
-        for length in protocol.lengths(settings.lengths, config.train.context_length)
+        for length in protocol.lengths((), config.train.context_length, configured=settings.lengths)
     )
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
-SETTINGS = ("targets", "windows", "max_tokens", "passage")  # those that decide what is scored
 _CODE = ("evaluation/scoring.py", "evaluation/windows.py")
 BOS = "one beginning-of-document token before each document; never a target"
 
@@ -97,7 +96,7 @@ def score_split(
         **figures,
         "crosses_documents": protocol_.crosses_documents,
         "bos": BOS,
-        "settings": {key: getattr(settings, key) for key in SETTINGS},
+        "settings": {key: getattr(settings, key) for key in protocol_.settings},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": seconds,
@@ -133,7 +132,7 @@ def evaluate_run(
     results = []
     for name in question.protocols or own.protocols:
         protocol = protocol_named(name)
-        wanted = protocol.lengths(question.lengths or own.lengths, run.config.train.context_length, corpus.test)
+        wanted = protocol.lengths(question.lengths, run.config.train.context_length, corpus.test, own.lengths)
         have = {} if question.again else scorer.usable(protocol, stored)
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
@@ -200,7 +199,8 @@ class _Scorer:
         return max([*wanted, *(result.length for result in others if self._has_same_settings(result))])
 
     def _has_same_settings(self, result: Result) -> bool:
-        return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in SETTINGS)
+        settings = PROTOCOLS[result.protocol].settings
+        return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in settings)
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""

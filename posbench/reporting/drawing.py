@@ -174,6 +174,17 @@ def log_numbers(axes: Axes) -> None:
     axes.minorticks_off()
 
 
+def small_and_large(axes: Axes, linear: float = 0.01) -> None:
+    """A y axis that is linear up to `linear` on both sides of 0, and logarithmic from there on, with plain numbers."""
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
+    low, high = axes.get_ylim()
+    low, high = axes.set_ylim(low, high * 1.3)  # room for a marker at the top
+    steps = [linear * factor * 10**n for n in range(6) for factor in (1, 3)]
+    ticks = [tick for tick in (*(-step for step in reversed(steps)), 0.0, *steps) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
 def tick_texts(ticks: list[float]) -> list[str]:
     """`350.8`, `351.0`: as many decimals as the ticks that need most; `0.5`, `1`, `10` where each is ten times more."""
     if ticks and ticks[-1] > 6 * ticks[0]:

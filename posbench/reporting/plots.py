@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, PROTOCOLS, RETRIEVAL, VALIDATION
+from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, ORDER, POSITION, PROTOCOLS, RETRIEVAL, VALIDATION
 from posbench.reporting.drawing import (
     draw_lines,
     length_axis,
@@ -15,6 +15,7 @@ from posbench.reporting.drawing import (
     name_lines,
     new_figure,
     short,
+    small_and_large,
     style,
     tokens_text,
 )
@@ -45,6 +46,8 @@ def draw_all(findings: Findings) -> dict[str, Figure]:
             figures[stem] = by_length(findings, name)
         if {FIXED.name, NONOVERLAPPING.name} <= set(by_lengths):
             figures["protocols"] = protocols(findings)
+        if not findings.probes[ORDER.name].empty:
+            figures[ORDER.name] = order(findings)
         if not findings.probes[POSITION.name].empty:
             figures[POSITION.name] = by_position(findings)
         if findings.probes[RETRIEVAL.name]["gap"].nunique() > 1:
@@ -161,6 +164,36 @@ def protocols(findings: Findings) -> Figure:
     for axes in panels[len(findings.schemes) :]:
         axes.set_visible(False)
     figure.supylabel(f"loss less that at {at} tokens, nats/token", fontsize=9)
+    return figure
+
+
+def order(findings: Findings) -> Figure:
+    """What is lost without order and, below, without identity, against distance; in windows of the training length.
+
+    Bands are the intervals over documents, by which the reach is told: a reach ends where a band touches 0.
+    """
+    frame, look = findings.probes[ORDER.name].sort_values("bucket_start"), findings.looks
+    lengths = set(frame["length"])
+    rows = frame[frame["length"] == (findings.training_length if findings.training_length in lengths else max(lengths))]
+    parts = {s: rows[rows["scheme"] == s] for s in findings.schemes if s in set(rows["scheme"])}
+    figure, panels = new_figure(6.6, rows=2)
+    for axes, score in zip(panels, ("lost_order", "lost_identity"), strict=True):
+        series = {s: (np.sqrt(p["bucket_start"] * (p["bucket_end"] - 1)), p[score]) for s, p in parts.items()}
+        draw_lines(axes, series, look)
+        axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
+        small_and_large(axes)
+        axes.set_autoscaley_on(False)  # the lines decide what is shown, not the widest band
+        for scheme, part in parts.items():
+            low, high = part[score] - part[f"{score}_texts"], part[score] + part[f"{score}_texts"]
+            axes.fill_between(series[scheme][0], low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
+        axes.set_ylabel(f"{score.removeprefix('lost_')} lost, nats/token")
+    longest = int(rows["bucket_end"].max()) - 1
+    panels[-1].set_xscale("log", base=2)
+    ticks = [2**n for n in range(longest.bit_length())]
+    panels[-1].set_xticks(ticks, list(map(str, ticks)))
+    panels[-1].minorticks_off()
+    panels[-1].set_xlabel("d, intact tokens between the target and what is destroyed")
+    name_lines(figure, panels[0])
     return figure
 
 

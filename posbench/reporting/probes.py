@@ -24,8 +24,9 @@ def probe(found: Found, protocol: Protocol, notes: list[str]) -> pd.DataFrame:
     """One row a scheme, length and group of rows: each score of the protocol, mean over seeds and interval.
 
     Scores are of the group's sums in each run, so token-weighted. The seeds are those that all schemes shown share;
-    what lacks one is named in `notes`. The interval of the first score is `low` and `high`, that of others
-    `<score>_low` and `<score>_high`; the protocol's counts are of what each run scored in the group.
+    what lacks one is named in `notes`. The interval over seeds of the first score is `low` and `high`, that of others
+    `<score>_low` and `<score>_high`. Where the protocol names its `texts`, `<score>_texts` is half the 95 % interval
+    that the choice of texts leaves. The protocol's counts are of what each run scored in the group.
     """
     import pandas as pd
 
@@ -40,7 +41,7 @@ def probe(found: Found, protocol: Protocol, notes: list[str]) -> pd.DataFrame:
             partly.setdefault(only(seeds, missing), []).append(f"{protocol.name} at {length}")
         rows += _of_length(protocol, {key: same[key] for key in itertools.product(schemes, seeds)}, length)
     notes += compared_over(partly)
-    scores = [column for score in protocol.scores for column in (score.name, *_ends(protocol, score))]
+    scores = [column for score in protocol.scores for column in _columns(protocol, score)]
     frame = pd.DataFrame(rows, columns=["scheme", "length", *protocol.groups, *scores, "seeds", *protocol.counts])
     for score in protocol.scores:
         _without_older(frame, found, protocol, score, notes)
@@ -58,6 +59,7 @@ def _of_length(protocol: Protocol, results: dict[tuple[str, int], Result], lengt
         scores = {score.name: score.of(sums) for score in protocol.scores if score.needs is None or score.needs in sums}
         count = result.windows.groupby(by, sort=True).size()
         runs.append(sums.assign(scheme=scheme, rows=count, **scores).reset_index())
+    errors = _text_errors(protocol, results) if protocol.texts else {}
     rows = []
     for keys, each in pd.concat(runs).groupby(["scheme", *by], sort=True):
         row = {"length": length, "seeds": len(each), **dict(zip(["scheme", *by], keys, strict=True))}
@@ -67,8 +69,33 @@ def _of_length(protocol: Protocol, results: dict[tuple[str, int], Result], lengt
                 mean = t_interval(each[score.name].to_numpy())
                 low, high = _ends(protocol, score)
                 row |= {score.name: mean.mean, low: mean.low, high: mean.high}
-        rows.append(row)
+        rows.append(row | errors.get(keys, {}))
     return rows
+
+
+def _text_errors(protocol: Protocol, results: dict[tuple[str, int], Result]) -> dict[tuple[Any, ...], dict[str, float]]:
+    """(scheme, group) -> half the interval over texts of each score, `<score>_texts`, of the mean over seeds."""
+    by, columns = list(protocol.groups), [result.windows.columns for result in results.values()]
+    scores = [score for score in protocol.scores if score.needs is None or all(score.needs in c for c in columns)]
+    schemes = list(dict.fromkeys(scheme for scheme, _ in results))
+    sums = {key: result.sums([*by, *protocol.texts]) for key, result in results.items()}
+    targets = next(iter(sums.values()))["targets"]
+    nll = {
+        (scheme, score.name): np.mean(
+            [score.of(of) * of["targets"] for (name, _), of in sums.items() if name == scheme], axis=0
+        )
+        for scheme in schemes
+        for score in scores
+    }
+    stacked = np.stack(list(nll.values()))
+    errors: dict[tuple[Any, ...], dict[str, float]] = {}
+    for group, places in targets.groupby(by, sort=True).indices.items():
+        scored = places[targets.to_numpy()[places] > 0]
+        half = document_error(stacked[:, scored], targets.to_numpy()[scored])
+        keys = group if isinstance(group, tuple) else (group,)
+        for (scheme, name), value in zip(nll, half, strict=True):
+            errors.setdefault((scheme, *keys), {})[f"{name}_texts"] = float(value)
+    return errors
 
 
 def _ends(protocol: Protocol, score: Score) -> tuple[str, str]:
@@ -76,12 +103,17 @@ def _ends(protocol: Protocol, score: Score) -> tuple[str, str]:
     return ("low", "high") if score is protocol.scores[0] else (f"{score.name}_low", f"{score.name}_high")
 
 
+def _columns(protocol: Protocol, score: Score) -> tuple[str, ...]:
+    """A score and its intervals."""
+    return score.name, *_ends(protocol, score), *([f"{score.name}_texts"] if protocol.texts else [])
+
+
 def _without_older(frame: pd.DataFrame, found: Found, protocol: Protocol, score: Score, notes: list[str]) -> None:
     """Take a score away at lengths where a result was stored before there was the column that it needs."""
     results = [r for held in found.values() for r in held if r.protocol == protocol.name]
     older = sorted({r.length for r in results if score.needs is not None and score.needs not in r.windows})
     if older:
-        frame.loc[frame["length"].isin(older), [score.name, *_ends(protocol, score)]] = np.nan
+        frame.loc[frame["length"].isin(older), list(_columns(protocol, score))] = np.nan
         lengths = ",".join(map(str, older))
         notes.append(
             f"{protocol.name} at {lengths}: results without {score.needs_title}, so {score.title} is not known there; "

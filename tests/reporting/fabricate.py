@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ def write_run(
         write_evaluation(run, "nonoverlapping", length, "test", _scored(split["test"], worse + 0.05, world.random))
     if world.probes:
         write_evaluation(run, "position", 4 * T, "test", _position(world, scheme, level))
+        write_evaluation(run, "order", T, "test", _order(world, scheme, seed))
         for length in world.lengths:
             write_evaluation(run, "retrieval", length, "test", _retrieval(world, scheme, length))
     return run
@@ -176,6 +178,19 @@ def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
     losses = {"first_nll": targets * (level + 1), "second_nll": targets * second, "control_nll": targets * level}
     losses["shuffled_nll"] = targets * (second + (level - second) / 3)  # a third of it is by order
     return pd.DataFrame({**trials, "targets": targets, **losses})
+
+
+def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
+    """Order lost falls with distance and ends beyond 16 tokens, for nope nowhere; identity falls slower."""
+    rows, random = [], np.random.default_rng([seed, len(scheme)])
+    for document, n in itertools.product(range(world.documents), range(8)):
+        low, high = (0 if n == 0 else 2 ** (n - 1)) + 1, 2**n + 1
+        lost = 0.0 if n > 4 or scheme == "nope" else 0.6 / 2**n
+        noise, targets = random.normal(0, 0.02, 3), 2 * (high - low)
+        nll = targets * (3.0 + random.normal(0, 0.3) + np.array([0, lost, 0.8 / 1.5**n]) + noise)
+        rows.append((document, low, high, targets, *nll))
+    columns = ["document", "bucket_start", "bucket_end", "targets", "nll", "shuffled_nll", "other_nll"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *under: str) -> None:

@@ -49,8 +49,10 @@ class Page(HTMLParser):
 
 
 def test_all_files_are_there_and_named(written: Path) -> None:
-    pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "position", "retrieval"]
-    expected = {"table.csv", "runs.csv", "pairs.csv", "position.csv", "retrieval.csv", "report.md", "report.html"}
+    pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "order"]
+    pictures += ["position", "retrieval"]
+    expected = {"table.csv", "runs.csv", "pairs.csv", "order.csv", "position.csv", "retrieval.csv"}
+    expected |= {"report.md", "report.html"}
     expected |= {f"{stem}.{kind}" for stem in pictures for kind in ("svg", "png")}
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
 
@@ -174,7 +176,7 @@ def test_pictures_shrink_with_the_page(written: Path) -> None:
     rule = re.search(r"^figure svg {(.*)}$", text, re.MULTILINE)
     assert rule and "max-width: 100%; height: auto;" in rule[1] and "min-width" not in rule[1]
     drawn = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "class" not in attributes]
-    assert len(drawn) == 7 and all("viewbox" in a and not {"width", "height"} & set(a) for a in drawn)
+    assert len(drawn) == 8 and all("viewbox" in a and not {"width", "height"} & set(a) for a in drawn)
 
 
 def test_ids_on_the_page_are_unique(written: Path) -> None:
@@ -260,6 +262,17 @@ def test_a_model_that_gives_no_numbers_is_not_flattered(experiment: Path, tmp_pa
     assert math.isnan(found.probes["retrieval"].set_index(["scheme", "length"]).loc[("nope", 1024), "drop"])
     assert found.probes["position"].set_index("scheme").loc["nope", "loss"].isna().sum() == 1
     assert re.search(r"^nope .* nan ", said(folder, tmp_path / "report"), re.MULTILINE)
+
+
+def test_order_shows_what_is_lost_by_distance_and_the_reach(written: Path) -> None:
+    text = (written / "report.md").read_text().split("## How far back order matters\n")[1].split("\n## ")[0]
+    lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in text.split("### ")[1].splitlines() if "|" in line}
+    assert lines["| scheme"][:4] == ["reach", "1", "2", "3-4"] and len(lines["| scheme"]) == 9
+    assert lines["| qk_rope"][0] == "16" and lines["| nope"][0] == "0"  # fabricate.py: 0.6 at 1, nothing beyond 16
+    assert re.fullmatch(r"\+0\.(60|59)\d ± 0\.\d{3}", lines["| alibi"][1])
+    for title in ("Order lost, ± over seeds, by d", "Identity lost by d"):
+        assert f"### {title} in tokens, windows of 256, nats/token" in text
+    assert "24 targets at d = 1, 1,536 in the last column, of 12 documents" in text and "](order.svg)" in text
 
 
 def test_retrieval_shows_repetition_and_the_part_by_order(written: Path) -> None:

@@ -100,7 +100,22 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         half = stats.t.ppf(0.975, 3) * np.std(orders, ddof=1) / 2
         assert float(row["by_order"]) == pytest.approx(np.mean(orders))
         assert float(row["by_order_high"]) == pytest.approx(np.mean(orders) + half)
+        drop = [{**w, "document": w["start"], "nll": w["control_nll"] - w["second_nll"]} for w in each]
+        assert float(row["drop_texts"]) == pytest.approx(bootstrap(drop, None), rel=0.06)
         assert (row["trials"], row["targets"]) == (str(len(each[0]["gap"])), str(each[0]["targets"].sum()))
+    for row in read(written / "order.csv"):
+        place = {"protocol": "order", "length": row["length"]}
+        each = [windows(experiment, place, row["scheme"], seed) for seed in SEEDS]
+        each = [{name: column[w["bucket_end"] == int(row["bucket_end"])] for name, column in w.items()} for w in each]
+        for score, column in (("lost_order", "shuffled_nll"), ("lost_identity", "other_nll")):
+            lost = [{"document": w["document"], "targets": w["targets"], "nll": w[column] - w["nll"]} for w in each]
+            assert float(row[score]) == pytest.approx(np.mean([loss(w) for w in lost]))
+            assert float(row[f"{score}_texts"]) == pytest.approx(bootstrap(lost, None), rel=0.06)
+        half = (
+            stats.t.ppf(0.975, 3) * np.std([loss({**w, "nll": w["shuffled_nll"] - w["nll"]}) for w in each], ddof=1) / 2
+        )
+        assert float(row["high"]) - float(row["low"]) == pytest.approx(2 * half)
+        assert (row["documents"], row["targets"]) == (str(len(each[0]["document"])), str(each[0]["targets"].sum()))
     for row in read(written / "position.csv"):
         place = {"protocol": "position", "length": row["length"]}
         each = [windows(experiment, place, row["scheme"], seed) for seed in SEEDS]

@@ -245,6 +245,10 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     )
     result = {"protocol": "position", "split": "test", "length": 256, "nll_mean": math.log(8), "bits_per_byte": 1.0}
     store(run, result, table)
+    columns = ["document", "bucket_start", "bucket_end", "targets", "nll", "shuffled_nll", "other_nll"]
+    table = pd.DataFrame([(0, 1, 2, 1, 2.0, 2.5, 3.0), (1, 1, 2, 1, 2.0, 2.5, 4.0), (0, 5, 9, 4, 4.0, 4.0, 5.0)])
+    result = {"protocol": "order", "split": "test", "length": 256, "nll_mean": 2.0, "reach": 1, "lost_order": 0.5}
+    store(run, result, table.set_axis(columns, axis=1))
     record = log_evaluations(run, print)
     assert record == run.manifest.wandb
     [recording] = recordings(tmp_path / "runs")
@@ -254,6 +258,7 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     }
     assert axes == {
         **{"train/*": "tokens", "validation/*": "tokens", "eval/position/nll*": "eval/position/token"},
+        "eval/order/lost*": "eval/order/distance",
         **{f"eval/{name}/*": "eval/length" for name in ("fixed", "nonoverlapping", "sliding")},
     }
     logged = history(records)
@@ -269,9 +274,15 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
         (row["eval/position/token"], row["eval/position/nll@256"]) for row in logged if "eval/position/token" in row
     ]
     assert by_position == [(0, 4.0), (2, 0.5)]  # 16 nats over 4 targets; 5 over 10; a bucket without targets is none
+    by_distance = [row for row in logged if "eval/order/distance" in row]
+    assert [(row["eval/order/distance"], row["eval/order/lost_order@256"]) for row in by_distance] == [
+        (1, 0.5),
+        (pytest.approx(40**0.5), 0),
+    ]
     summary = {
         k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
     }
+    assert summary["eval/order/reach@256"] == 1
     assert (summary["loss"], summary["eval/fixed/perplexity@512"], summary["eval/fixed/nll@1024"]) == (2.5, math.e, 2)
     [table_file] = recording.glob("files/media/table/eval/*.json")
     content = json.loads(table_file.read_text())
@@ -280,10 +291,11 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
         ("vo_rope", "fixed", 256),
         ("vo_rope", "fixed", 512),
         ("vo_rope", "fixed", 1024),
+        ("vo_rope", "order", 256),
         ("vo_rope", "position", 256),
         ("vo_rope", "retrieval", 300),
     ]
-    assert (cells[1]["perplexity"], cells[1]["targets_total"], cells[4]["drop"]) == (math.e, 640, 0.25)
+    assert (cells[1]["perplexity"], cells[1]["targets_total"], cells[5]["drop"]) == (math.e, 640, 0.25)
 
 
 def test_an_offline_resume_replaces_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

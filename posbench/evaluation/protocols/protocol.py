@@ -47,11 +47,14 @@ class Protocol(ABC):
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
     has_anchor: ClassVar[bool] = False  # whether its targets are those of the longest length, the same at every length
 
+    settings: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")  # that decide what is scored
+
     # What results are compared by: one of the three, or a section of the report of its own.
     is_loss_table: ClassVar[bool] = False  # the loss at the training length, by which schemes are ranked
     is_by_length: ClassVar[bool] = False  # perplexity against length
     groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
     scores: ClassVar[tuple[Score, ...]] = ()
+    texts: ClassVar[tuple[str, ...]] = ()  # columns: rows that agree in them are one text, for intervals over texts
     counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
 
     # Where its figures stand in charts: the metrics, and the metric that is their x axis.
@@ -87,9 +90,15 @@ class Protocol(ABC):
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
 
-    def lengths(self, asked: Sequence[int], context_length: int, split: Split | None = None) -> list[int]:
-        """The lengths to score: those asked for, else the defaults."""
-        return sorted(set(asked)) or self.default_lengths(context_length, split)
+    def lengths(
+        self,
+        asked: Sequence[int],
+        context_length: int,
+        split: Split | None = None,
+        configured: Sequence[int] = (),
+    ) -> list[int]:
+        """The lengths to score: those asked for by name, else those of the configuration, else the defaults."""
+        return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def lacking(self, columns: Collection[str]) -> str | None:
         """The first column that stored rows of this protocol must have and these have not."""

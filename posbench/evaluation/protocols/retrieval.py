@@ -46,6 +46,7 @@ class Retrieval(Protocol):
         Score("drop", _less_second("control_nll"), "the benefit of repetition"),
         Score("by_order", _less_second(SHUFFLED), "the part by order", SHUFFLED, "the shuffled control"),
     )
+    texts: ClassVar[tuple[str, ...]] = ("document", "start")  # a trial each
     counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
     chart: ClassVar[tuple[str, str] | None] = ("eval/retrieval/drop", "eval/retrieval/gap")
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)

@@ -24,6 +24,12 @@ class Validation(Windowed):
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return back_to_back(split, length, settings)
 
-    def lengths(self, asked: Sequence[int], context_length: int, split: Split | None = None) -> list[int]:
+    def lengths(
+        self,
+        asked: Sequence[int],
+        context_length: int,
+        split: Split | None = None,
+        configured: Sequence[int] = (),
+    ) -> list[int]:
         """The training length, whatever is asked for."""
         return [context_length]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.sections import against, lengths, losses, provenance
+from posbench.reporting.sections import against, lengths, losses, order, provenance
 from posbench.reporting.sections.section import Section
 
 __all__ = ["Section", "sections"]
@@ -18,6 +18,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         *(against.against(findings, comparison) for comparison in findings.against),
         losses.training(drawn),
         *lengths.extrapolation(findings, drawn),
+        order.order(findings, drawn),
         lengths.position(drawn),
         lengths.retrieval(findings, drawn),
         provenance.setup(findings),

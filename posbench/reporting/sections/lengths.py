@@ -141,15 +141,15 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
     rows = findings.probes[RETRIEVAL.name]
     if rows.empty:
         return None
-    tables = [retrieval_table(findings, "drop", "benefit of repetition", "low", "high")]
+    tables = [retrieval_table(findings, "drop", "benefit of repetition")]
     words = [
         "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is "
         "than behind the same text with another passage in front. A model that merely expects words it has seen "
         f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a "
-        "gap; ± is the 95 % interval over seeds, where there are several."
+        "gap; ± is half the 95 % interval over trials of the mean over seeds."
     ]
     if rows["by_order"].notna().any():
-        tables.append(retrieval_table(findings, "by_order", "the part by order", "by_order_low", "by_order_high"))
+        tables.append(retrieval_table(findings, "by_order", "the part by order"))
         words.append(
             "The part by order: the same against a reading whose first copy is shuffled. Both hold the same words, so "
             "only a model that uses the order of the passage gains."
@@ -158,8 +158,8 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
     return Section("Retrieval", words, tables, pictures(drawn, RETRIEVAL.name, caption))
 
 
-def retrieval_table(findings: Findings, score: str, name: str, low: str, high: str) -> Table:
-    """One score of the retrieval probe with its interval over seeds."""
+def retrieval_table(findings: Findings, score: str, name: str) -> Table:
+    """One score of the retrieval probe with its interval over trials."""
     frame = findings.probes[RETRIEVAL.name]
     rows = {(row["scheme"], row["gap"]): row for row in records(frame)}
     gaps = sorted(set(frame["gap"]))
@@ -168,7 +168,7 @@ def retrieval_table(findings: Findings, score: str, name: str, low: str, high: s
         if (scheme, gap) not in rows:
             return DASH
         row = rows[scheme, gap]
-        return plus_minus(row[score], (row[high] - row[low]) / 2, sign=True, digits=3)
+        return plus_minus(row[score], row[f"{score}_texts"], sign=True, digits=3)
 
     shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(frame["scheme"])]
     headers = ["scheme", *(length_text(int(gap)) for gap in gaps)]

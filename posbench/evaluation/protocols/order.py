@@ -1,0 +1,244 @@
+"""How far back order matters: the loss when the order of everything beyond d tokens is destroyed, or its identity.
+
+    whole      [ x_0 ... x_m-1               | x_m ... x_L ]    m = L // 2
+    shuffled   [ the same tokens, shuffled   | x_m ... x_L ]
+    other      [ tokens of another document  | x_m ... x_L ]
+
+After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. The three readings end with the same tokens at the
+same positions. Between the target x_t and the destroyed part stand d = t - m intact tokens, 1 or more. Two scores by d,
+in nats per token:
+
+    lost_order       shuffled - whole    what the order of the tokens beyond d is worth. Both hold the same tokens.
+    lost_identity    other - whole       what those tokens are worth at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.windows import too_long
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.data import Corpus, Split
+    from posbench.model import Decoder
+    from posbench.runs.readings import Result
+
+LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
+ROUNDING = 1e-5  # nats/token: float32 may lose so much where nothing is lost
+
+
+def _less_whole(column: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda sums: (sums[column] - sums["nll"]) / sums["targets"]
+
+
+class Order(Protocol):
+    """The length is that of the whole window, half of which is destroyed: by default the training length."""
+
+    name = "order"
+    caption = "Order: windows as they are, with their first half shuffled, and with that half of another document."
+    columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
+    facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "lost_order": float, "lost_identity": float}
+    crosses_documents: ClassVar[bool] = False
+    settings: ClassVar[tuple[str, ...]] = ("order_windows",)
+    groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
+    scores: ClassVar[tuple[Score, ...]] = (
+        Score("lost_order", _less_whole("shuffled_nll"), "what is lost without order"),
+        Score("lost_identity", _less_whole("other_nll"), "what is lost without identity"),
+    )
+    texts: ClassVar[tuple[str, ...]] = ("document",)
+    counts: ClassVar[Mapping[str, str]] = {"documents": "rows", "targets": "targets"}
+    chart: ClassVar[tuple[str, str] | None] = ("eval/order/lost*", "eval/order/distance")
+    figure_names: ClassVar[tuple[str, ...]] = ("reach", "lost_order", "lost_identity")
+    headline: ClassVar[str] = "reach of order in tokens"
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        starts = round_robin(split, length, settings.order_windows)
+        rows = tabulate(losses(model, split, starts, length, settings.batch_tokens, advance), starts, split)
+        targets, whole, shuffled, other = (float(rows[name].sum()) for name in ("targets", *LOSSES))
+        return rows, {
+            "windows": len(starts),
+            "documents": int(rows["document"].nunique()),
+            "targets_total": int(targets),
+            "nll_mean": whole / targets,
+            "lost_order": (shuffled - whole) / targets,
+            "lost_identity": (other - whole) / targets,
+            "reach": reach_of_rows(rows),
+        }
+
+    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+        return 3 * settings.order_windows * length
+
+    def lengths(
+        self,
+        asked: Sequence[int],
+        context_length: int,
+        split: Split | None = None,
+        configured: Sequence[int] = (),
+    ) -> list[int]:
+        """Those asked for by name, else the training length: distances within it are the question."""
+        return sorted(set(asked)) or [context_length]
+
+    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
+        return {name: header.get(name) for name in self.figure_names}
+
+    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
+        """One point a bucket, at its middle on a log scale."""
+        sums = result.sums(list(self.groups))
+        values = {score.name: score.of(sums) for score in self.scores}
+        for start, end in sums.index:
+            at = {f"eval/order/{name}@{result.length}": float(value[start, end]) for name, value in values.items()}
+            yield {"eval/order/distance": middle(start, end), **at}
+
+    def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
+        """The reach, from the least to the greatest of the seeds where they differ; `?` where it is not known."""
+        reaches = {header.get("reach") for header in headers}
+        known = sorted(reach for reach in reaches if reach is not None)
+        return "?" if None in reaches else " to ".join(map(str, dict.fromkeys((known[0], known[-1]))))
+
+
+def round_robin(split: Split, length: int, count: int) -> list[int]:
+    """Where `count` windows of `length` + 1 tokens begin in the stream, sorted; fewer where the text has not as many.
+
+    They do not overlap, and lie inside documents, behind the first token. Documents that are long enough give one
+    window each in turn until there are enough; of more documents than windows, evenly spread ones give one. Within a
+    document its windows are spread evenly. Raises: ConfigError where no document is long enough.
+    """
+    span = length + 1
+    room = (np.diff(split.starts) - 1) // span  # windows that a document can give
+    documents = np.flatnonzero(room)
+    if not len(documents):
+        raise ConfigError(too_long(split, length, "in its longest document", int(np.diff(split.starts).max()) - 2))
+    if len(documents) > count:
+        documents = documents[np.linspace(0, len(documents) - 1, count).round().astype(np.int64)]
+    taken = np.zeros(len(documents), dtype=np.int64)
+    while taken.sum() < min(count, room[documents].sum()):
+        has_more = np.flatnonzero(taken < room[documents])
+        taken[has_more[: count - taken.sum()]] += 1
+    starts: list[int] = []
+    for document, windows in zip(documents, taken, strict=True):
+        begin, size = int(split.starts[document]) + 1, int(np.diff(split.starts)[document]) - 1
+        spare = size - int(windows) * span
+        starts += [begin + n * span + spare * (2 * n + 1) // (2 * int(windows)) for n in range(int(windows))]
+    return starts
+
+
+def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
+    """The tokens of the three readings of each window, int64 [3, windows, length + 1].
+
+    The permutation, the other document and the place in it are drawn from the window's start. Raises: ConfigError where
+    there is no other document that is half as long as a window.
+    """
+    middle, sizes = length // 2, np.diff(split.starts) - 1
+    donors = np.flatnonzero(sizes >= middle)
+    three = np.empty((3, len(starts), length + 1), dtype=np.int64)
+    for n, start in enumerate(starts):
+        random = np.random.default_rng(start)
+        three[:, n] = split.tokens[start : start + length + 1]
+        three[1, n, :middle] = three[0, n, :middle][random.permutation(middle)]
+        others = donors[donors != _document(split, start)]
+        if not len(others):
+            raise ConfigError(
+                f"order at length {length} needs a second document of {middle} tokens, and the {split.name} split has "
+                f"{split.num_documents} documents, one so long: give more text or ask for a shorter length"
+            )
+        other = int(random.choice(others))
+        at = int(split.starts[other]) + 1 + int(random.integers(sizes[other] - middle + 1))
+        three[2, n, :middle] = split.tokens[at : at + middle]
+    return three
+
+
+def losses(
+    model: Decoder, split: Split, starts: Sequence[int], length: int, batch_tokens: int, advance: Advance
+) -> np.ndarray:
+    """Negative log-likelihoods of the targets behind the middle, nats, float64 [3, windows, distances from 1 on]."""
+    import torch
+
+    device, size = model.embedding.weight.device, max(1, batch_tokens // length)
+    batches = []
+    for n in range(0, len(starts), size):
+        three = torch.from_numpy(readings(split, starts[n : n + size], length)).to(device)
+        with torch.no_grad():
+            scored = [model.nll(r[:, :-1], r[:, 1:], last=length - length // 2).double().cpu() for r in three]
+        advance(3 * three.shape[1] * length)
+        batches.append(torch.stack(scored))
+    # A loss that is not a number counts as infinite: pandas would leave it out of its sums.
+    return torch.cat(batches, dim=1).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
+
+
+def bucket_edges(distances: int) -> np.ndarray:
+    """Edges of buckets over d = 1 .. `distances`: 1, 2, 3-4, 5-8, 9-16, ..., int64, an end not in its bucket."""
+    powers = 1 + 2 ** np.arange(int(np.ceil(np.log2(distances))))
+    return np.unique(np.concatenate(([1], powers, [distances + 1])))
+
+
+def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
+    """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, losses summed (nats)."""
+    import pandas as pd
+
+    _, windows, distances = losses.shape
+    edges = bucket_edges(distances)
+    bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
+    flat = pd.DataFrame(
+        {
+            "document": np.repeat([_document(split, start) for start in starts], distances),
+            "bucket_start": np.tile(edges[bucket], windows),
+            "bucket_end": np.tile(edges[bucket + 1], windows),
+            "targets": 1,
+            **{name: reading.ravel() for name, reading in zip(LOSSES, losses, strict=True)},
+        }
+    )
+    return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()
+
+
+def reach_of_rows(rows: pd.DataFrame) -> int | None:
+    """The reach of one run, in tokens, by the intervals over the documents of its rows."""
+    from posbench.reporting.statistics import document_error
+
+    ends, lows = sorted(set(rows["bucket_end"])), []
+    for end in ends:
+        bucket = rows[rows["bucket_end"] == end]
+        lost, targets = (bucket["shuffled_nll"] - bucket["nll"]).to_numpy(), bucket["targets"].to_numpy()
+        lows.append(float(lost.sum() / targets.sum() - document_error(lost[None], targets)[0]))
+    return reach(ends, lows)
+
+
+def reach(ends: Iterable[int], lows: Iterable[float]) -> int | None:
+    """The greatest d of the unbroken row of buckets from d = 1 on in which lost order lies above 0; 0 where none does.
+
+    Arguments: ends, of the buckets, not in them, nearest first; lows, the lower ends of their intervals, nats/token.
+    Returns: tokens; None where the first bucket has no interval.
+    """
+    farthest = 0
+    for end, low in zip(ends, lows, strict=True):
+        if not farthest and math.isnan(low):
+            return None
+        if not low > ROUNDING:
+            break
+        farthest = int(end) - 1
+    return farthest
+
+
+def middle(start: int, end: int) -> float:
+    """Of a bucket's distances, on a log scale."""
+    return math.sqrt(start * (end - 1))
+
+
+def _document(split: Split, token: int) -> int:
+    return int(np.searchsorted(split.starts, token, side="right") - 1)

@@ -1,0 +1,171 @@
+"""How far back order matters, on models whose answer is known by construction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench.composition import compose
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.data import Split
+from posbench.evaluation.protocols import ORDER
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, reach, readings, round_robin
+from posbench.model import Decoder, build_model
+
+VOCABULARY, LENGTH = 16, 64
+SETTINGS = EvaluationConfig(order_windows=64, batch_tokens=10 * LENGTH)
+
+
+def split_of(documents: list[np.ndarray]) -> Split:
+    starts = np.cumsum([0, *map(len, documents)])
+    return Split("test", np.concatenate(documents), starts, np.diff(starts), None)
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    """Mostly the last token but one comes again; else one of the four that a document uses: order 2, and a topic."""
+    random = np.random.default_rng(0)
+    documents = []
+    for _ in range(40):
+        topic = random.permutation(VOCABULARY)[:4]
+        tokens = random.choice(topic, 300)
+        for t in np.flatnonzero(random.random(300) < 0.8):
+            tokens[t] = tokens[max(t - 2, 0)]
+        documents.append(tokens)
+    return split_of(documents)
+
+
+def decoder(*words: str) -> Decoder:
+    sizes = ("model=tiny", "model.num_layers=1", "model.d_model=32", "model.num_heads=2", "model.init_std=0.1")
+    return build_model(compose([*sizes, f"train.context_length={LENGTH}", *words]), VOCABULARY)
+
+
+def trained(model: Decoder, split: Split, steps: int = 120) -> Decoder:
+    """Enough that it uses what its scheme lets it see."""
+    random, optimizer = np.random.default_rng(1), torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        places = random.integers(0, split.num_tokens - LENGTH - 1, 16)[:, None] + np.arange(LENGTH + 1)
+        tokens = torch.from_numpy(split.tokens[places])
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+    return model
+
+
+def scored(model: Decoder, split: Split, settings: EvaluationConfig = SETTINGS) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The scores by bucket, indexed by its first distance, and the header."""
+    corpus: Any = None  # order needs the split alone
+    rows, header = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
+    sums = rows.groupby("bucket_start").sum()
+    return pd.DataFrame({score.name: score.of(sums) for score in ORDER.scores}), header
+
+
+def test_one_layer_without_positions_feels_no_order_anywhere_but_identity(split: Split) -> None:
+    lost, header = scored(trained(decoder("scheme=nope"), split), split)
+    assert lost["lost_order"].abs().max() < 1e-6 and header["reach"] == 0
+    assert lost["lost_identity"].min() > 0.05
+
+
+def test_one_layer_of_steep_alibi_feels_order_near_and_not_far(split: Split) -> None:
+    model = decoder("scheme=alibi")
+    model.scheme.exponents.zero_()  # each head: e^-1 for each token of distance
+    lost, header = scored(trained(model, split), split)
+    assert lost.loc[1, "lost_order"] > 0.1 and 1 <= header["reach"] <= 8
+    assert lost.loc[17:].abs().to_numpy().max() < 1e-4
+
+
+def test_random_weights_feel_about_nothing(split: Split) -> None:
+    lost, header = scored(decoder("scheme=qk_rope", "model.num_layers=2", "model.init_std=0.02"), split)
+    assert lost["lost_order"].abs().max() < 1e-3 and header["reach"] in (0, 1)
+
+
+class Reader(Decoder):
+    """Its loss is a number made of the last `reads` tokens."""
+
+    reads = 1
+
+    def nll(
+        self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None
+    ) -> torch.Tensor:
+        weights = torch.arange(1, self.reads + 1, dtype=torch.float64).sqrt()
+        losses = torch.nn.functional.pad(tokens.double(), (self.reads - 1, 0)).unfold(1, self.reads, 1) @ weights
+        return losses[:, -(last or losses.shape[1]) :]
+
+
+@pytest.mark.parametrize("reads", [1, 2, 5, 33])
+def test_a_model_of_so_many_tokens_feels_nothing_from_that_distance_on(split: Split, reads: int) -> None:
+    model = decoder()
+    model.__class__ = type("Reader", (Reader,), {"reads": reads})
+    corpus: Any = None
+    rows, _ = ORDER.score(model, corpus, split, LENGTH, SETTINGS, LENGTH, lambda tokens: None)
+    rows = rows.assign(**{name: (rows[name] - rows["nll"]).abs() for name in LOSSES[1:]})
+    felt = rows.groupby("bucket_start")[list(LOSSES[1:])].sum() > 1e-9
+    assert felt.index.tolist() == [1, 2, 3, 5, 9, 17]  # of 32 distances
+    for reading in felt:
+        assert felt[reading].tolist() == (felt.index < reads).tolist()
+
+
+def test_the_three_readings_differ_in_their_first_half_alone() -> None:
+    numbered = split_of([np.arange(300 * n, 300 * n + 300) for n in range(40)])  # a token is its place in the stream
+    starts, middle = round_robin(numbered, LENGTH, 64), LENGTH // 2
+    whole, shuffled, other = readings(numbered, starts, LENGTH)
+    assert np.array_equal(whole, np.array(starts)[:, None] + np.arange(LENGTH + 1))
+    assert np.array_equal(np.sort(shuffled[:, :middle]), whole[:, :middle])
+    assert (shuffled[:, :middle] != whole[:, :middle]).any(axis=1).all()
+    document, first = other[:, :middle] // 300, other[:, :1]
+    assert (document == document[:, :1]).all() and (document[:, 0] != whole[:, 0] // 300).all()
+    assert np.array_equal(other[:, :middle], first + np.arange(middle)) and (first % 300 > 0).all()
+    for reading in (shuffled, other):
+        assert np.array_equal(reading[:, middle:], whole[:, middle:])
+    assert np.array_equal(readings(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, other))[:, 7])
+
+
+@given(st.lists(st.integers(2, 90), min_size=1, max_size=12), st.integers(2, 20), st.integers(1, 40))
+def test_windows_are_dealt_round_robin_inside_documents(sizes: list[int], length: int, count: int) -> None:
+    split = split_of([np.zeros(size, dtype=np.uint16) for size in sizes])
+    room = np.array([(size - 1) // (length + 1) for size in sizes])
+    if not room.any():
+        with pytest.raises(ConfigError, match=f"length {length} is longer than the text"):
+            round_robin(split, length, count)
+        return
+    starts = round_robin(split, length, count)
+    documents = np.searchsorted(split.starts, starts, side="right") - 1
+    assert (np.array(starts) > split.starts[documents]).all()  # behind the first token
+    assert (np.array(starts) + length + 1 <= split.starts[documents + 1]).all()
+    assert (np.diff(starts) > length).all()
+    windows = np.bincount(documents, minlength=len(sizes))
+    assert windows.sum() == min(count, room.sum())
+    assert windows.max() <= windows[windows < room].min(initial=count) + 1 or count < (room > 0).sum()
+
+
+@given(st.integers(1, 5000))
+def test_buckets_are_1_2_3_to_4_5_to_8_and_so_on(distances: int) -> None:
+    edges = bucket_edges(distances)
+    assert edges[0] == 1 and edges[-1] == distances + 1
+    expected = np.ceil(np.log2(np.arange(1, distances + 1)))
+    bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
+    assert np.array_equal(bucket, expected)
+
+
+def test_the_reach_is_the_end_of_the_unbroken_row() -> None:
+    ends = [2, 3, 5, 9]
+    assert reach(ends, [0.1, 0.1, -0.1, 0.1]) == 2 and reach(ends, [0.1] * 4) == 8
+    assert reach(ends, [-0.1, 0.1, 0.1, 0.1]) == 0 == reach(ends, [1e-7, 0.1, 0.1, 0.1])  # of rounding
+    assert reach(ends, [0.1, math.nan, 0.1, 0.1]) == 1 and reach(ends, [math.nan] * 4) is None
+
+
+def test_identity_needs_a_second_document() -> None:
+    with pytest.raises(ConfigError, match="order at length 64 needs a second document of 32 tokens"):
+        readings(split_of([np.zeros(200, dtype=np.uint16), np.zeros(20, dtype=np.uint16)]), [1], LENGTH)
+
+
+def test_the_order_is_of_the_training_length_unless_lengths_are_asked_for() -> None:
+    assert ORDER.lengths((), 128, None, (64, 128, 4096)) == [128]
+    assert ORDER.lengths((512, 256), 128, None, (64,)) == [256, 512]
