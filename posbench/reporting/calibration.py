@@ -21,16 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posbench.reporting.statistics import (
-    LEVEL,
-    POWER,
-    Floats,
-    chain,
-    compare_all,
-    document_error,
-    smallest_visible,
-    t_interval,
-)
+from posbench.reporting.chains import chain
+from posbench.reporting.moderation import FEWEST_SCHEMES
+from posbench.reporting.power import POWER, Spread, smallest_visible
+from posbench.reporting.statistics import LEVEL, Floats, compare_all, document_error, t_interval
 from posbench.reporting.tables import Table
 
 CASES = ((2, 5), (11, 5), (11, 3))  # schemes, seeds
@@ -119,7 +113,7 @@ def planted(trials: int, schemes: int, seeds: int, seed: int = 1) -> Rate:
     """
     random = np.random.default_rng(seed)
     pairs = schemes * (schemes - 1) // 2
-    effect = smallest_visible(NOISE_SD * math.sqrt(2), seeds, LEVEL / pairs)
+    effect = smallest_visible(_spread(schemes), seeds, LEVEL / pairs)
     levels = np.zeros(schemes)
     levels[-1] = effect
     names = _names(schemes)
@@ -164,6 +158,11 @@ def _losses(random: np.random.Generator, levels: Floats, seeds: int, noise: Nois
     """[seeds, schemes], nats/token."""
     common = random.normal(3.0, SEED_SD, (seeds, 1))
     return common + levels + NOISE_SD * noise(random, (seeds, len(levels)))
+
+
+def _spread(schemes: int) -> Spread:
+    """Of a difference of two schemes of equal noise. All pairs have one variance, so all that may be lent is lent."""
+    return Spread(NOISE_SD * math.sqrt(2), math.inf if schemes >= FEWEST_SCHEMES else 0.0)
 
 
 def _names(count: int) -> list[str]:
