@@ -1,6 +1,6 @@
 """How often each rule of testing is wrong, and what it finds: trials with a known truth.
 
-    python -m benchmarks.calibration                        # about two minutes of one core; prints Markdown
+    python -m benchmarks.calibration                        # 40 seconds of one core; prints Markdown
     python -m benchmarks.calibration --cells > cells.csv    # every cell: noise, truth, seeds, rule, rate
 
 Eleven schemes, whose losses over seeds are a level each plus noise (what a seed does to all schemes drops out of every

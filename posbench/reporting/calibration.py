@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from posbench.reporting.chains import chain
-from posbench.reporting.moderation import FEWEST_SCHEMES
 from posbench.reporting.power import POWER, Spread, smallest_visible
 from posbench.reporting.statistics import LEVEL, Floats, compare_all, document_error, t_interval
 from posbench.reporting.tables import Table
@@ -113,7 +112,7 @@ def planted(trials: int, schemes: int, seeds: int, seed: int = 1) -> Rate:
     """
     random = np.random.default_rng(seed)
     pairs = schemes * (schemes - 1) // 2
-    effect = smallest_visible(_spread(schemes), seeds, LEVEL / pairs)
+    effect = smallest_visible(Spread(NOISE_SD * math.sqrt(2)), seeds, LEVEL / pairs)
     levels = np.zeros(schemes)
     levels[-1] = effect
     names = _names(schemes)
@@ -158,11 +157,6 @@ def _losses(random: np.random.Generator, levels: Floats, seeds: int, noise: Nois
     """[seeds, schemes], nats/token."""
     common = random.normal(3.0, SEED_SD, (seeds, 1))
     return common + levels + NOISE_SD * noise(random, (seeds, len(levels)))
-
-
-def _spread(schemes: int) -> Spread:
-    """Of a difference of two schemes of equal noise. All pairs have one variance, so all that may be lent is lent."""
-    return Spread(NOISE_SD * math.sqrt(2), math.inf if schemes >= FEWEST_SCHEMES else 0.0)
 
 
 def _names(count: int) -> list[str]:

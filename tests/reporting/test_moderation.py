@@ -149,13 +149,13 @@ def test_the_links_of_a_published_chain() -> None:
         family_of("published", ours, "nope", None)
 
 
-@pytest.mark.parametrize(("seeds", "margin", "effect"), [(4, 3.0, 0.0), (6, 2.0, 0.3)])
+@pytest.mark.parametrize(("seeds", "margin", "effect"), [(4, 3.0, 0.0), (6, 2.0, 0.3), (8, 1.1, 0.0)])
 def test_the_power_of_equivalence_is_what_simulation_finds(seeds: int, margin: float, effect: float) -> None:
     trials = np.random.default_rng(0).normal(effect, 1.0, (seeds, 20_000))
     error = trials.std(axis=0, ddof=1) / math.sqrt(seeds)
     threshold = stats.t.isf(0.05, seeds - 1)
     found = ((margin - np.abs(trials.mean(axis=0))) / error > threshold).mean()
-    assert equivalence_power(effect, margin, Spread(1.0), seeds, 0.05) == pytest.approx(found, abs=0.015)
+    assert equivalence_power(effect, margin, Spread(1.0), seeds, 0.05) == pytest.approx(found, abs=0.02)
 
 
 @given(st.floats(0.3, 3.0), st.floats(0.0, 10.0), SEEDS)
