@@ -328,6 +328,10 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
+    family: Annotated[
+        str, typer.Option(help="The pairs that are corrected together, chosen beforehand: all, baseline, published.")
+    ] = "all",
+    margin: Annotated[float, typer.Option(help="Losses closer than this are equal (nats a token).")] = 0.01,
     output: Annotated[
         str | None,
         typer.Option(
@@ -350,7 +354,7 @@ def report(
     if output is None and (folder / "report").is_symlink():
         raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
     check_writable(Path(output) if output else folder / "report", "report")
-    write_report(folder, against, baseline, output, _console())
+    write_report(folder, against, baseline, output, _console(), family, margin)
 
 
 @app.command()

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posbench.reporting.power import POWER, smallest_visible
-from posbench.reporting.statistics import LEVEL, Floats, chain, compare_all, document_error, t_interval
+from posbench.reporting.chains import chain
+from posbench.reporting.power import POWER, Spread, smallest_visible
+from posbench.reporting.statistics import LEVEL, Floats, compare_all, document_error, t_interval
 from posbench.reporting.tables import Table
 
 CASES = ((2, 5), (11, 5), (11, 3))  # schemes, seeds
@@ -111,7 +112,7 @@ def planted(trials: int, schemes: int, seeds: int, seed: int = 1) -> Rate:
     """
     random = np.random.default_rng(seed)
     pairs = schemes * (schemes - 1) // 2
-    effect = smallest_visible(NOISE_SD * math.sqrt(2), seeds, LEVEL / pairs)
+    effect = smallest_visible(Spread(NOISE_SD * math.sqrt(2)), seeds, LEVEL / pairs)
     levels = np.zeros(schemes)
     levels[-1] = effect
     names = _names(schemes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ import numpy as np
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
+from posbench.reporting.chains import Chain, chain
+from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
@@ -18,7 +21,7 @@ from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
-from posbench.reporting.statistics import Chain, Floats, Pair, chain, compare_all
+from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
 from posbench.runs import Run, run_at
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class Findings:
     measurements: list[Measurement]
     pairs: list[Pair]
     chain: Chain
+    family: str  # of pairs that were corrected together: see `families`
+    links: list[tuple[str, str, str]]  # of the published chain: better, sign, worse
     runs: dict[Key, Run]  # the compared runs, by scheme and seed
     probes: dict[str, pd.DataFrame]  # protocol -> figures of groups of windows: see `probes.probe`
     early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
@@ -78,13 +83,23 @@ class Findings:
         return all(result.is_bound for m in self.measurements for result in m.results)
 
 
-def find(folder: str | Path, baseline: str | None = None, against: str | None = None) -> Findings:
+def find(
+    folder: str | Path,
+    baseline: str | None = None,
+    against: str | None = None,
+    family: str = "all",
+    margin: float = MARGIN,
+) -> Findings:
     """Read the runs under `folder`, join those that can be compared, and compute everything a report says of them.
 
     Arguments: baseline, default the experiment's own; against, the published results to set beside ours, default the
-    experiment's. Raises: ConfigError where there is no finished run, an unknown baseline or publication, or a file that
-    cannot be read.
+    experiment's; family, the pairs that are corrected together; margin of equivalence in nats/token. Raises:
+    ConfigError where there is no finished run, an unknown baseline, publication or family, or a file that cannot be
+    read.
     """
+    check_family(family)
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats a token, such as {MARGIN}")
     published = load_published(against) if against else None
     frame = results(folder)
     if frame.empty:
@@ -102,7 +117,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
     found = gather(runs, notes)
     measurements = measure(found, joined, config.train.context_length, notes)
     schemes, seeds, losses = _matrix(joined, measurements)
-    pairs = compare_all(losses, schemes)
+    pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
     frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
     return Findings(
@@ -115,6 +130,8 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         measurements=measurements,
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
+        family=family,
+        links=published_links(published, schemes) if published else [],
         probes=frames,
         early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
         curves=_curves(runs, notes),

@@ -10,6 +10,7 @@ from posbench.machine.files import write_bytes
 from posbench.reporting import drawing, page, plots, spreadsheet
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
+from posbench.reporting.statistics import MARGIN
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
 
 if TYPE_CHECKING:
@@ -22,17 +23,20 @@ def report(
     baseline: str | None = None,
     output: str | Path | None = None,
     console: Console | None = None,
+    family: str = "all",
+    margin: float = MARGIN,
 ) -> list[Path]:
     """Print the tables of the experiment in `folder`, write its files, and return their paths.
 
     Arguments: against, published results to set beside ours (default: the experiment's own); baseline, the scheme gaps
-    are measured against (default: the experiment's own); output, where files go (default: `folder`/report).
+    are measured against (default: the experiment's own); output, where files go (default: `folder`/report); family, the
+    pairs that are corrected together; margin of equivalence in nats/token.
     Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
     """
     from rich.console import Console
 
     console = console or Console()
-    findings = find(folder, baseline, against)
+    findings = find(folder, baseline, against, family, margin)
     target = Path(output) if output else Path(folder) / "report"
     figures = plots.draw_all(findings)
     made = sections(findings, figures)
@@ -71,12 +75,19 @@ def print_sections(made: list[Section], console: Console) -> None:
             if section.title not in [table.title for table in section.tables]:
                 console.print(Text(printable(section.title), style="bold"))
                 console.print()
+            if section.lead:
+                console.print(Text(printable(section.lead)))
+                console.print()
             if section.chain:
                 console.print(Text(printable(section.words[0])))
                 console.print()
             for table in section.tables:
                 print_table(table, console)
             print_notes(section.words[1:] if section.chain else section.words, console)
+            for what, command in section.commands:
+                console.print(Text(printable(what), style="dim"))
+                console.print(Text(printable(command)), soft_wrap=True)
+                console.print()
 
 
 def as_markdown(experiment: str, made: list[Section]) -> str:
@@ -84,8 +95,11 @@ def as_markdown(experiment: str, made: list[Section]) -> str:
     parts = [f"# posbench: {markdown_text(printable(experiment))}\n"]
     for section in made:
         parts.append(f"## {markdown_text(printable(section.title))}\n")
-        parts += [f"{markdown_text(printable(words))}\n" for words in section.words]
+        sentences = [section.lead, *section.words] if section.lead else section.words
+        parts += [f"{markdown_text(printable(words))}\n" for words in sentences]
         parts += [markdown(table, table.title != section.title) for table in section.tables]
+        for what, command in section.commands:
+            parts.append(f"{markdown_text(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
         for stem, caption in section.pictures:
             parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n")
     return "\n".join(parts)

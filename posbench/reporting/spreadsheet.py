@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
+from posbench.reporting.statistics import Pair
 from posbench.reporting.tables import csv_text, printable
 
 if TYPE_CHECKING:
@@ -24,10 +27,17 @@ def measurements(findings: Findings) -> pd.DataFrame:
 
     `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of
     the paired difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the
-    choice of documents leaves.
+    choice of documents leaves. `gap_p`, by the rule of the ranking, `gap_p_plain`, by the paired t-test, and
+    `gap_p_holm`, corrected over the family, are of the pair with the baseline and stand where it was tested.
     """
     import pandas as pd
 
+    tests = {
+        name: pair
+        for pair in findings.pairs
+        for name in (pair.left, pair.right)
+        if findings.baseline in (pair.left, pair.right)
+    }
     rows = [
         {
             "scheme": m.scheme,
@@ -41,6 +51,9 @@ def measurements(findings: Findings) -> pd.DataFrame:
             "gap": m.gap.mean,
             "gap_low": m.gap.low,
             "gap_high": m.gap.high,
+            **_gap_tests(
+                tests.get(m.scheme) if m.protocol == VALIDATION.name and m.scheme != findings.baseline else None
+            ),
             "loss_documents": m.loss_documents,
             "gap_documents": m.gap_documents,
             "bits_per_byte": m.bits_per_byte,
@@ -54,6 +67,13 @@ def measurements(findings: Findings) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _gap_tests(pair: Pair | None) -> dict[str, float]:
+    """The p-values of a scheme's pair with the baseline."""
+    if pair is None:
+        return {"gap_p": math.nan, "gap_p_plain": math.nan, "gap_p_holm": math.nan}
+    return {"gap_p": pair.p, "gap_p_plain": pair.p_plain, "gap_p_holm": pair.p_holm}
+
+
 def pairs(findings: Findings) -> pd.DataFrame:
     """pairs.csv: every pair of schemes by validation loss, with its test."""
     import pandas as pd
@@ -61,14 +81,20 @@ def pairs(findings: Findings) -> pd.DataFrame:
     rows = []
     for pair in findings.pairs:
         row = asdict(pair)
-        interval = row.pop("interval")
+        interval, spread = row.pop("interval"), row.pop("spread")
         row |= {
+            "test_sd": spread["sd"],
+            "test_freedom": pair.spread.freedom(pair.seeds),
             "difference": interval["mean"],
             "low": interval["low"],
             "high": interval["high"],
             "decided": pair.is_decided,
+            "equal": pair.is_equivalent,
+            "smallest_visible": pair.smallest_visible,
+            "seeds_to_decide": pair.seeds_to_decide,
+            "seeds_to_equate": pair.seeds_to_equate,
         }
-        rows.append(row | {"smallest_visible": pair.smallest_visible, "seeds_to_decide": pair.seeds_to_decide})
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -5,7 +5,7 @@ same batches, so a difference is taken within each seed; what the seeds have in 
 
 Two kinds of doubt, never added up:
 - over seeds (`t_interval`, `compare_all`): would other seeds, on this text, say the same? Student's t on the
-  differences.
+  differences; from six schemes on by the rule `own` of `moderation.py`.
 - over documents (`document_error`): would other documents, with these models, say the same? A bootstrap over
   documents.
 """
@@ -13,16 +13,25 @@ Two kinds of doubt, never added up:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.reporting.power import seeds_to_decide, smallest_visible
+from posbench.reporting.moderation import FEWEST_SCHEMES, fit_prior, own, plain
+from posbench.reporting.power import (
+    Spread,
+    cautious_differences,
+    seeds_to_decide,
+    seeds_to_equate,
+    smallest_visible,
+)
 
-LEVEL = 0.05  # of the whole family of pairs: the chance of a wrong ">" anywhere
+LEVEL = 0.05  # of the whole family of pairs: the chance of a wrong ">" anywhere, and as much of a wrong "≈"
+MARGIN = 0.01  # nats/token: losses closer than this, 1% in perplexity, are taken for equal
+Family = Collection[frozenset[str]]  # pairs of names that are corrected together
 Floats = NDArray[np.float64]
 
 
@@ -61,28 +70,37 @@ def holm(p: Floats) -> Floats:
     """Adjusted p-values of Holm (1979): sorted upwards, the i-th of m times (m - i + 1), made monotone, at most 1.
 
     Rejecting those at or below a level holds the chance of any false rejection in the family to that level, however the
-    tests depend on each other.
+    tests depend on each other. Arguments: p [..., m], each row a family.
     """
     p = np.asarray(p, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    order = np.argsort(p, axis=-1, kind="stable")
+    steps = np.maximum.accumulate(np.take_along_axis(p, order, -1) * np.arange(p.shape[-1], 0, -1), axis=-1)
     adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(steps, 1.0)
+    np.put_along_axis(adjusted, order, np.minimum(steps, 1.0), -1)
     return adjusted
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two schemes over the seeds they share; `left` has the lower mean loss (by name where they tie)."""
+    """Two schemes over the seeds they share; `left` has the lower mean loss (by name where they tie).
+
+    Every p is NaN with one seed. Outside the family that was asked for, `p_holm` and `p_equal_holm` are NaN.
+    """
 
     left: str
     right: str
-    interval: Interval  # of right - left, nats/token, 95 % for this pair alone
-    sd: float  # of the differences over seeds
+    interval: Interval  # of right - left, nats/token, 95 % for this pair alone, by the same rule as `p`
+    sd: float  # of the differences over seeds, nats/token
+    spread: Spread  # what the test divides by in its place
     seeds: int
-    p: float  # two-sided paired t-test; NaN with one seed
-    p_holm: float  # corrected over all pairs
-    level: float  # at which a pair still open would have been decided: LEVEL / (pairs - decided pairs)
+    p: float  # of no difference, two-sided: the rule `own` from six schemes on, below that the paired t-test
+    p_plain: float  # ... by the paired t-test
+    p_holm: float  # `p` corrected over the family
+    level: float  # at which a pair still open would have been decided: LEVEL / (tested pairs - decided pairs)
+    margin: float  # nats/token
+    p_equal: float  # of a difference of `margin` or more: the larger p of two one-sided tests
+    p_equal_holm: float  # corrected over the family
+    level_equal: float  # as `level`, of the tests of equivalence
 
     @property
     def difference(self) -> float:
@@ -94,142 +112,140 @@ class Pair:
         """Whether `left` is better, at LEVEL over the whole family."""
         return bool(self.p_holm <= LEVEL)
 
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the two differ by less than the margin, at LEVEL over the whole family."""
+        return bool(self.p_equal_holm <= LEVEL)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are two seeds, and the pair is of the family."""
+        return not math.isnan(self.p_holm)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was tested and neither a difference nor equivalence was found."""
+        return self.is_tested and not self.is_decided and not self.is_equivalent
+
     @cached_property
     def smallest_visible(self) -> float:
-        """The true difference (nats/token) that these seeds would have decided with probability POWER."""
-        return smallest_visible(self.sd, self.seeds, self.level)
+        """The true difference (nats/token) that these seeds would have decided with probability POWER or more.
+
+        By the plain test: whether a pair is helped by the others is itself chance, and counting on it promises too much
+        (55 % in place of 80 %, in trials of 11 schemes and 5 seeds).
+        """
+        return smallest_visible(Spread(self.spread.sd), self.seeds, self.level)
 
     @cached_property
     def seeds_to_decide(self) -> float:
-        """About how many seeds would decide the observed difference; infinity beyond MOST_SEEDS, NaN with one seed."""
-        return seeds_to_decide(self.difference, self.sd, self.level) if self.seeds > 1 else math.nan
+        """About how many seeds would decide it, were the true difference at the lower end of its 80 % interval.
+
+        (One-sided: see `cautious_differences`.) Infinity beyond MOST_SEEDS, NaN with one seed.
+        """
+        if self.seeds < 2:
+            return math.nan
+        return seeds_to_decide(self._cautious[0], self.spread, self.level)
+
+    @cached_property
+    def seeds_to_equate(self) -> float:
+        """... would find it to be smaller than the margin, were it at the upper end."""
+        if self.seeds < 2:
+            return math.nan
+        return seeds_to_equate(self._cautious[1], self.margin, self.spread, self.level_equal)
+
+    @property
+    def seeds_to_settle(self) -> float:
+        """The fewer of the two."""
+        return min(self.seeds_to_decide, self.seeds_to_equate)
+
+    @cached_property
+    def _cautious(self) -> tuple[float, float]:
+        return cautious_differences(self.difference, self.spread, self.seeds)
 
 
-def compare_all(losses: Floats, names: list[str]) -> list[Pair]:
-    """Every pair of schemes by a paired t-test over seeds, with Holm's correction over all of them.
+def compare_all(losses: Floats, names: list[str], family: Family | None = None, margin: float = MARGIN) -> list[Pair]:
+    """Every pair of schemes tested over seeds for a difference and for equivalence, Holm's correction over a family.
 
-    Arguments: losses [seeds, schemes], finite; names, one a scheme, distinct.
+    Arguments: losses [seeds, schemes], finite; names, one a scheme, distinct; family, the pairs that are corrected
+    together (default: all), chosen before the losses are seen; margin of equivalence in nats/token. All pairs are
+    fitted to the prior of the rule `own`, whatever the family is.
     """
     seeds, schemes = losses.shape
-    assert schemes == len(names) == len(set(names)) and np.isfinite(losses).all()
+    assert schemes == len(names) == len(set(names)) and np.isfinite(losses).all() and margin > 0
     order = sorted(range(schemes), key=lambda i: (losses[:, i].mean(), names[i]))
     pairs = [(a, b) for n, a in enumerate(order) for b in order[n + 1 :]]
     if not pairs:
         return []
     differences = np.stack([losses[:, b] - losses[:, a] for a, b in pairs], axis=1)
-    p = _p_values(differences)
-    p_holm = holm(p) if seeds > 1 else np.full(len(pairs), math.nan)
-    level = LEVEL / max(1, len(pairs) - int((p_holm <= LEVEL).sum()))
-    sd = differences.std(axis=0, ddof=1) if seeds > 1 else np.full(len(pairs), math.nan)
+    is_tested = np.array(
+        [seeds > 1 and (family is None or frozenset((names[a], names[b])) in family) for a, b in pairs]
+    )
+    tests = _test(differences, schemes, margin)
+    p_holm, level = _corrected(tests.p, is_tested)
+    p_equal_holm, level_equal = _corrected(tests.p_equal, is_tested)
     return [
         Pair(
-            names[a], names[b], t_interval(differences[:, n]), float(sd[n]), seeds, float(p[n]), float(p_holm[n]), level
+            left=names[a],
+            right=names[b],
+            interval=tests.intervals[n],
+            sd=float(tests.sd[n]),
+            spread=tests.spreads[n],
+            seeds=seeds,
+            p=float(tests.p[n]),
+            p_plain=float(tests.p_plain[n]),
+            p_holm=float(p_holm[n]),
+            level=level,
+            margin=margin,
+            p_equal=float(tests.p_equal[n]),
+            p_equal_holm=float(p_equal_holm[n]),
+            level_equal=level_equal,
         )
         for n, (a, b) in enumerate(pairs)
     ]
 
 
-def _p_values(differences: Floats) -> Floats:
-    """Two-sided p of `mean = 0` for each column. Equal losses (0 / 0) differ by nothing: p = 1. One row: NaN."""
-    import warnings
-
-    from scipy import stats
-
-    if len(differences) < 2:
-        return np.full(differences.shape[1], math.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # constant differences: t is infinite or 0 / 0, handled below
-        p = np.asarray(stats.ttest_1samp(differences, 0.0, axis=0).pvalue)
-    return np.where(np.isnan(p), 1.0, p)
-
-
 @dataclass(frozen=True)
-class Chain:
-    """The ranking in one line, `a ~ b > c`, better to the left.
+class _Tests:
+    """Of each pair: see the fields of `Pair`."""
 
-    The rule. Schemes stand in the order of their mean loss. Between two neighbours stands `>` if and only if EVERY
-    scheme to the left of that place is decided better than EVERY scheme to the right of it (paired t-tests over
-    seeds, Holm over all pairs); otherwise `~`. So whatever a reader takes out of a `>`, at any distance, is a
-    rejected hypothesis, and the chance that a chain holds any false `>` is at most LEVEL. Pairwise decisions need not
-    be transitive (a ~ b, b ~ c, yet a > c; no way of writing groups would say that without a false `b > c` or `a >
-    b`): a `~` says only that the chain cannot be cut there, and pairs that are decided although no `>` stands between
-    them are listed beside it, in `inside`. With one seed nothing is tested: the order is given with commas.
-    """
-
-    order: list[str]
-    signs: list[str]  # between neighbours: ">" or "~"; "," where nothing was tested
-    inside: list[Pair]  # decided pairs with no ">" between them
-    seeds: int
-
-    @property
-    def is_tested(self) -> bool:
-        return self.seeds > 1
-
-    @property
-    def text(self) -> str:
-        """`a ~ b > c`, or `a, b, c` where nothing was tested."""
-        words = [self.order[0]] if self.order else []
-        for sign, name in zip(self.signs, self.order[1:], strict=True):
-            words += [sign, name]
-        return " ".join(words).replace(" ,", ",")
-
-    def groups(self) -> list[list[str]]:
-        """The schemes between the `>` signs."""
-        made = [[self.order[0]]] if self.order else []
-        for sign, name in zip(self.signs, self.order[1:], strict=True):
-            if sign == ">":
-                made.append([])
-            made[-1].append(name)
-        return made
+    sd: Floats
+    spreads: list[Spread]
+    intervals: list[Interval]
+    p: Floats
+    p_plain: Floats
+    p_equal: Floats
 
 
-def chain(pairs: list[Pair]) -> Chain:
-    """The chain of all pairs of a set of schemes, by the rule of `Chain`."""
-    order = _order(pairs)
-    seeds = pairs[0].seeds if pairs else 0
+def _test(differences: Floats, schemes: int, margin: float) -> _Tests:
+    """The tests of differences [seeds, pairs]."""
+    from scipy.special import stdtrit
+
+    (seeds, count), mean = differences.shape, differences.mean(axis=0)
     if seeds < 2:
-        return Chain(order, [","] * (len(order) - 1), [], seeds)
-    decided = {(pair.left, pair.right) for pair in pairs if pair.is_decided}
-    signs = [
-        ">" if all((a, b) in decided for a in order[:cut] for b in order[cut:]) else "~" for cut in range(1, len(order))
-    ]
-    place = {name: n for n, name in enumerate(order)}
-    inside = [p for p in pairs if p.is_decided and ">" not in signs[place[p.left] : place[p.right]]]
-    return Chain(order, signs, inside, seeds)
+        none = np.full(count, math.nan)
+        intervals = [Interval(float(m), math.nan, math.nan) for m in mean]
+        return _Tests(none, [Spread(math.nan)] * count, intervals, none, none, none)
+    variances, freedom = differences.var(axis=0, ddof=1), seeds - 1
+    students = plain(variances, freedom)
+    used = own(variances, freedom) if schemes >= FEWEST_SCHEMES else students
+    is_helped = used.freedom > freedom
+    prior = float(fit_prior(variances, freedom).freedom.item()) if is_helped.any() else 0.0
+    half = stdtrit(used.freedom, 0.975) * np.sqrt(used.variance / seeds)
+    return _Tests(
+        sd=np.sqrt(variances),
+        spreads=[Spread(math.sqrt(v), prior * bool(h)) for v, h in zip(used.variance, is_helped, strict=True)],
+        intervals=[Interval(float(m), float(m - h), float(m + h)) for m, h in zip(mean, half, strict=True)],
+        p=used.p_values(mean, seeds),
+        p_plain=students.p_values(mean, seeds),
+        p_equal=used.p_equivalence(mean, seeds, margin),
+    )
 
 
-def chain_without(pairs: list[Pair], name: str) -> Chain:
-    """The chain had `name` not been compared: the others' tests, corrected for their own number."""
-    rest = [pair for pair in pairs if name not in (pair.left, pair.right)]
-    adjusted = holm(np.array([pair.p for pair in rest]))
-    return chain([replace(pair, p_holm=float(p)) for pair, p in zip(rest, adjusted, strict=True)])
-
-
-def _order(pairs: list[Pair]) -> list[str]:
-    """Best first: `compare_all` lists the pairs of the best scheme first, then those of the second without it, ..."""
-    return list(dict.fromkeys(p.left for p in pairs)) + ([pairs[-1].right] if pairs else [])
-
-
-def letters(pairs: list[Pair]) -> dict[str, str]:
-    """Letters to each scheme, such as `a`, `ab`: two schemes share one if and only if their pair is not decided.
-
-    The compact letter display of Piepho (2004) by insertion and absorption: it holds every pairwise decision, also
-    where they are not transitive and the chain has to say `~`. Letters begin at the best scheme.
-    """
-    order = _order(pairs)
-    groups = [frozenset(order)]
-    for pair in pairs:
-        if pair.is_decided:
-            split = {g - {one} for g in groups if {pair.left, pair.right} <= g for one in (pair.left, pair.right)}
-            whole = [g for g in groups if not {pair.left, pair.right} <= g]
-            groups = whole + [g for g in split if not any(g <= other for other in whole)]
-    place = {name: n for n, name in enumerate(order)}
-    groups.sort(key=lambda group: sorted(place[name] for name in group))
-    return {name: "".join(_letter(n) for n, group in enumerate(groups) if name in group) for name in order}
-
-
-def _letter(number: int) -> str:
-    return chr(ord("a") + number) if number < 26 else f"({number + 1})"
+def _corrected(p: Floats, is_tested: NDArray[np.bool_]) -> tuple[Floats, float]:
+    """p-values of the family by Holm, NaN outside it; and the level of its next step, at which an open pair is held."""
+    adjusted = np.full_like(p, math.nan)
+    adjusted[is_tested] = holm(p[is_tested])
+    return adjusted, LEVEL / max(1, int(is_tested.sum()) - int((adjusted <= LEVEL).sum()))
 
 
 def document_error(nll: Floats, targets: Floats, resamples: int = 2000, confidence: float = 0.95) -> Floats:

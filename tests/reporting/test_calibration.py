@@ -38,7 +38,7 @@ def test_nor_where_noise_is_heavy_or_uneven(noise: Callable) -> None:
     assert rate.hits <= stats.binom.isf(1e-4, rate.trials, 0.05)
 
 
-@pytest.mark.parametrize(("schemes", "seeds"), [(2, 3), (2, 5), (3, 5)])
+@pytest.mark.parametrize(("schemes", "seeds"), [(2, 3), (2, 5), (3, 5), (11, 5)])
 def test_a_planted_difference_is_found_at_the_promised_power(schemes: int, seeds: int) -> None:
     rate = planted(600, schemes, seeds)
     assert rate.hits >= stats.binom.ppf(1e-4, rate.trials, 0.80)

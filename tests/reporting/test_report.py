@@ -11,22 +11,25 @@ import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from fabricate import World, change_fingerprints, fabricate, rename, rescore, run_of
 from rich.console import Console
 
+from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.reporting import report
 from posbench.reporting.findings import find
+from posbench.reporting.sections.next_runs import command, settings
 from posbench.runs import DIED, Run
 from posbench.runs.manifest import Costs
 
 EVIL = "<script>alert(1)</script>"
 
 
-def said(folder: Path, output: Path, width: int = 100, **options: str) -> str:
+def said(folder: Path, output: Path, width: int = 100, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width)
     report(folder, output=output, console=console, **options)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -77,14 +80,48 @@ def test_tables_fit_the_terminal_with_no_cell_broken(losses_only: Path, tmp_path
     assert len(re.findall(whole, text, re.MULTILINE)) == 4
 
 
-def test_the_chain_is_printed_with_what_could_be_seen(written: Path) -> None:
+def test_letters_lead_and_the_chain_says_equal_where_that_was_tested(written: Path) -> None:
     text = (written / "terminal.txt").read_text()
-    assert re.search(r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) > alibi > nope$", text, re.MULTILINE)
+    letters = r"^(qk_rope|qkvo_rope) \(a\), (qk_rope|qkvo_rope) \(a\), alibi \(b\), nope \(c\)$"
+    chain = r"^(qk_rope ≈ qkvo_rope|qkvo_rope ≈ qk_rope) > alibi > nope$"
+    assert re.search(rf"{letters}\n\n{chain}", text, re.MULTILINE)
+
+
+def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path, tmp_path: Path) -> None:
+    text = said(losses_only, tmp_path, width=200, margin=0.0005)
     assert re.search(
-        r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +0\.00\d\d ± 0\.\d{4} +\S+ +0\.00\d\d +about \d+",
+        r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +0\.00\d\d ± 0\.\d{4} +\S+ +\S+ +0\.00\d\d +(about|more than) \d+",
         text,
         re.MULTILINE,
     )
+    last = text.split("Open pairs that matter")[1]
+    assert re.search(r"(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +neighbours here, published qk_rope ~ qkvo_rope", last)
+    found = find(losses_only, margin=0.0005)
+    line = command(found, [4, 5])
+    schemes = ",".join(found.schemes)
+    assert line == f"posbench train -m experiment=demo model=tiny scheme={schemes} seed=4,5".replace(
+        "model=tiny", " ".join(settings(found.config)[1:])
+    )
+    words = [*settings(found.config), "scheme=qk_rope"]
+    assert compose(words).to_mapping()["model"] == found.config.to_mapping()["model"]  # the same runs, by these words
+
+
+def test_a_smaller_family_is_tested_alone(losses_only: Path, tmp_path: Path) -> None:
+    text = " ".join(said(losses_only, tmp_path, width=200, family="baseline").split())
+    assert "for the pairs with the baseline (3), Holm's correction" in text and "no letters and no chain" in text
+    found = find(losses_only, family="baseline")
+    assert sum(pair.is_tested for pair in found.pairs) == 3
+    assert all(("qk_rope" in (pair.left, pair.right)) == pair.is_tested for pair in found.pairs)
+    with pytest.raises(ConfigError, match="did you mean 'published'"):
+        find(losses_only, family="publishd")
+    with pytest.raises(ConfigError, match="above 0"):
+        find(losses_only, margin=0.0)
+
+
+def test_one_seed_is_told_which_seeds_to_run(tmp_path: Path, world: Callable[..., World]) -> None:
+    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5}, seeds=(0,)))
+    text = said(folder, tmp_path / "report", width=60)
+    assert re.search(r"^posbench train -m experiment=demo .*scheme=qk_rope,nope seed=1,2,3,4$", text, re.MULTILINE)
 
 
 def test_the_set_up_states_the_options_of_every_scheme(tmp_path: Path, world: Callable[..., World]) -> None:
@@ -120,7 +157,9 @@ def test_the_one_scheme_that_keeps_the_chain_whole_is_named(tmp_path: Path, worl
         rescore(noisy, "validation", 256, lambda rows, by=times: rows.assign(nll=rows["nll"] * by))
     text = " ".join(said(folder, tmp_path / "report", width=1000).split())
     assert "qk_rope ~ nope ~ alibi ~ vo_rope" in text
-    assert "No “>” stands here, but without vo_rope it would read: qk_rope > nope > alibi. This is read after" in text
+    assert re.search(
+        r"vo_rope alone blocks 2 cuts: without vo_rope the same decisions read qk_rope > nope > alibi\.", text
+    )
     shutil.rmtree(folder / "vo_rope")
     text = " ".join(said(folder, tmp_path / "report", width=1000).split())
     assert "qk_rope > nope > alibi" in text and "No “>” stands here" not in text

@@ -85,7 +85,16 @@ def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, writ
             assert float(row[name]) == pytest.approx(value, rel=1e-9, abs=1e-12), (row["scheme"], name)
         assert float(row["loss_documents"]) == pytest.approx(bootstrap(own, None), rel=0.06)
         assert float(row["gap_documents"]) == pytest.approx(bootstrap(own, base), rel=0.06, abs=1e-12)
-        told = set(expected) | {"loss_documents", "gap_documents", "scheme", "protocol", "split", "length"}
+        is_pair = row["protocol"] == "validation" and row["scheme"] != "qk_rope"
+        plain = stats.ttest_1samp(gaps, 0).pvalue if is_pair else math.nan  # four schemes: the plain test
+        for name in ("gap_p", "gap_p_plain"):
+            assert float(row[name] or "nan") == pytest.approx(plain, rel=1e-6, nan_ok=True)
+        assert (row["gap_p_holm"] != "") == is_pair
+        told = (
+            {"gap_p", "gap_p_plain", "gap_p_holm"}
+            | set(expected)
+            | {"loss_documents", "gap_documents", "scheme", "protocol", "split", "length"}
+        )
         assert set(row) == told  # no cell is left unchecked
         assert row["split"] == ("validation" if row["protocol"] == "validation" else "test")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.sections import against, lengths, losses, order, provenance
+from posbench.reporting.sections import against, lengths, losses, next_runs, order, provenance, ranking
 from posbench.reporting.sections.section import Section
 
 __all__ = ["Section", "sections"]
@@ -14,7 +14,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
     drawn = list(pictures)
     made = [
         losses.losses(findings, drawn),
-        losses.ranking(findings),
+        ranking.ranking(findings),
         *(against.against(findings, comparison) for comparison in findings.against),
         losses.training(drawn),
         *lengths.extrapolation(findings, drawn),
@@ -24,5 +24,6 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         provenance.setup(findings),
         provenance.fingerprints(findings),
         provenance.left_out(findings),
+        next_runs.next_runs(findings),
     ]
     return [section for section in made if section is not None]

@@ -70,6 +70,8 @@ def disagreements_table(c: Comparison) -> Table:
 def _decided(pair: Pair) -> str:
     if pair.seeds < 2:
         return "1 seed: not tested"
+    if not pair.is_tested:
+        return "not tested: outside the family"
     return f"{'yes' if pair.is_decided else 'no'} (p = {pair.p_holm:.2g})"
 
 

@@ -1,20 +1,15 @@
-"""The loss table, the ranking chain and the loss curves."""
+"""The loss table and the loss curves."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from posbench.evaluation.protocols import VALIDATION
+from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
-from posbench.reporting.power import MOST_SEEDS, POWER, sd_range
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.statistics import LEVEL, Pair, chain_without, letters
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
-
-UNEVEN = 3.0  # times the median spread over seeds
 
 
 def losses(findings: Findings, drawn: list[str]) -> Section:
@@ -31,8 +26,9 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
     if seeds > 1:
         words.append(
             f"± is half the 95% interval over {seeds} seeds (Student's t), each interval by itself. Gaps are paired: "
-            "within a seed all schemes have the same initial weights and batches. Schemes that share a letter under "
-            "“group” are not told apart by these seeds (the tests are those of the ranking below)."
+            "within a seed all schemes have the same initial weights and batches."
+            + " Schemes that share a letter under “group” are not told apart by these seeds (the tests are those of "
+            "the ranking below)." * findings.chain.is_tested
         )
     else:
         words.append(
@@ -107,95 +103,6 @@ def absent_schemes(findings: Findings) -> dict[str, str]:
     gone = findings.frame[~findings.frame["scheme"].isin(findings.schemes)]
     became = gone["status"].where(gone["status"] != FINISHED, "left out")
     return {str(scheme): ", ".join(sorted(set(words))) for scheme, words in became.groupby(gone["scheme"])}
-
-
-def ranking(findings: Findings) -> Section | None:
-    """The chain, and for each `~` what these seeds could have seen."""
-    chain, pairs = findings.chain, findings.pairs
-    if not pairs:
-        return None
-    if not chain.is_tested:
-        why = "1 seed: order not tested. A paired test needs at least 2 seeds: `posbench train -m seed=0,1,2 ...`."
-        return Section("Ranking", [f"By loss, lowest first: {chain.text}", why], chain=chain)
-    words = [
-        chain.text,
-        f"Paired t-tests over {chain.seeds} seeds for all {len(pairs)} pairs, Holm's correction: where differences "
-        f"between seeds are about normal, the chance of any false “>” is at most {LEVEL:.0%}. “>” stands where every "
-        "scheme to its left is decided better than every scheme to its right; “~” where that cannot be said, which is "
-        "no evidence that they are equal.",
-    ]
-    words += _in_the_way(findings)
-    words += _uneven(findings)
-    tables = []
-    neighbours = zip(chain.order, chain.signs, chain.order[1:], strict=False)
-    undecided = [(left, right) for left, sign, right in neighbours if sign == "~"]
-    if undecided:
-        by_names = {(pair.left, pair.right): pair for pair in pairs}
-        low, high = sd_range(chain.seeds)
-        tables.append(undecided_table([by_names[names] for names in undecided]))
-        words.append(
-            f"Smallest visible: the true difference that these seeds would have decided with {POWER:.0%} probability "
-            f"at the corrected level of p = {pairs[0].level:.2g}. Seeds to decide: how many would give the observed "
-            f"difference that chance. Both rest on a spread measured with {chain.seeds} seeds; the true one is "
-            f"{low:.1f} to {high:.1f} times that (95%), so take them as orders of magnitude."
-        )
-    if chain.inside:
-        said = [f"{pair.left} is better than {pair.right} by {pair.difference:.4f}" for pair in chain.inside]
-        more = "; ".join(said[:6]) + (
-            f"; and {len(said) - 6} more pairs (the letters of the loss table)" if said[6:] else ""
-        )
-        words.append(f"Decided although no “>” stands between them: {more}.")
-    return Section("Ranking", words, tables, chain=chain)
-
-
-def _in_the_way(findings: Findings) -> list[str]:
-    """Where nothing is cut although pairs are decided: each scheme without which something would be."""
-    if ">" in findings.chain.signs or not findings.chain.inside:
-        return []
-    others = {name: chain_without(findings.pairs, name) for name in findings.schemes}
-    cut = [f"without {name} it would read: {other.text}" for name, other in others.items() if ">" in other.signs]
-    if not cut:
-        return ["No “>” stands here, and leaving out any one scheme would change nothing about that."]
-    return [
-        f"No “>” stands here, but {'; '.join(cut)}. This is read after the fact and corrected for fewer pairs, so the "
-        f"{LEVEL:.0%} are not promised for it."
-    ]
-
-
-def _uneven(findings: Findings) -> list[str]:
-    """Schemes whose losses spread far more over seeds than the others' do: their tests are the least trustworthy."""
-    spread = {m.scheme: float(np.std(m.losses, ddof=1)) for m in findings.at(VALIDATION.name).values()}
-    usual = float(np.median(list(spread.values()))) if spread else 0.0
-    far = [f"{name} ({of / usual:.0f} times)" for name, of in spread.items() if of > UNEVEN * usual > 0]
-    if not far:
-        return []
-    return [
-        f"Over seeds the losses of {', '.join(far)} spread more than those of the scheme in the middle. Where some "
-        "seeds fail to learn what others learn, differences are not normal, and a t-test of few seeds is wrong more "
-        "often than it says."
-    ]
-
-
-def undecided_table(pairs: list[Pair]) -> Table:
-    """Neighbours around a `~`. Such a pair may itself be decided; then another pair across that place is not."""
-    headers = ["neighbours", "difference\nnats/token", "p\n(Holm)"]
-    headers += [f"smallest visible\n({POWER:.0%} power)", "seeds to\ndecide it"]
-    rows = [
-        [
-            f"{pair.left} ~ {pair.right}",
-            plus_minus(pair.difference, pair.interval.half_width),
-            f"{pair.p_holm:.2g}",
-            number(pair.smallest_visible),
-            "decided" if pair.is_decided else seeds_text(pair.seeds_to_decide),
-        ]
-        for pair in pairs
-    ]
-    return Table("Where the chain says ~", headers, rows)
-
-
-def seeds_text(seeds: float) -> str:
-    """`about 26`, `more than 1000`."""
-    return DASH if math.isnan(seeds) else f"more than {MOST_SEEDS}" if math.isinf(seeds) else f"about {seeds:.0f}"
 
 
 def training(drawn: list[str]) -> Section | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from posbench.reporting.statistics import Chain
+from posbench.reporting.chains import Chain
 from posbench.reporting.tables import Table
 
 
@@ -18,6 +18,8 @@ class Section:
     pictures: list[tuple[str, str]] = field(default_factory=list)  # file stem, caption
     on_terminal: bool = True
     chain: Chain | None = None  # then the first sentence is its text
+    commands: list[tuple[str, str]] = field(default_factory=list)  # what for, a command to paste
+    lead: str = ""  # a line that stands above all else
     short: str = ""  # the title where there is little room
 
 
