@@ -1,7 +1,7 @@
 """Hydra's sweeper as posbench has it: every job is composed and checked before the first of them runs.
 
 A launcher calls the `Task` for each job, in this process or in another, and what it returns, an `Outcome`, comes back
-to the sweeper: how each job ended is told by what launchers return.
+to the sweeper: how each job ended is read from what launchers return.
 """
 
 from __future__ import annotations

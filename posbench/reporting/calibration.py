@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from posbench.evaluation.documents import document_error
 from posbench.reporting.chains import chain
 from posbench.reporting.power import POWER, Spread, smallest_visible
-from posbench.reporting.statistics import LEVEL, Floats, compare_all, document_error, t_interval
+from posbench.reporting.statistics import LEVEL, Floats, compare_all, t_interval
 from posbench.reporting.tables import Table
 
 CASES = ((2, 5), (11, 5), (11, 3))  # schemes, seeds

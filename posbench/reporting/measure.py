@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols import PROTOCOLS, Protocol
 from posbench.reporting.gathering import Found, Place, at_place, lengths_of
 from posbench.reporting.joining import Joined, common_seeds
-from posbench.reporting.statistics import Floats, Interval, document_error, t_interval
+from posbench.reporting.statistics import Floats, Interval, t_interval
 from posbench.runs.readings import Result, perplexity
 
 _NOTHING = Interval(math.nan, math.nan, math.nan)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols import NONOVERLAPPING, POSITION, Protocol, Score
 from posbench.reporting.frame import records
 from posbench.reporting.gathering import Found, lengths_of
 from posbench.reporting.joining import common_seeds
 from posbench.reporting.measure import Measurement, compared_over, only, same_task
-from posbench.reporting.statistics import Floats, document_error, t_interval
+from posbench.reporting.statistics import Floats, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd

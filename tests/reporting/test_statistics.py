@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from posbench.evaluation.documents import document_error
 from posbench.reporting.chains import blockers, chain, chain_without, letters
 from posbench.reporting.power import Spread, power, sd_range, seeds_to_decide, smallest_visible
-from posbench.reporting.statistics import LEVEL, compare_all, document_error, holm, t_interval
+from posbench.reporting.statistics import LEVEL, compare_all, holm, t_interval
 
 
 @st.composite

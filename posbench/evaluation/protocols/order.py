@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.windows import too_long
 
@@ -209,8 +210,6 @@ def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.Data
 
 def reach_of_rows(rows: pd.DataFrame) -> int | None:
     """The reach of one run, in tokens, by the intervals over the documents of its rows."""
-    from posbench.reporting.statistics import document_error
-
     ends, lows = sorted(set(rows["bucket_end"])), []
     for end in ends:
         bucket = rows[rows["bucket_end"] == end]
