@@ -28,7 +28,7 @@ def run_application(
     """Run `job` for the run that the words name, or for each run of a sweep, or print what `--cfg` and `--info` ask.
 
     What Hydra would act on is composed and checked first. In a sweep a job that fails does not keep the others from
-    running. `say` is told what a sweep will run, each failure when it happens, and all of them again where the sweep
+    running. `say` receives what a sweep will run, each failure when it happens, and all of them again where the sweep
     is interrupted.
     Returns: a line for each job of a sweep that failed.
     Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder, and where

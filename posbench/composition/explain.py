@@ -88,7 +88,7 @@ def _no_override(word: str) -> str:
 
 
 def _no_setting(key: str, words: Words) -> str:
-    """That there is no such key, with the nearest."""
+    """The message for a key that does not exist, with the nearest one."""
     known = _settings(words)
     if key not in known and key in _settings(Words()):  # with the scheme of conf/config.yaml
         return f"the chosen scheme has no option {key!r} (posbench train --cfg job shows those it has)"

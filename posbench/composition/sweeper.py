@@ -62,7 +62,7 @@ def _process() -> tuple[str, int]:
 
 @dataclass
 class Task:
-    """What a launcher calls for each job of a sweep. `say` is told of each failure when it happens."""
+    """What a launcher calls for each job of a sweep. `say` receives each failure when it happens."""
 
     job: Callable[[Config], object]
     say: Callable[[str], object]
