@@ -269,8 +269,8 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="fixed, nonoverlapping, sliding, position, retrieval, validation. Default: those of the run's "
-            "experiment.",
+            help="How to score, such as fixed or retrieval; an unknown name is answered with all names. Default: "
+            "those of the run's experiment.",
             show_default=False,
         ),
     ] = None,
@@ -342,12 +342,13 @@ def report(
     """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
     from posbench.machine.files import check_writable
     from posbench.reporting import report as write_report
+    from posbench.runs import find_runs
     from posbench.runs.named import experiment_named
 
     if "" in (experiment, output):
         raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
     folder = experiment_named(experiment, runs_dir)
-    if (folder / "run.json").exists():
+    if any(run.path == folder for run in find_runs(folder)):
         raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
     if output is None and (folder / "report").is_symlink():
         raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
@@ -365,6 +366,29 @@ def compare(
     from posbench.runs.named import runs_named
 
     compare_runs([run.path for run in runs_named(runs, runs_dir)], _console())
+
+
+@app.command()
+def pack(
+    experiment: Annotated[str, typer.Argument(help="An experiment, or its folder.")],
+    output: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write an experiment's finished runs as a few small files, without their weights: to keep, or to share.
+
+    `posbench report OUTPUT` and `posbench.results(OUTPUT)` read them as they read run folders.
+    """
+    from posbench.runs.named import experiment_named
+    from posbench.runs.pack import pack as write_pack
+
+    if "" in (experiment, str(output)):
+        raise ConfigError("an empty name: posbench pack EXPERIMENT OUTPUT")
+    console = _console()
+    files = write_pack(experiment_named(experiment, runs_dir), output, _say_inert)
+    sizes = [file.stat().st_size for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{sum(sizes):>12,} bytes in {len(files)} files", highlight=False)
 
 
 @app.command()

@@ -62,6 +62,46 @@ def plan(
     flops_per_second, a rate in place of the datasheet's.
     Raises: ConfigError for what train would refuse, an unknown device or a share out of range.
     """
+    rate = _rate(device, mfu, gpus, flops_per_second)
+    configs, seeds = _rows(words)
+    costs = [_cost(config) for config in configs]
+    first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
+    training, validation, evaluation = (
+        seeds * sum(getattr(cost, name) for cost in costs) for name in ("training", "validation", "evaluation")
+    )
+    hours = (training + validation + evaluation) / mfu / rate / 3600
+    runs = seeds * len(configs)
+    return Plan(
+        experiment=first.experiment_name,
+        source=first.experiment.source,
+        schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
+        seeds=seeds,
+        runs=runs,
+        parameters_embedding=largest.parameters["embedding"],
+        parameters_body=largest.parameters["body"],
+        context_length=first.train.context_length,
+        tokens_a_run=costs[0].tokens,
+        tokens_in_all=seeds * sum(cost.tokens for cost in costs),
+        training_flops=training,
+        validation_flops=validation,
+        evaluation_flops=evaluation,
+        device=device if flops_per_second is None else "as given",
+        flops_per_second=rate,
+        mfu=mfu,
+        gpus=gpus,
+        hours=hours,
+        wall_hours=math.ceil(runs / gpus) / runs * hours,
+        memory_bytes=largest.memory,
+        disk_bytes={
+            # One more than is kept while the newest is written.
+            "checkpoints": seeds * sum(cost.kept_bytes for cost in costs) + 12 * sum(largest.parameters.values()),
+            "token_cache": (first.data.token_budget or 0) * (2 if largest.vocab_size <= 1 << 16 else 4),
+        },
+    )
+
+
+def _rate(device: str, mfu: float, gpus: int, flops_per_second: float | None) -> float:
+    """FLOP/s that the hours are counted by. Raises: ConfigError for an option that is unknown or out of range."""
     if not 1e-6 <= mfu <= 1:
         raise ConfigError(
             f"--mfu {mfu} must lie above 0 (1e-6 at least) and at most 1: 0.4 is usual, posbench bench measures it"
@@ -76,61 +116,45 @@ def plan(
     rate = DATASHEET[device] if flops_per_second is None else flops_per_second
     if not 1e6 <= rate <= 1e24:
         raise ConfigError(f"--flops {rate} must be a number of FLOP/s from 1e6 to 1e24, such as 989e12")
+    return rate
+
+
+def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
+    """The configurations that a sweep goes through, without their seeds, and the number of seeds of each."""
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
-    combinations = list(itertools.product(*swept.values()))
-    fixed = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
-    configs = [
-        compose([*fixed, *(f"{key}={value}" for key, value in zip(swept, values, strict=True))])
-        for values in combinations
-    ]
-    first = configs[0]
-    vocab_size = _vocab_size(first)
-    training = validation = evaluation = 0.0
-    all_tokens = checkpoints = 0
-    largest, memory = first, training_memory(first, vocab_size)
-    for config in configs:
-        vocab = _vocab_size(config)
-        tokens = config.train.num_steps * config.train.tokens_per_step
-        training += seeds * tokens * training_flops_per_token(config, vocab)
-        validation += seeds * _validation_flops(config, vocab)
-        evaluation += seeds * _evaluation_flops(config, vocab)
-        all_tokens += seeds * tokens
-        # Weights and two moments in float32.
-        checkpoints += seeds * 12 * sum(num_parameters(config, vocab).values()) * config.train.keep_checkpoints
-        wanted = training_memory(config, vocab)
-        if sum(wanted.values()) > sum(memory.values()):
-            largest, memory, vocab_size = config, wanted, vocab
-    parameters = num_parameters(largest, vocab_size)
-    hours = (training + validation + evaluation) / mfu / rate / 3600
-    runs = seeds * len(configs)
-    total = sum(parameters.values())
-    text = first.data.token_budget or 0
-    return Plan(
-        experiment=first.experiment_name,
-        source=first.experiment.source,
-        schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
-        seeds=seeds,
-        runs=runs,
-        parameters_embedding=parameters["embedding"],
-        parameters_body=parameters["body"],
-        context_length=first.train.context_length,
-        tokens_a_run=first.train.num_steps * first.train.tokens_per_step,
-        training_flops=training,
-        validation_flops=validation,
-        evaluation_flops=evaluation,
-        device=device if flops_per_second is None else "as given",
-        flops_per_second=rate,
-        mfu=mfu,
-        gpus=gpus,
-        hours=hours,
-        wall_hours=math.ceil(runs / gpus) / runs * hours,
-        tokens_in_all=all_tokens,
-        memory_bytes=memory,
-        disk_bytes={
-            "checkpoints": checkpoints + 12 * total,  # one more than is kept while the newest is written
-            "token_cache": text * (2 if vocab_size <= 1 << 16 else 4),
-        },
+    single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
+    combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in swept.items()))
+    return [compose([*single, *combination]) for combination in combinations], seeds
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What one run costs. FLOPs by what they are spent on; memory in bytes by what it is for."""
+
+    vocab_size: int
+    parameters: dict[str, int]
+    tokens: int
+    training: float
+    validation: float
+    evaluation: float
+    memory: dict[str, int]
+    kept_bytes: int  # of the checkpoints that are kept: weights and two moments in float32
+
+
+def _cost(config: Config) -> _Cost:
+    vocab_size = _vocab_size(config)
+    parameters = num_parameters(config, vocab_size)
+    tokens = config.train.num_steps * config.train.tokens_per_step
+    return _Cost(
+        vocab_size=vocab_size,
+        parameters=parameters,
+        tokens=tokens,
+        training=tokens * training_flops_per_token(config, vocab_size),
+        validation=_validation_flops(config, vocab_size),
+        evaluation=_evaluation_flops(config, vocab_size),
+        memory=training_memory(config, vocab_size),
+        kept_bytes=12 * sum(parameters.values()) * config.train.keep_checkpoints,
     )
 
 
@@ -169,7 +193,7 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
 
 
 def _evaluation_flops(config: Config, vocab_size: int) -> float:
-    """Of scoring one run at the lengths that its configuration names (or the protocol's own)."""
+    """Of scoring one run by its protocols, at the lengths that its configuration names or at the protocol's own."""
     settings = config.evaluation
     return sum(
         protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, vocab_size, length)
@@ -190,7 +214,7 @@ def _vocab_size(config: Config) -> int:
             return len(vocabulary)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"tokenizer.path={tokenizer.path} cannot be read ({error}): mend it, or say model.vocab_size=..."
+                f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or say model.vocab_size=..."
             ) from error
     return {"bytes": 257}.get(tokenizer.kind, tokenizer.vocab_size)
 
@@ -220,8 +244,8 @@ def show(plan: Plan, console: Console) -> None:
         "disk": f"checkpoints {_bytes(disk['checkpoints'])}"
         + (f", token cache {_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }
-    for name, told in rows.items():
-        table.add_row(name, told)
+    for name, text in rows.items():
+        table.add_row(name, text)
     console.print(table, highlight=False, markup=False)
 
 

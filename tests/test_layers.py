@@ -16,6 +16,7 @@ TIERS = (
     "runs",
     "size",
     "model",
+    "layers",
     "attention cross_entropy reference",
     "composition",
     "schemes",

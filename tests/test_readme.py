@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from posbench.composition import compose
+from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
 
@@ -50,8 +50,8 @@ def test_what_the_readme_says_of_the_reference_is_so(name: str, runs: int) -> No
     assert "; bfloat16 (`train.dtype=auto`" in text
     section = next(part for part in text.split("\n### ") if f"](runs/reference/{name}/report/report.md)" in part)
     said = " ".join(section.split())
-    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*/*/run.json")]
-    assert {run["device"]["dtype"] for run in manifests} == {"bfloat16"}
+    manifests = [run.manifest for run in find_runs(folder)]
+    assert {manifest.device["dtype"] for manifest in manifests} == {"bfloat16"}
     assert len(manifests) == runs and f"a run, {runs // 11} seeds" in said
     report = (folder / "report" / "report.md").read_text(encoding="utf-8")
     found = re.search(r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) against", report)

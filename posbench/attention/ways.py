@@ -114,11 +114,12 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cel
     return out
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert bias is not None
         return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -126,7 +127,8 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> Tensor:
 
     T = q.shape[2]
     mask = create_block_mask(causal, None, None, T, T, device=q.device)
-    return flex_attention(q, k, v, score_mod=score, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    changed = None if bias is None else score
+    return flex_attention(q, k, v, score_mod=changed, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:

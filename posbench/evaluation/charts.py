@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from posbench.runs.readings import Result
 
 _FIGURES = list(dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.figure_names))
-_COLUMNS = ("protocol", "split", "length", "targets_total", *_FIGURES, "documents", "windows")
+_COLUMNS = ("protocol", "split", "length", "under", "targets_total", *_FIGURES, "documents", "windows")
 
 
 def log_evaluations(run: Run, notice: Notice) -> dict[str, Any] | None:
@@ -41,4 +41,4 @@ def evaluated(result: Result) -> Evaluated:
     place = "@".join(map(str, (result.length, *result.reading.under)))
     summary = {f"eval/{protocol.name}/{name}@{place}": value for name, value in figures.items()}
     points = () if result.reading.under else protocol.curve(result)  # a curve is of the scheme as trained
-    return Evaluated({**result.header, **figures}, summary, points)
+    return Evaluated({**result.header, "under": " ".join(result.reading.under), **figures}, summary, points)

@@ -16,7 +16,6 @@ from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import Question, evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
-from posbench.runs.checkpoint import any_written
 from posbench.runs.readings import Result
 
 _MOST_NAMED = 10  # failures
@@ -104,6 +103,7 @@ def _evaluate(
     advance: Callable[[int], object],
 ) -> None:
     """Score one run, and put its results into `results` one by one: those before a failure count."""
+    run.check_can_be_evaluated()
     corpus = _corpus_of(run, corpora, notices.say)
     evaluate_run(
         run, corpus, question, advance, lambda result, is_new: results.append((result, is_new)), notices.say_once
@@ -140,7 +140,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
         raise ConfigError("none of these runs is finished: give their train command again to finish them")
     if named:
         return finished
-    with_weights = [run for run in finished if state_of(run) == UNREADABLE or any_written(run.path / "checkpoints")]
+    with_weights = [run for run in finished if state_of(run) == UNREADABLE or run.has_weights]
     if len(with_weights) < len(finished):
         notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
     if not with_weights:

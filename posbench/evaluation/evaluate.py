@@ -152,7 +152,7 @@ def evaluate_run(
 
 def _check(run: Run, manifest: Manifest, corpus: Corpus) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
-    manifest.check_current("evaluated")
+    run.check_can_be_evaluated()
     if not run.is_finished:
         raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()

@@ -25,7 +25,7 @@ def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
     return descriptor
 
 
@@ -48,18 +48,17 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
-def read_yaml(path: Path) -> Any:
+def parse_yaml(content: bytes) -> Any:
     """Plain data from YAML without aliases, which could stand for more than fits into memory, or for themselves.
 
-    Raises: OSError; ValueError with the first line of what is wrong.
+    Raises: ValueError with the first line of what is wrong.
     """
-    content = read_bytes(path)
     try:
         return _PlainLoader(content).get_single_data()
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError((str(error) or "it is no YAML").splitlines()[0]) from error
+        raise ValueError((str(error) or "it is not YAML").splitlines()[0]) from error
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -32,7 +32,7 @@ def hold(folder: Path) -> Iterator[None]:
 
     Raises: ConfigError naming the holder's process and host, or why the folder cannot be written.
     """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
     path = folder / ".lock"
     lock = FileLock(path, timeout=_PATIENCE_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
@@ -57,7 +57,7 @@ def hold(folder: Path) -> Iterator[None]:
         )  # while it is held: whoever waits for it sees that its file is gone, and opens anew
         lock.release()
         with suppress(OSError):
-            for place in made:
+            for place in created:
                 place.rmdir()
 
 

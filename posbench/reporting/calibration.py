@@ -21,16 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posbench.reporting.statistics import (
-    LEVEL,
-    POWER,
-    Floats,
-    chain,
-    compare_all,
-    document_error,
-    smallest_visible,
-    t_interval,
-)
+from posbench.reporting.power import POWER, smallest_visible
+from posbench.reporting.statistics import LEVEL, Floats, chain, compare_all, document_error, t_interval
 from posbench.reporting.tables import Table
 
 CASES = ((2, 5), (11, 5), (11, 3))  # schemes, seeds

@@ -59,8 +59,8 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
 def _names(runs: list[Run]) -> list[str]:
     """As short as they can be told apart: `vo_rope seed=0`, with the experiment where there are several."""
     parts = [run.path.resolve().parts[-3:] for run in runs]
-    kept = [n for n in range(3) if len({p[n] for p in parts}) > 1] or [2]
-    short = ["\n".join(p[n] for n in kept) for p in parts]
+    levels = [n for n in range(3) if len({p[n] for p in parts}) > 1] or [2]
+    short = ["\n".join(p[n] for n in levels) for p in parts]
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 

@@ -14,11 +14,12 @@ from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
+from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.statistics import Chain, Floats, Pair, chain, compare_all
-from posbench.runs import Run, load_run
+from posbench.runs import Run, run_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,7 @@ class Findings:
     probes: dict[str, pd.DataFrame]  # protocol -> figures of groups of windows: see `probes.probe`
     early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
+    looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
     notes: list[str]
@@ -92,7 +94,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         raise ConfigError(
             f"the baseline {baseline!r} has no run to compare with: take one of {', '.join(joined.schemes)}"
         )
-    runs = {(row["scheme"], row["seed"]): load_run(row["path"]) for row in records(joined.runs)}
+    runs = {(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(joined.runs)}
     example = next(iter(runs.values()))
     config, notes = example.config, [*joined.notes, *_damaged(frame)]
     if published is None and config.experiment.published:
@@ -101,6 +103,7 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
     measurements = measure(found, joined, config.train.context_length, notes)
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes)
+    configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
     frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
@@ -115,7 +118,8 @@ def find(folder: str | Path, baseline: str | None = None, against: str | None = 
         probes=frames,
         early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
         curves=_curves(runs, notes),
-        measured={scheme: _measured(run) for (scheme, seed), run in runs.items() if seed == joined.seeds[0]},
+        looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
+        measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],
         notes=notes,
     )
@@ -126,7 +130,7 @@ def _any_config(frame: pd.DataFrame) -> Config:
     failure = ConfigError("no run has a configuration")
     for path in frame["path"]:
         try:
-            return load_run(path).config
+            return run_at(path).config
         except ConfigError as error:
             failure = error
     raise failure
@@ -181,8 +185,3 @@ def _validations(run: Run) -> pd.DataFrame:
     if not np.isfinite(points.to_numpy()).all():
         raise ValueError("a loss or a count of tokens is not finite")
     return points
-
-
-def _measured(run: Run) -> str:
-    """Is the scheme of this run relative, measured and not promised?"""
-    return measure_relativity(run.config.scheme)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, state_of
+from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, holds_runs, state_of
 from posbench.runs.manifest import Costs
 from posbench.runs.readings import Damaged, Reading, Result, perplexity
 
@@ -40,7 +40,7 @@ def results(folder: str | Path) -> pd.DataFrame:
     import pandas as pd
 
     root = Path(folder)
-    if not root.is_dir():
+    if not holds_runs(root):
         raise ConfigError(
             f"{root} is not a folder: give an experiment's, such as runs/demo (`posbench train` makes it)"
         )

@@ -127,22 +127,22 @@ def _agreeing(runs: pd.DataFrame, baseline: str, left: list[LeftOut]) -> pd.Data
     runs, apart = _largest(runs, shared, baseline)
     _leave(left, apart, [_differs(row, runs, shared) for _, row in apart.iterrows()])
 
-    kept = []
+    groups = []
     for _, group in runs.groupby("seed"):
         same, apart = _largest_of_seed(group, baseline)
         per_seed = [f"{_PREFIX}{name}" for name in PER_SEED]
         _leave(left, apart, [_differs(row, same, per_seed) for _, row in apart.iterrows()])
-        kept.append(same)
-    runs = _concat(kept)
+        groups.append(same)
+    runs = _concat(groups)
 
     options = "scheme's options"
     runs = runs.assign(**{options: [_options(path) for path in runs["path"]]})
-    kept = []
+    groups = []
     for _, group in runs.groupby("scheme"):
         same, apart = _largest(group, [options, f"{_PREFIX}{PER_SCHEME}"], baseline)
         _leave(left, apart, [_other_scheme(row, same, options) for _, row in apart.iterrows()])
-        kept.append(same)
-    return _concat(kept).drop(columns=options)
+        groups.append(same)
+    return _concat(groups).drop(columns=options)
 
 
 def _different_machines(runs: pd.DataFrame) -> list[str]:
@@ -214,29 +214,29 @@ def _status(run: dict[str, Any]) -> str:
     return f"{run['status']}: {run['reason']}" if isinstance(run["reason"], str) else run["status"]
 
 
-def _differs(row: pd.Series, kept: pd.DataFrame, columns: list[str]) -> str:
-    """What a run differs in from those that are kept."""
-    names = [c.removeprefix(_PREFIX) for c in columns if row[c] != kept[c].iloc[0]]
+def _differs(row: pd.Series, joined: pd.DataFrame, columns: list[str]) -> str:
+    """What a run differs in from those that are joined."""
+    names = [c.removeprefix(_PREFIX) for c in columns if row[c] != joined[c].iloc[0]]
     words = [_MEANING[name] for name in names]
     if "config" in names:
-        words[names.index("config")] += _values(_common(row["path"]), _common(kept["path"].iloc[0]))
+        words[names.index("config")] += _values(_common(row["path"]), _common(joined["path"].iloc[0]))
     if "initial_weights" in names:
-        here, others = (json.loads(text) for text in (row[f"{_PREFIX}initial_weights"], _weights_of(kept)))
+        here, others = (json.loads(text) for text in (row[f"{_PREFIX}initial_weights"], _weights_of(joined)))
         parts = [name for name in here if name in others and here[name] != others[name]]
         words[names.index("initial_weights")] += f" ({', '.join(parts) or 'no part in common'})"
     return "differs from the others in " + " and ".join(words)
 
 
-def _weights_of(kept: pd.DataFrame) -> str:
+def _weights_of(joined: pd.DataFrame) -> str:
     """The parts that most of the runs have."""
-    return str(kept[f"{_PREFIX}initial_weights"].value_counts().index[0])
+    return str(joined[f"{_PREFIX}initial_weights"].value_counts().index[0])
 
 
-def _other_scheme(row: pd.Series, kept: pd.DataFrame, options: str) -> str:
+def _other_scheme(row: pd.Series, joined: pd.DataFrame, options: str) -> str:
     """How a run's scheme is not that of the other runs of its name."""
-    if row[options] == kept[options].iloc[0]:
+    if row[options] == joined[options].iloc[0]:
         return f"differs from the others of its name in {_MEANING[PER_SCHEME]}"
-    return f"has other options{_values(json.loads(row[options]), json.loads(kept[options].iloc[0]), 'most have')}"
+    return f"has other options{_values(json.loads(row[options]), json.loads(joined[options].iloc[0]), 'most have')}"
 
 
 def _common(path: str) -> dict[str, Any]:

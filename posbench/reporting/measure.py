@@ -89,17 +89,28 @@ def compared_over(partly: dict[str, list[str]]) -> list[str]:
 
 
 def same_task(found: Found, protocol: Protocol, length: int, notes: list[str]) -> Place:
-    """The results by one protocol at one length that scored the same windows: the most frequent kind."""
+    """The results by one protocol at one length that scored the same windows: the most frequent kind.
+
+    Those of one scheme were also computed by the same code of the scheme.
+    """
     place = at_place(found, protocol.name, length)
-    task, count = Counter(result.task for result in place.values()).most_common(1)[0]
+    task, _ = Counter(result.task for result in place.values()).most_common(1)[0]
     same = {key: result for key, result in place.items() if result.task == task}
-    if count < len(place):
+    codes: dict[str, Counter[str]] = {}
+    for (scheme, _), result in same.items():
+        codes.setdefault(scheme, Counter())[_scheme_code(result)] += 1
+    same = {key: r for key, r in same.items() if _scheme_code(r) == codes[key[0]].most_common(1)[0][0]}
+    if len(same) < len(place):
         others = ", ".join(f"{scheme} seed {seed}" for scheme, seed in place if (scheme, seed) not in same)
         notes.append(
             f"{protocol.name} at {length}: left out {others}, which scored other windows than the rest, or in another "
             f"number format or by other code; run `posbench eval --protocol {protocol.name} --again` on them."
         )
     return same
+
+
+def _scheme_code(result: Result) -> str:
+    return str(result.header.get("scheme_code"))
 
 
 def _measure_place(place: Place, joined: Joined) -> list[Measurement]:

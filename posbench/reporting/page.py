@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.reporting.palette import DASHDOT, DASHED, DOTTED, GRID, INK, Look, looks
+from posbench.reporting.palette import DASHDOT, DASHED, DOTTED, GRID, INK, Look
 from posbench.reporting.tables import printable, whole
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def render(findings: Findings, sections: list[Section], drawings: dict[str, str]
         lstrip_blocks=True,
     )
     environment.filters["printable"] = printable
-    look = looks(findings.schemes)
     template = environment.get_template("report.html.j2")
     return template.render(
         title=f"posbench: {printable(findings.experiment)}",
@@ -39,7 +38,7 @@ def render(findings: Findings, sections: list[Section], drawings: dict[str, str]
         version=__version__,
         sections=sections,
         inline={stem: Markup(inline_svg(drawing, stem)) for stem, drawing in drawings.items()},
-        swatches={scheme: Markup(swatch(look[scheme])) for scheme in findings.schemes},
+        swatches={scheme: Markup(swatch(findings.looks[scheme])) for scheme in findings.schemes},
     )
 
 

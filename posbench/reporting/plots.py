@@ -18,7 +18,7 @@ from posbench.reporting.drawing import (
     style,
     tokens_text,
 )
-from posbench.reporting.palette import INK, looks
+from posbench.reporting.palette import INK
 from posbench.reporting.statistics import t_interval
 from posbench.reporting.tables import printable
 
@@ -56,7 +56,7 @@ def gaps(findings: Findings, baseline: str) -> Figure:
     """Gap to the baseline of each scheme, with its interval over seeds; seeds are dots below, the published a ring."""
     there = findings.at(VALIDATION.name)
     order = [s for s in findings.schemes if s in there]
-    look = looks(findings.schemes)
+    look = findings.looks
     figure, (axes,) = new_figure(0.8 + 0.3 * len(order))
     published = {row.scheme: row.their_gap for row in findings.against[0].rows} if findings.against else {}
     for y, scheme in enumerate(order):
@@ -86,7 +86,7 @@ def curves(findings: Findings) -> Figure:
     """Validation loss while training, and below it the same as gaps to the baseline, where small differences show."""
     from matplotlib.ticker import FuncFormatter
 
-    look, base = looks(findings.schemes), findings.baseline
+    look, base = findings.looks, findings.baseline
     table = findings.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     present = set(table.columns.get_level_values(0))
     there = [s for s in findings.schemes if s in present]
@@ -129,7 +129,7 @@ def by_length(findings: Findings, protocol: str) -> Figure:
         here = [n for n in lengths if scheme in places[n]]
         if here:
             series[scheme] = (here, [places[n][scheme].perplexity for n in here])
-    draw_lines(axes, series, looks(findings.schemes))
+    draw_lines(axes, series, findings.looks)
     log_numbers(axes)
     length_axis(axes, lengths, findings.training_length, "length, tokens")
     axes.set_ylabel(f"perplexity ({protocol})")
@@ -139,7 +139,7 @@ def by_length(findings: Findings, protocol: str) -> Figure:
 
 def protocols(findings: Findings) -> Figure:
     """One small panel a scheme: loss against length by fixed targets and by non-overlapping windows, from that at T."""
-    look, at = looks(findings.schemes), findings.training_length
+    look, at = findings.looks, findings.training_length
     columns = 4
     rows = math.ceil(len(findings.schemes) / columns)
     figure, panels = new_figure(0.5 + 1.55 * rows, rows, columns)
@@ -166,7 +166,7 @@ def protocols(findings: Findings) -> Figure:
 
 def by_position(findings: Findings) -> Figure:
     """Loss by position within the longest windows, in log-spaced buckets; below, the same as gaps to the baseline."""
-    look, base = looks(findings.schemes), findings.baseline
+    look, base = findings.looks, findings.baseline
     position = findings.probes[POSITION.name]
     rows = position[position["length"] == position["length"].max()]
     losses = rows.pivot(index=["bucket_start", "bucket_end"], columns="scheme", values="loss").sort_index()
@@ -196,7 +196,7 @@ def retrieval(findings: Findings) -> Figure:
     figure, (axes,) = new_figure(4.1)
     rows = findings.probes[RETRIEVAL.name].sort_values("gap")
     parts = {s: rows[rows["scheme"] == s] for s in findings.schemes}
-    draw_lines(axes, {s: (p["gap"], p["drop"]) for s, p in parts.items() if len(p)}, looks(findings.schemes))
+    draw_lines(axes, {s: (p["gap"], p["drop"]) for s, p in parts.items() if len(p)}, findings.looks)
     axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
     axes.set_ylabel("drop of the loss, nats/token")
     ticks = [2**n for n in range(32) if rows["gap"].min() <= 2**n <= rows["gap"].max()]

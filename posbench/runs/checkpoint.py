@@ -122,14 +122,14 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
     try:
         content = read_json(file)
         is_whole = has_its_seal(content)
-        found, step, sums = content["format"], content["step"], content["sha256"]
+        number, step, sums = content["format"], content["step"], content["sha256"]
     except FileNotFoundError:
         raise TornCheckpoint("state.json is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise TornCheckpoint(f"state.json cannot be read: {error}") from None
     if not is_whole:
         raise TornCheckpoint("state.json does not match its checksum")
-    check_format(checkpoint, found, FORMAT)
+    check_format(checkpoint, number, FORMAT)
     if checkpoint.name != _name(step):
         raise TornCheckpoint(f"it holds step {step}")
     for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
@@ -174,7 +174,7 @@ def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: in
     if why:
         steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
         listed = ", ".join(map(str, sorted(steps)))
-        rest = f"steps {listed} are left: --at-step {max(steps)} takes older weights, or " if steps else ""
+        rest = f"Steps that are left: {listed}. Take older weights with --at-step {max(steps)}, or " if steps else ""
         raise ConfigError(
             f"the weights of step {step} in {folder} cannot be used: {why}. "
             f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
@@ -202,12 +202,12 @@ def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the parameters of `model`, all of them, by name."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    differing = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
+    given = {name: tuple(value.shape) for name, value in weights.items()}
+    differing = sorted(name for name in {*shapes, *given} if shapes.get(name) != given.get(name))
     if differing:
         one = differing[0]
         raise ConfigError(
-            f"the checkpoint's weights are not this model's ({one} is {found.get(one, 'missing')}, and the model's is "
+            f"the checkpoint's weights are not this model's ({one} is {given.get(one, 'missing')}, and the model's is "
             f"{shapes.get(one, 'missing')}): it belongs to another configuration"
         )
     with torch.no_grad():

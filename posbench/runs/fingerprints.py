@@ -36,9 +36,16 @@ _ASIDE_IN_TRAIN = (
 # Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
 # Softmax attention is, because all rows are compared with those that use it.
-FORWARD = ("attention/kind.py", "attention/softmax.py", "attention/ways.py", "model.py", "schemes/base.py")
+FORWARD = (
+    "attention/kind.py",
+    "attention/softmax.py",
+    "attention/ways.py",
+    "layers.py",
+    "model.py",
+    "schemes/base.py",
+)
 _STEPS = tuple(f"training/{name}.py" for name in ("loop", "step", "state", "optimizer", "processes"))
-_CODE = (*FORWARD, "cross_entropy.py", "data/*.py", *_STEPS)
+_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", *_STEPS)  # the text has a fingerprint of its own
 _BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -59,9 +66,9 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
         "num_steps": config.train.num_steps
     }
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
-    kept = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
-    kept["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    return dict(json.loads(json.dumps(flat(kept))))
+    fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
+    fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
+    return dict(json.loads(json.dumps(flat(fields))))
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -116,10 +123,10 @@ def changes_in(config: Config, manifest: Manifest) -> list[str]:
 
     Not the device, which is what trained; nor settings that are newer than the manifest.
     """
-    kept = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
+    recorded = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
     now = identity(config, dict.fromkeys(("type", "dtype", "compiled")))
-    asked = {key: value for key, value in now.items() if key in kept or key.startswith("scheme.")}
-    return differences(kept, asked)
+    asked = {key: value for key, value in now.items() if key in recorded or key.startswith("scheme.")}
+    return differences(recorded, asked)
 
 
 def _texts(manifest: Manifest) -> dict[str, str]:
@@ -137,10 +144,9 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 
 @cache
-def code_fingerprint(patterns: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
-    """Of source files, given as patterns within the package; those that decide what all runs compute by default."""
-    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
-    return digest("".join(f"{file.relative_to(package).as_posix()} {_syntax(file)}\n" for file in files))
+def code_fingerprint(files: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
+    """Of files of the package, one by one, so that a new file changes nothing; by default what all runs compute by."""
+    return digest("".join(f"{name} {_syntax(package / name)}\n" for name in sorted(files)))
 
 
 def scheme_code(model: nn.Module) -> str:
@@ -166,16 +172,16 @@ def _code_of(modules: frozenset[str]) -> str:
 
 def _imported(name: str) -> set[str]:
     """The modules of the same package that a module imports, without the shared ones and registries of names."""
-    found = set()
+    names: set[str] = set()
     for file in _file_of(name):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 source = resolve_name("." * node.level + (node.module or ""), name.rpartition(".")[0])
-                found |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+                names |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
     shared = {base.__module__ for base in _BASES} | {"posbench.schemes", "posbench.attention"}
-    return {each for each in found - shared if each in sys.modules and _package_of(each) == _package_of(name)}
+    return {each for each in names - shared if each in sys.modules and _package_of(each) == _package_of(name)}
 
 
 def _package_of(module: str) -> str:

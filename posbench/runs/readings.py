@@ -24,26 +24,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import ConfigError
 from posbench.machine.files import has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
+from posbench.runs.windows import fault
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
-
-    from posbench.runs.run import Run
 
 _PROTOCOL = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
 _WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
 _STEP = re.compile(r"step=([0-9]{1,12})")
 _NOT_AT_EVALUATION = ("name", "kind", "step")
-_WHOLE = ("document", "start", "targets", "bytes", "gap", "bucket_start", "bucket_end")  # columns of whole numbers
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
-_MOST_DOCUMENTS = 1 << 27
 _LARGEST_EXPONENT = 700.0  # exp of more than about 709 is not a float
 
 
@@ -150,11 +147,24 @@ class Damaged:
         return f"{self.file} is not used: {self.why}. To make it again: {self.remedy}"
 
 
-class _NotAResult(Exception):
-    """Why a file is not a result."""
+class NotAResult(Exception):
+    """Why what is stored is not a result."""
 
 
-def store(run: Run, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
+class Holder(Protocol):
+    """The run that results lie in."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+
+def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
     """Write the windows, then the header, bound to the run: a result counts once both are there.
 
     Arguments: header, the settings and means, and `weights`, the digest of the weights that were read.
@@ -176,7 +186,7 @@ def store(run: Run, reading: Reading, rows: pd.DataFrame, header: Mapping[str, A
     return Result(reading, full, True, pyarrow.parquet.read_table(io.BytesIO(content)))
 
 
-def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
+def results_of(run: Holder) -> tuple[list[Result], list[Damaged]]:
     """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading."""
     manifest = run.manifest
     results, not_results = [], []
@@ -184,12 +194,12 @@ def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
         for reading, file in _files(run.path / "eval"):
             try:
                 results.append(_read(manifest, reading, file))
-            except _NotAResult as why:
+            except NotAResult as why:
                 not_results.append(damaged(run, reading, str(why)))
     return sorted(results, key=lambda result: result.reading), sorted(not_results)
 
 
-def damaged(run: Run, reading: Reading, why: str) -> Damaged:
+def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
     """A reading of `run` that cannot be used, with the command that makes it again."""
     words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
     for word in reading.under:
@@ -204,36 +214,9 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 
-def why_windows_make_no_sense(table: pyarrow.Table) -> str | None:
-    """What a column holds that windows cannot: losses are floats (NaN too), all else is whole and not negative."""
-    import pyarrow.compute
-    import pyarrow.types
-
-    if table.num_rows == 0:
-        return "it holds no windows"
-    for lacking in {"document", "targets"} - set(table.column_names):
-        return f"it lacks the column {lacking!r}"
-    for name in table.column_names:
-        column = table[name]
-        fits = not column.null_count
-        if name.endswith("nll"):  # pandas writes NaN as null
-            fits = pyarrow.types.is_floating(column.type)
-        elif name in _WHOLE:
-            fits = fits and pyarrow.types.is_integer(column.type) and pyarrow.compute.min(column).as_py() >= 0
-            if fits and name == "document":
-                fits = pyarrow.compute.max(column).as_py() < _MOST_DOCUMENTS
-            if fits and name in ("targets", "bytes"):  # a document may end before a bucket of positions
-                each = name == "targets" and "bucket_start" not in table.column_names
-                least = pyarrow.compute.min(column) if each else pyarrow.compute.max(column)
-                fits = least.as_py() > 0
-        if not fits:
-            return f"the column {name!r} holds what it cannot"
-    return None
-
-
 def _files(folder: Path) -> list[tuple[Reading, Path]]:
     """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
-    found = {}
+    files = {}
     for file in [*folder.glob("*/*.parquet"), *folder.glob("*/*.json")]:
         match = _STEM.fullmatch(file.stem)
         if match and match[1].isascii() and _PROTOCOL.fullmatch(file.parent.name):
@@ -242,26 +225,22 @@ def _files(folder: Path) -> list[tuple[Reading, Path]]:
             except ConfigError:
                 continue
             if reading.stem == file.stem:
-                found[reading] = file.with_suffix(".parquet")
-    return sorted(found.items())
+                files[reading] = file.with_suffix(".parquet")
+    return sorted(files.items())
 
 
 def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
-    """Raises: _NotAResult."""
+    """Raises: NotAResult."""
     header = _header(file.with_suffix(".json"))
-    named = (header.get("protocol"), header.get("length"), tuple(header.get("under") or ()))
-    if named != (reading.protocol, reading.length, reading.under):
-        raise _NotAResult(f"{file.stem}.json is of another reading")
-    if manifest.format == FORMAT:
-        _check_bound(manifest, reading, header, file)
+    check_header(manifest, reading, header, f"{file.stem}.json")
     try:
         content = read_bytes(file)
     except FileNotFoundError:
-        raise _NotAResult("its windows are missing") from None
+        raise NotAResult("its windows are missing") from None
     except OSError as error:
-        raise _NotAResult(f"it cannot be read ({error.strerror or error})") from None
+        raise NotAResult(f"it cannot be read ({error.strerror or error})") from None
     if (manifest.format == FORMAT or "parquet" in header) and header.get("parquet") != _size_and_sum(content):
-        raise _NotAResult("its windows do not match their checksum")
+        raise NotAResult("its windows do not match their checksum")
     return Result(reading, header, manifest.format == FORMAT, _table(content))
 
 
@@ -269,25 +248,31 @@ def _header(file: Path) -> dict[str, Any]:
     try:
         header = read_json(file)
     except FileNotFoundError:
-        raise _NotAResult(f"{file.name} is missing") from None
+        raise NotAResult(f"{file.name} is missing") from None
     except (OSError, ValueError) as error:
-        raise _NotAResult(f"{file.name} cannot be read ({error})") from None
+        raise NotAResult(f"{file.name} cannot be read ({error})") from None
     if not isinstance(header, dict):
-        raise _NotAResult(f"{file.name} holds no settings")
+        raise NotAResult(f"{file.name} holds no settings")
     return header
 
 
-def _check_bound(manifest: Manifest, reading: Reading, header: Mapping[str, Any], file: Path) -> None:
+def check_header(manifest: Manifest, reading: Reading, header: Mapping[str, Any], name: str) -> None:
+    """Raises: NotAResult where the header, called `name`, is not of this reading of this run."""
+    named = (header.get("protocol"), header.get("length"), tuple(header.get("under") or ()))
+    if named != (reading.protocol, reading.length, reading.under):
+        raise NotAResult(f"{name} is of another reading")
+    if manifest.format != FORMAT:
+        return
     if not has_its_seal(header):
-        raise _NotAResult(f"{file.stem}.json does not match its checksum")
+        raise NotAResult(f"{name} does not match its checksum")
     if not isinstance(header.get("settings"), dict):
-        raise _NotAResult(f"{file.stem}.json holds no settings")
+        raise NotAResult(f"{name} holds no settings")
     bindings = _bindings(manifest) | ({} if reading.step is not None else {"weights": manifest.weights})
     meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
     for key, value in bindings.items():
         if header.get(key) != value:
-            told = f"{header.get(key)} here, the run's is {value}"
-            raise _NotAResult(f"it is of {meaning[key]} ({told})")
+            values = f"{header.get(key)} here, the run's is {value}"
+            raise NotAResult(f"it is of {meaning[key]} ({values})")
 
 
 def _bindings(manifest: Manifest) -> dict[str, str]:
@@ -301,10 +286,10 @@ def _table(content: bytes) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(io.BytesIO(content))
     except (OSError, pyarrow.ArrowException) as error:
-        raise _NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
-    why = why_windows_make_no_sense(table)
+        raise NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
+    why = fault(table)
     if why:
-        raise _NotAResult(why)
+        raise NotAResult(why)
     return table
 
 

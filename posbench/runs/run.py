@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import parse_json, read_bytes, read_json, read_yaml, write_json
-from posbench.machine.lock import is_held
-from posbench.runs.manifest import FINISHED, RUNNING, Manifest, TornManifest, parse, to_mapping
+from posbench.machine.files import parse_json, parse_yaml, read_bytes, write_json
+from posbench.runs import readings
+from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse, to_mapping
+from posbench.runs.readings import Damaged, Reading, Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from tokenizers import Tokenizer
 
     from posbench.model import Decoder
-    from posbench.runs.readings import Damaged, Reading, Result
 
-INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
+PACK = "pack.json"  # what makes a folder a packed experiment (`posbench.runs.packed`)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,12 @@ class Run:
 
     @property
     def remedy(self) -> str:
-        """What mends a finished run that lost a part: giving its train command again finds it finished."""
+        """What repairs a finished run that lost a part: giving its train command again finds it finished."""
         return f"delete the folder {self.path} and train it again"
+
+    def content(self, name: str) -> bytes:
+        """One of the run's files, whole. Raises: OSError; ConfigError."""
+        return read_bytes(self.path / name)
 
     @cached_property
     def config(self) -> Config:
@@ -60,10 +64,10 @@ class Run:
 
         file = self.path / "config.yaml"
         try:
-            mapping = read_yaml(file)
+            mapping = parse_yaml(self.content(file.name))
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} is no run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
+                f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
                 f"where the file was lost, {self.remedy})"
             ) from None
         except (OSError, ValueError) as error:
@@ -76,7 +80,7 @@ class Run:
             raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
-                f"{file} is no configuration of this posbench: {error}. It may be of another version: read it with that"
+                f"{file} is not a configuration of this posbench: {error}. It may be of another version: use that one"
             ) from error
 
     @property
@@ -84,7 +88,7 @@ class Run:
         """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
         file = self.path / "run.json"
         try:
-            content = read_json(file)
+            content = parse_json(self.content(file.name))
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
                 f"{self.path} is not a run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
@@ -114,11 +118,16 @@ class Run:
         return (self.path / "run.json").is_file() and self.manifest.status == FINISHED
 
     @property
+    def logged(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that holds no row."""
+        return read_metrics(self.path / "metrics.jsonl")
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
         import pandas as pd
 
-        return pd.DataFrame(read_metrics(self.path / "metrics.jsonl"))
+        return pd.DataFrame(self.logged)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -129,15 +138,22 @@ class Run:
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
-        from posbench.runs.readings import results_of
-
-        return results_of(self)
+        return readings.results_of(self)
 
     def damaged(self, reading: Reading, why: str) -> Damaged:
         """A result that is not one, with the command that makes it again."""
-        from posbench.runs.readings import damaged
+        return readings.damaged(self, reading, why)
 
-        return damaged(self, reading, why)
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a checkpoint, intact or not."""
+        from posbench.runs.checkpoint import any_written
+
+        return any_written(self.path / "checkpoints")
+
+    def check_can_be_evaluated(self) -> None:
+        """Raises: ConfigError where the run is of a kind that holds results and no weights, whatever its state."""
+        self.manifest.check_current("evaluated")
 
     def check_config(self) -> None:
         """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
@@ -163,9 +179,9 @@ class Run:
         from posbench.model import build_model
         from posbench.runs.checkpoint import load_weights
 
-        manifest = self.manifest
-        manifest.check_current("evaluated")
+        self.check_can_be_evaluated()
         self.check_config()
+        manifest = self.manifest
         model = build_model(self.config, manifest.vocab_size)
         if under:
             trained, model = model, build_model(self.config_under(under), manifest.vocab_size)
@@ -184,17 +200,11 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.composition import checked
-        from posbench.runs.readings import check_words
 
-        check_words(words)
+        readings.check_words(words)
         mapping = self.config.to_mapping()
         scheme = OmegaConf.merge(OmegaConf.create(mapping["scheme"]), OmegaConf.from_dotlist(list(words)))
         return checked({**mapping, "scheme": OmegaConf.to_container(scheme)})
-
-
-def run_at(path: str | Path) -> Run:
-    """The run that a stored path names: the one door by which a row of a table becomes a run again."""
-    return Run(Path(path))
 
 
 def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
@@ -219,41 +229,12 @@ def run_folder(config: Config) -> Path:
                 f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, let "
                 "runs_dir=... name that folder"
             )
+    if (folder.parents[1] / PACK).exists():
+        raise ConfigError(
+            f"{folder.parents[1]} is a packed experiment, and nothing can be trained into it: give the new runs "
+            "another experiment_name=..."
+        )
     return folder
-
-
-def load_run(path: str | Path) -> Run:
-    """The run in this folder. Raises: ConfigError where there is none."""
-    run = Run(Path(path))
-    _ = run.manifest
-    return run
-
-
-def state_of(run: Run) -> str:
-    """What has become of a run: its manifest's status, but `interrupted` for one that says it runs and nobody trains.
-
-    `unreadable` where the manifest is missing, torn, or of another format.
-    """
-    try:
-        status = run.manifest.status
-    except ConfigError:
-        return UNREADABLE
-    return INTERRUPTED if status == RUNNING and not is_held(run.path) else status
-
-
-def find_runs(folder: str | Path) -> list[Run]:
-    """Every run at or under `folder`, in the order of their names."""
-    root = Path(folder)
-    return [Run(file.parent) for file in sorted(_manifests(root))]
-
-
-def _manifests(root: Path) -> Iterator[Path]:
-    if (root / "run.json").is_file():
-        yield root / "run.json"
-    elif root.is_dir():
-        for child in root.iterdir():
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-                yield from _manifests(child)
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:

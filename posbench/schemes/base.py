@@ -59,9 +59,10 @@ class Scheme(nn.Module):
         self.shape = shape
 
     @property
-    def acts_on_embeddings(self) -> bool:
-        """Whether it has a hook on the token embeddings, which belong to no layer."""
-        return type(self).embed is not Scheme.embed
+    def acts_on(self) -> frozenset[str]:
+        """Where position enters: any of embed, q, k, v, o and bias; by default the hooks that the class overrides."""
+        sites = ("embed", "q", "k", "v", "o", "bias")
+        return frozenset(site for site in sites if getattr(type(self), site) is not getattr(Scheme, site))
 
     def describe(self) -> str:
         """What the options amount to in this decoder, a phrase for the report; empty where they say it themselves."""

@@ -31,7 +31,7 @@ class Interleaved(Scheme):
         self.members = _members("layers", layers)
         self.turns = [list(self.members).index(member) for member in layers]
         for member in self.members:
-            if isinstance(member, Scheme) and member.acts_on_embeddings:
+            if isinstance(member, Scheme) and "embed" in member.acts_on:
                 raise ConfigError(
                     f"scheme.layers holds {type(member).__name__}, which adds positions to the token embeddings once, "
                     "before any layer: take schemes that act inside attention"
@@ -44,6 +44,10 @@ class Interleaved(Scheme):
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
         return all(member.keeps_norms for member in self._used)
+
+    @property
+    def acts_on(self) -> frozenset[str]:
+        return frozenset[str]().union(*(member.acts_on for member in self._used))
 
     @property
     def _used(self) -> list[Scheme]:
@@ -80,8 +84,8 @@ class Combined(Scheme):
         return all(member.keeps_norms for member in self._all)
 
     @property
-    def acts_on_embeddings(self) -> bool:
-        return any(member.acts_on_embeddings for member in self._all)
+    def acts_on(self) -> frozenset[str]:
+        return frozenset[str]().union(*(member.acts_on for member in self._all))
 
     def layer(self, n: int) -> Scheme:
         return self._of_layers[n % len(self._of_layers)]

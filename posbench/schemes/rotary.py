@@ -79,6 +79,10 @@ class Rotary(Scheme):
         """If and only if rotations come in pairs: q with k, v with o."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
+    @property
+    def acts_on(self) -> frozenset[str]:
+        return self.sites
+
     def angles(self, pos: Tensor) -> Tensor:
         """`pos * inv_freq`, [T, D/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not)."""
         return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base, pos.device)

@@ -99,7 +99,10 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
 BAD = {
     "empty": (emptied, r"contains no runs: train one first"),
     "no manifest": (without("run.json"), r"contains no runs"),
-    "no configuration": (without("config.yaml"), r"is no run: it holds no config\.yaml.* delete the folder \S*seed=0 "),
+    "no configuration": (
+        without("config.yaml"),
+        r"is not a run: it holds no config\.yaml.* delete the folder \S*seed=0 ",
+    ),
     "no weights": (
         without("checkpoints"),
         r"weights of step 2 .* is missing\. No other step is left: delete the folder \S*seed=0 and train it again",
@@ -125,16 +128,16 @@ BAD = {
     "a configuration too deep": (text("config.yaml", "[" * 50_000), r"config\.yaml cannot be read \(.*nested too deep"),
     "a deep configuration": (text("config.yaml", "a: " + "[" * 150 + "]" * 150), r"config\.yaml"),
     "no day of any month": (text("config.yaml", "a: 2026-99-99"), r"config\.yaml cannot be read \(month must be"),
-    "a configuration that never comes": (pipe("config.yaml"), r"config\.yaml cannot be read .*no ordinary file"),
+    "a configuration that never comes": (pipe("config.yaml"), r"config\.yaml cannot be read .*not an ordinary file"),
     "a manifest that never comes": (pipe("run.json"), r"contains no runs"),
     "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml holds no configuration"),
     "configuration of another version": (
         edited("config.yaml", "train:\n", "train:\n  sharpness: 3\n"),
-        r"config\.yaml is no configuration of this posbench: there is no setting 'train\.sharpness'.*another version",
+        r"config\.yaml is not a configuration of this posbench: .*'train\.sharpness'.*another version",
     ),
     "a value of a wrong kind": (
         edited("config.yaml", "num_layers: 2", "num_layers: two"),
-        r"config\.yaml is no config.*'two'",
+        r"config\.yaml is not a config.*'two'",
     ),
     "a configuration of another model": (
         edited("config.yaml", "kind: rotary", "kind: alibi"),
@@ -239,7 +242,7 @@ def test_a_lock_that_is_a_pipe_is_said(posbench: Give, runs: Path, short: list[s
     pipe(".lock")(runs / ONE)
     change("run.json", status="stopped")(runs / ONE)
     (runs / ONE / "checkpoints/step=00000002/state.json").unlink()
-    assert "no ordinary file" in posbench("train", *short, "scheme=vo_rope", "seed=0").error
+    assert "not an ordinary file" in posbench("train", *short, "scheme=vo_rope", "seed=0").error
 
 
 def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fabricate import change_fingerprints, run_of
+from fabricate import change_fingerprints, rescore, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +67,14 @@ def test_a_scheme_whose_own_code_changed_is_not_joined_with_its_older_self(own: 
     left = joined(own)
     assert why(left)["nope", 3] == "differs from the others of its name in the code of its scheme"
     assert left.schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"] and left.seeds == [0, 1, 2]
+
+
+def test_a_result_by_other_code_of_its_scheme_is_left_out_and_named(own: Path) -> None:
+    for seed in range(4):
+        code = {"scheme_code": "newer" if seed == 2 else "older"}
+        rescore(run_of(own, "nope", seed), "validation", 256, lambda rows: rows, **code)
+    [note] = [note for note in find(own).notes if "left out" in note]
+    assert "validation at 256: left out nope seed 2, which" in note and "by other code" in note
 
 
 def test_initial_weights_and_batches_are_compared_within_a_seed_only(experiment: Path) -> None:

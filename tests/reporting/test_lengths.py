@@ -14,7 +14,7 @@ from posbench.reporting.findings import Findings, find
 from posbench.reporting.joining import Joined
 from posbench.reporting.measure import measure
 from posbench.reporting.sections import lengths
-from posbench.runs import Run
+from posbench.runs import load_run
 
 
 def said(findings: Findings, protocol: str) -> str:
@@ -48,7 +48,7 @@ def test_columns_that_score_different_numbers_of_tokens_each_say_theirs(findings
 def test_windows_are_counted_and_not_their_documents(protocol: str, length: int) -> None:
     """Of a reference run, by where in the stream its rows begin."""
     run = Path(__file__).parents[2] / "runs" / "reference" / "demo_cpu" / "qk_rope" / "seed=0"
-    (e,) = [e for e in Run(run).results()[0] if (e.protocol, e.length) == (protocol, length)]
+    (e,) = [e for e in load_run(run).results()[0] if (e.protocol, e.length) == (protocol, length)]
     (found,) = measure({("qk_rope", 0): [e]}, Joined(pd.DataFrame(), ["qk_rope"], [0], None), 256, [])
     windows = set(e.windows["start"] if protocol == "fixed" else (e.windows["start"] - 1) // length)
     assert found.windows == len(windows) <= len(e.windows)

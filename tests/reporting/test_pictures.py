@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from fabricate import PUBLISHED_ORDER, T
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posbench.composition import compose
 from posbench.reporting.drawing import (
     LEAST_SPAN,
     log_numbers,
@@ -24,19 +26,43 @@ from posbench.reporting.drawing import (
     tokens_text,
 )
 from posbench.reporting.findings import Findings
-from posbench.reporting.palette import looks
+from posbench.reporting.palette import DASHDOT, DASHED, SOLID, Facts, facts_of, looks
 from posbench.reporting.plots import by_length, by_position, draw_all, gaps
 
 
+@cache
+def shipped(*names: str) -> dict[str, Facts]:
+    """What schemes of conf/scheme are."""
+    return {name: facts_of(compose([f"scheme={name}", "model=tiny"]).scheme) for name in names or PUBLISHED_ORDER}
+
+
 def test_a_scheme_looks_the_same_whatever_stands_beside_it() -> None:
-    alone, together = looks(["vo_rope"]), looks([*PUBLISHED_ORDER, "stranger", "another"])
-    assert alone["vo_rope"] == together["vo_rope"]
+    strangers = {"aaa": Facts("kerple", frozenset({"bias"}), True), "zzz": Facts("gone", frozenset(), None)}
+    alone, together = looks(shipped("vo_rope", "alibi")), looks({**strangers, **shipped()})
+    assert {name: together[name] for name in alone} == alone
+    assert looks({"aaa": strangers["aaa"]})["aaa"] == together["aaa"]
+
+
+def test_a_look_says_what_a_scheme_is() -> None:
+    look = looks({**shipped(), "t5": Facts("t5", frozenset({"bias"}), True)})
+    for name, facts in shipped().items():
+        assert (look[name].line == SOLID) == facts.is_relative
+    assert look["t5"].line == SOLID and look["sinusoidal"].line == DASHDOT and look["q_rope"].line == DASHED
+
+
+SITES = [frozenset(sites) for n in range(7) for sites in combinations(("embed", "q", "k", "v", "o", "bias"), n)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(SITES), st.sampled_from([True, False, None])), max_size=40))
+def test_two_schemes_never_share_colour_line_and_marker(strangers: list[tuple[frozenset[str], bool | None]]) -> None:
+    schemes = {f"stranger{n}": Facts("plug-in", *facts) for n, facts in enumerate(strangers)}
+    together = looks({**shipped(), **schemes})
     assert len(set(together.values())) == len(together)
 
 
 def test_looks_are_told_apart_without_full_colour_vision() -> None:
     """Two schemes whose colours come close under deuteranopia or protanopia differ in their line as well."""
-    every = looks(PUBLISHED_ORDER)
+    every = looks(shipped())
     for one, other in combinations(PUBLISHED_ORDER, 2):
         a, b = every[one], every[other]
         assert a.marker != b.marker

@@ -6,10 +6,11 @@ import csv
 import io
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from posbench.reporting import report
+from posbench.reporting import report, results
 
 ROOT = Path(__file__).parents[2]
 REFERENCES = sorted(path for path in (ROOT / "runs" / "reference").iterdir() if path.is_dir())
@@ -59,7 +60,19 @@ def test_the_readme_quotes_the_reports() -> None:
         assert any(row[0] == of[0] and all(cell in of for cell in row) for of in known), row
 
 
-def test_reference_runs_are_small() -> None:
-    kept = [path for folder in REFERENCES for path in folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in kept) < 20 * 2**20
-    assert not {path.suffix for path in kept} & {".safetensors", ".bin", ".pt", ".png"}
+@pytest.mark.parametrize("folder", REFERENCES, ids=lambda path: path.name)
+def test_a_loss_of_the_table_can_be_computed_from_one_file_alone(folder: Path) -> None:
+    windows = pd.read_parquet(folder / "windows-validation.parquet")
+    sums = windows.groupby(["scheme", "seed"])[["nll", "targets"]].sum()
+    losses = (sums["nll"] / sums["targets"]).groupby("scheme").mean()
+    for row in rows(folder / "report" / "table.csv"):
+        if row["protocol"] == "validation":
+            assert losses[row["scheme"]] == pytest.approx(float(row["loss"]), rel=1e-12)
+
+
+def test_reference_results_are_few_small_files_not_bound_to_weights() -> None:
+    for folder in REFERENCES:
+        files = [path for path in folder.iterdir() if path.is_file()]
+        assert {path.suffix for path in files} == {".json", ".parquet"} and len(files) < 20
+        assert sum(path.stat().st_size for path in files) < 2**20
+        assert not results(folder)["is_bound"].any()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from posbench.reporting.power import power, sd_range, seeds_to_decide, smallest_visible
 from posbench.reporting.statistics import (
     LEVEL,
     chain,
@@ -18,10 +19,6 @@ from posbench.reporting.statistics import (
     document_error,
     holm,
     letters,
-    power,
-    sd_range,
-    seeds_to_decide,
-    smallest_visible,
     t_interval,
 )
 

@@ -203,7 +203,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
     run: Run, harm: Callable[[Run], None], why: str
 ) -> None:
     harm(run)
-    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.* steps 2 are left: --at-step 2 takes older weights"):
+    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*left: 2\. Take older weights with --at-step 2"):
         run.load_model()
     with pytest.raises(ConfigError, match=r"step 4 .*--at-step 2"):
         evaluate(run, protocols=("fixed",), lengths=(128,))

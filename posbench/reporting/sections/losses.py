@@ -8,8 +8,9 @@ import numpy as np
 
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
+from posbench.reporting.power import MOST_SEEDS, POWER, sd_range
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.statistics import LEVEL, MOST_SEEDS, POWER, Pair, chain_without, letters, sd_range
+from posbench.reporting.statistics import LEVEL, Pair, chain_without, letters
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
 

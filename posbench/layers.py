@@ -1,0 +1,94 @@
+"""One layer of LLaMA's decoder (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) around a kind of attention.
+
+Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim. Weights are float32 and rounded to the activations' dtype
+where they are used; norms are computed in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.attention import Kind, Past
+from posbench.config import ModelConfig
+from posbench.schemes import At, Scheme
+
+
+class Linear(nn.Module):
+    """`x @ weight.T` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight` over channels, in at least float32 (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(self.weight.dtype)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """The projections around a kind of attention, which applies the scheme's hooks between them."""
+
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
+        super().__init__()
+        assert config.head_dim
+        self.kind, self.head_dim = kind, config.head_dim
+        self.qkv = Linear(config.d_model, sum(kind.heads.values()) * self.head_dim)  # the parts of the kind, packed
+        self.out = Linear(config.num_heads * self.head_dim, config.d_model)
+
+    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
+        B, T, _ = x.shape
+        packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
+        heads = self.kind.heads
+        parts = dict(zip(heads, packed.split(tuple(heads.values()), dim=1), strict=True))
+        q, k = parts.get("q"), parts.get("k")
+        v = k if self.kind.shared_kv else parts["v"]
+        assert v is not None
+        o = self.kind.mix(q, k, v, x, scheme, at, past)
+        return self.out(o.transpose(1, 2).reshape(B, T, -1))
+
+    def rows(self) -> dict[str, int]:
+        """Rows of the packed projection by part."""
+        return {part: heads * self.head_dim for part, heads in self.kind.heads.items()}
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))` (Shazeer 2020, arXiv 2002.05202), gate and up in one product."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.ffn_dim
+        self.gate_up = Linear(config.d_model, 2 * config.ffn_dim)
+        self.down = Linear(config.ffn_dim, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention, then SwiGLU, each behind a norm and added to the stream [B, T, C]."""
+
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.attention = Attention(config, kind)
+        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.ffn = SwiGLU(config)
+
+    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), at, scheme, past)
+        return x + self.ffn(self.ffn_norm(x))

@@ -1,0 +1,355 @@
+"""A packed experiment: all its finished runs in a few files, read back as runs. `posbench.runs.pack` writes it.
+
+    <experiment>/
+        pack.json                  the runs, the size and SHA-256 of every other file, and a seal over all of that
+        runs.parquet               one row a run: scheme, seed, manifest (JSON), config (YAML), tokenizer (a file)
+        metrics.parquet            one row a line of metrics.jsonl: scheme, seed, and the line's values
+        readings.parquet           one row a result: scheme, seed, protocol, length, under, its windows' place, header
+        windows-<protocol>.parquet one row a window: scheme, seed, length, under, and the columns of the protocol
+        tokenizer.json             where the runs kept theirs; tokenizer-2.json and so on where they are not all one
+
+A packed run has no folder and no weights. Its path is that of the folder it would be, `<experiment>/<scheme>/seed=<n>`.
+A file that is not as it was written is named, and costs what it holds: the windows of one protocol, say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from posbench.config import ConfigError, check_name
+from posbench.machine.files import check_format, has_its_seal, parse_json, read_bytes, read_json
+from posbench.runs.manifest import FINISHED, FORMAT, Manifest
+from posbench.runs.readings import Damaged, NotAResult, Reading, Result, check_header
+from posbench.runs.run import PACK, Run
+from posbench.runs.windows import fault
+
+if TYPE_CHECKING:
+    import pyarrow
+    from tokenizers import Tokenizer
+
+    from posbench.model import Decoder
+
+PACK_FORMAT = 1
+RUNS, METRICS, READINGS = "runs.parquet", "metrics.parquet", "readings.parquet"
+KEY = ("scheme", "seed")  # of a run, the first columns of every table
+PLACE = (*KEY, "length", "under")  # the first columns of windows
+_COLUMNS: dict[str, dict[str, Any]] = {
+    RUNS: {"scheme": str, "seed": int, "manifest": str, "config": str, "tokenizer": str | None},
+    READINGS: {
+        **{"scheme": str, "seed": int, "protocol": str, "length": int, "under": str, "file": str},
+        **{"columns": list, "windows": int, "sha256": str, "header": str},
+    },
+}
+_FILE = re.compile(r"[a-z][a-z0-9_-]{0,80}\.(parquet|json)")
+_RUN = re.compile(r"([^/]+)/seed=([0-9]{1,9})")
+_UNKNOWN = "unknown"  # stands for the runs of a pack that cannot say which it holds
+
+Key = tuple[str, int]  # scheme, seed
+
+
+class DamagedPack(ConfigError):
+    """A file of a packed experiment is missing, or is not what was written."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """`pack.json`."""
+
+    runs: tuple[Key, ...]
+    files: dict[str, tuple[int, str]]  # name -> bytes, SHA-256
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One row of `readings.parquet`: a result, and where its windows are."""
+
+    reading: Reading
+    file: str
+    first: int  # row
+    windows: int  # rows
+    columns: tuple[str, ...]
+    sha256: str  # of the windows' numbers: see `digest`
+    header: str  # JSON
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The folder of a packed experiment. Reading is lazy: nothing is opened until it is asked for, and then once."""
+
+    folder: Path
+    _tables: dict[str, pyarrow.Table] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def index(self) -> Index:
+        """Which runs and files there are. Raises: ConfigError."""
+        file = self.folder / PACK
+        try:
+            content = read_json(file)
+        except (OSError, ValueError) as error:
+            self.refuse(PACK, f"cannot be read ({error})")
+        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+            self.refuse(PACK, "names no format")
+        check_format(file, content["format"], PACK_FORMAT)
+        if not has_its_seal(content):
+            self.refuse(PACK, "does not match its checksum")
+        try:
+            runs = tuple(map(_key, content["runs"]))
+            files = {_file(name): (int(each["bytes"]), str(each["sha256"])) for name, each in content["files"].items()}
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+            self.refuse(PACK, f"holds no list of runs and files ({error})")
+        return Index(runs, files)
+
+    def runs(self) -> list[Run]:
+        """All of them by name; where `pack.json` cannot be read, one that says so when it is asked for anything."""
+        try:
+            keys = self.index.runs
+        except ConfigError:
+            return [PackedRun(self.folder / _UNKNOWN / PACK, self)]
+        return [self.run(self.folder / scheme / f"seed={seed}") for scheme, seed in sorted(keys)]
+
+    def run(self, path: Path) -> Run:
+        """The run whose folder would be `path`."""
+        return PackedRun(path, self)
+
+    def content(self, name: str) -> bytes:
+        """One of the files, as it was written. Raises: DamagedPack."""
+        if name not in self.index.files:
+            self.refuse(PACK, f"names no {name}")
+        try:
+            content = read_bytes(self.folder / name)
+        except FileNotFoundError:
+            self.refuse(name, "is missing")
+        except OSError as error:
+            self.refuse(name, f"cannot be read ({error.strerror or error})")
+        if (len(content), hashlib.sha256(content).hexdigest()) != self.index.files[name]:
+            self.refuse(name, f"does not match its checksum in {PACK}")
+        return content
+
+    def table(self, name: str) -> pyarrow.Table:
+        """One of the parquet files. Raises: DamagedPack."""
+        import pyarrow.parquet
+
+        if name not in self._tables:
+            content = self.content(name)
+            try:
+                self._tables[name] = pyarrow.parquet.read_table(io.BytesIO(content))
+            except (OSError, pyarrow.ArrowException) as error:
+                self.refuse(name, f"cannot be read ({str(error).splitlines()[0]})")
+        return self._tables[name]
+
+    @cached_property
+    def files_of_runs(self) -> dict[Key, dict[str, str | None]]:
+        """Run -> manifest, config, and the name of its tokenizer. Raises: DamagedPack."""
+        return {(row["scheme"], row["seed"]): row for row in self._rows(RUNS)}
+
+    @cached_property
+    def metrics(self) -> dict[Key, list[dict[str, Any]]]:
+        """Run -> the rows of its metrics.jsonl. Raises: DamagedPack."""
+        table = self.table(METRICS)
+        if table.column_names[: len(KEY)] != list(KEY):
+            self.refuse(METRICS, f"lacks the columns {', '.join(KEY)}")
+        rows: dict[Key, list[dict[str, Any]]] = {}
+        for row in table.to_pylist():
+            key = row.pop("scheme"), row.pop("seed")
+            rows.setdefault(key, []).append({name: value for name, value in row.items() if value is not None})
+        return rows
+
+    @cached_property
+    def readings(self) -> dict[Key, list[Stored]]:
+        """Run -> its results. Raises: DamagedPack."""
+        results: dict[Key, list[Stored]] = {}
+        ends: dict[str, int] = {}  # windows file -> where the windows of the next result begin
+        for row in self._rows(READINGS):
+            try:
+                reading = Reading(row["protocol"], row["length"], tuple(row["under"].split()))
+                file = _file(row["file"])
+                if row["windows"] < 1:
+                    raise ConfigError(f"{row['windows']} windows")
+            except ConfigError as error:
+                self.refuse(READINGS, f"holds what is not a result ({error})")
+            first = ends.get(file, 0)
+            ends[file] = first + row["windows"]
+            columns = tuple(map(str, row["columns"]))
+            stored = Stored(reading, file, first, row["windows"], columns, row["sha256"], row["header"])
+            results.setdefault((row["scheme"], row["seed"]), []).append(stored)
+        return results
+
+    def windows(self, stored: Stored) -> pyarrow.Table:
+        """The windows of one result, as the run folder held them. Raises: NotAResult."""
+        try:
+            table = self.table(stored.file)
+        except ConfigError as error:
+            raise NotAResult(str(error)) from None
+        for lacking in set(stored.columns) - set(table.column_names):
+            raise NotAResult(f"{stored.file} lacks the column {lacking!r}")
+        windows = table.slice(stored.first, stored.windows).select(list(stored.columns))
+        why = fault(windows)
+        if why:
+            raise NotAResult(why)
+        if digest(windows) != stored.sha256:
+            raise NotAResult(f"its windows do not match their checksum in {READINGS}")
+        return windows
+
+    def remedy(self, name: str) -> str:
+        """What brings a file back."""
+        return (
+            f"restore {self.folder / name} from where you have it (a Git repository: git checkout {self.folder}), or "
+            "pack the run folders again with posbench pack"
+        )
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raises: DamagedPack naming the file, the cause and the remedy."""
+        raise DamagedPack(f"{self.folder / name} {why}: {self.remedy(name)}")
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table whose columns are known, each of its type. Raises: DamagedPack."""
+        rows: list[dict[str, Any]] = self.table(name).to_pylist()
+        for row in rows:
+            for column, kind in _COLUMNS[name].items():
+                if column not in row or not isinstance(row[column], kind):
+                    self.refuse(name, f"holds what it cannot in the column {column!r}")
+        return rows
+
+
+@dataclass(frozen=True)
+class PackedRun(Run):
+    """A run of a packed experiment: what a run folder says, without one."""
+
+    pack: Pack = field(compare=False, repr=False)
+
+    @property
+    def remedy(self) -> str:
+        """What brings back what is damaged in it."""
+        return self.pack.remedy(RUNS)
+
+    def content(self, name: str) -> bytes:
+        """`run.json` or `config.yaml`. Raises: ConfigError where the pack is damaged, or does not hold this run."""
+        text = self._files[{"run.json": "manifest", "config.yaml": "config"}[name]]
+        return str(text).encode()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What `run.json` said. Raises: ConfigError."""
+        _ = self.pack.readings  # without them nothing of a run can be trusted
+        return super().manifest
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Raises: ConfigError. What is packed does not change."""
+        raise ConfigError(f"{self.name} is packed in {self.pack.folder}, and a packed run is not changed")
+
+    @property
+    def is_finished(self) -> bool:
+        return self.manifest.status == FINISHED
+
+    @property
+    def logged(self) -> list[dict[str, Any]]:
+        return self.pack.metrics.get(self._key, [])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the run was trained with. Raises: ConfigError where it was not packed."""
+        from posbench.data.tokenization import load_tokenizer
+
+        name = self._files["tokenizer"]
+        if name is None:
+            raise ConfigError(f"{self.name} was packed without its tokenizer: posbench prepare makes it from the text")
+        self.pack.content(_file(name))  # whole, or an error
+        return load_tokenizer(self.pack.folder / name)
+
+    def results(self) -> tuple[list[Result], list[Damaged]]:
+        """The packed results, checked, and those that are damaged; both sorted by reading."""
+        manifest = self.manifest
+        results, not_results = [], []
+        for stored in self._stored():
+            try:
+                header = _header(stored)
+                check_header(manifest, stored.reading, header, "its header")
+                windows = self.pack.windows(stored)
+                results.append(Result(stored.reading, header, manifest.format == FORMAT, windows))
+            except NotAResult as why:
+                not_results.append(self.damaged(stored.reading, str(why)))
+        return sorted(results, key=lambda result: result.reading), sorted(not_results)
+
+    def damaged(self, reading: Reading, why: str) -> Damaged:
+        """A result that is not one, in the file that holds its windows."""
+        names = [stored.file for stored in self._stored() if stored.reading == reading] or [READINGS]
+        return Damaged(reading, self.pack.folder / names[0], why, self.pack.remedy(names[0]))
+
+    @property
+    def has_weights(self) -> bool:
+        return False
+
+    def check_can_be_evaluated(self) -> None:
+        """Raises: ConfigError. Nothing new can be measured without weights."""
+        raise ConfigError(
+            f"{self.pack.folder} is a packed experiment, which holds results and no weights: evaluate the run folders "
+            "that it was packed from, or train the runs again under another experiment_name=..."
+        )
+
+    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
+        """Raises: ConfigError. There are no weights."""
+        self.check_can_be_evaluated()
+        raise AssertionError("a packed run is never evaluated")
+
+    @cached_property
+    def _key(self) -> Key:
+        """Raises: ConfigError where the pack cannot be read, or does not hold this run."""
+        index = self.pack.index
+        name = "/".join(self.path.parts[-2:])
+        key = _key(name) if _RUN.fullmatch(name) else None
+        if key is None or key not in index.runs:
+            raise ConfigError(f"{self.pack.folder} is a packed experiment and holds no run {name}")
+        return key
+
+    @property
+    def _files(self) -> dict[str, str | None]:
+        if self._key not in self.pack.files_of_runs:
+            self.pack.refuse(RUNS, f"lacks {self._key[0]}/seed={self._key[1]}")
+        return self.pack.files_of_runs[self._key]
+
+    def _stored(self) -> list[Stored]:
+        return self.pack.readings.get(self._key, [])
+
+
+def digest(windows: pyarrow.Table) -> str:
+    """SHA-256 of the names, types and numbers of windows, whatever the order of their columns."""
+    total = hashlib.sha256()
+    for name in sorted(windows.column_names):
+        values = windows[name].to_numpy()
+        content = values.tobytes() if values.dtype != object else json.dumps(values.tolist(), default=str).encode()
+        total.update(f"{name} {values.dtype.str} {values.size}\n".encode() + content)
+    return total.hexdigest()
+
+
+def _header(stored: Stored) -> dict[str, Any]:
+    try:
+        header = parse_json(stored.header.encode())
+    except ValueError as error:
+        raise NotAResult(f"its header cannot be read ({error})") from None
+    if not isinstance(header, dict):
+        raise NotAResult("its header holds no settings")
+    return header
+
+
+def _key(name: str) -> Key:
+    """`scheme/seed=n` as a key. Raises: ConfigError."""
+    match = _RUN.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"{name!r} is not a run")
+    check_name("scheme", match[1])
+    return match[1], int(match[2])
+
+
+def _file(name: str) -> str:
+    """The name of a file beside `pack.json`. Raises: ConfigError for one that could lie elsewhere."""
+    if not _FILE.fullmatch(name):
+        raise ConfigError(f"{name!r} is not the name of a file of a packed experiment")
+    return name
