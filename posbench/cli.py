@@ -234,6 +234,7 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
 
     config = compose(_words(words, ctx, config_dir))
     from posbench.data import prepare as prepare_text
+    from posbench.data.overlap import overlap_lines
 
     corpus = prepare_text(config, notice=_say)
     console = _console()
@@ -247,6 +248,8 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
             f"{split.num_bytes:>16,} bytes",
             highlight=False,
         )
+    for line in overlap_lines(corpus.overlap, config.data.name):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(name="eval")

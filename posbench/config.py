@@ -272,9 +272,7 @@ class TrainConfig:
     dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
     compile: bool | None = None  # null: where it pays
     validate_every: int | None = None  # steps; null: ten times a run
-    validation_tokens: int = (
-        65_536  # scored at each of these (the last one scores the whole split, up to evaluation.max_tokens)
-    )
+    validation_tokens: int = 65_536  # scored at each of these and after the last step, for curve and loss table alike
     checkpoint_every: int | None = None  # steps; null: ten times a run
     keep_checkpoints: int = 2
     log_every: int = 10  # steps between lines of metrics.jsonl
@@ -353,9 +351,9 @@ class EvaluationConfig:
     )  # [] : half the training length to 32 times it, and +1 +10 +50 +100
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
-    windows: int = 256  # fixed and retrieval: windows, spread over the test split
-    order_windows: int = 64  # order: windows, round-robin over the documents of the test split
-    max_tokens: int = 1_000_000  # the others and the final validation: read at most this many tokens a length
+    windows: int = 64  # fixed and retrieval: windows, spread over all documents
+    order_windows: int = 64  # order: windows, spread over all documents
+    max_tokens: int = 1_000_000  # the others: read at most this many tokens a length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
     batch_tokens: int = 16_384  # tokens in a forward pass
     piece: int = 1 << 18  # longer sequences pass in pieces of so many tokens: less memory, the same losses
@@ -438,11 +436,6 @@ class Config:
             self.model.vocab_size is None or self.model.vocab_size >= entries,
             f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
             "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
-        )
-        _require(
-            self.evaluation.max_tokens >= self.train.context_length,
-            f"evaluation.max_tokens={self.evaluation.max_tokens} is less than train.context_length="
-            f"{self.train.context_length}: the final validation would read no window; raise it",
         )
         check_name("experiment_name", self.experiment_name)
         _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")

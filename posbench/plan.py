@@ -184,12 +184,11 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
 
 
 def _validation_flops(config: Config, vocab_size: int) -> float:
-    """Of the validation while one run trains, before its first step too, and of the longer one after its last."""
+    """Of the validations of one run: before its first step, while it trains, and after its last step."""
     train, context = config.train, config.train.context_length
     every = train.validate_every or max(1, math.ceil(train.num_steps / 10))
-    watched = max(train.validation_tokens, context) // context * context
-    final = config.evaluation.max_tokens // context * context
-    tokens = (1 + (train.num_steps - 1) // every) * watched + final
+    each = max(train.validation_tokens, context) // context * context
+    tokens = (2 + (train.num_steps - 1) // every) * each
     return tokens * forward_flops_per_token(config, vocab_size, context)
 
 
@@ -197,9 +196,10 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
     """Of scoring one run by its protocols, at the lengths that its configuration names or at the protocol's own."""
     settings = config.evaluation
     return sum(
-        protocol.tokens_read(settings, length) * forward_flops_per_token(config, vocab_size, length)
+        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, vocab_size, length)
         for protocol in map(protocol_named, settings.protocols)
-        for length in protocol.lengths((), config.train.context_length, configured=settings.lengths)
+        for lengths in [protocol.lengths((), config.train.context_length, configured=settings.lengths)]
+        for length in lengths
     )
 
 

@@ -1,4 +1,4 @@
-"""Documents in, the files of a corpus out: one pass over the text, in bounded memory.
+"""Documents in, the files of a corpus out: one pass over the text (a second over its tokens), in bounded memory.
 
 The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it streams
 from the source through the tokenizer into the files.
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError
 from posbench.data import tokenization
-from posbench.data.shards import FORMAT, SplitWriter, write_file, write_manifest
+from posbench.data.overlap import measure_overlap, overlap_warning
+from posbench.data.shards import FORMAT, SplitWriter, open_split, write_file, write_manifest
 from posbench.data.sources import Source
 from posbench.data.splitting import SPLITS, split_of
 
@@ -64,6 +65,8 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
             notice(f"tokenizing {source.describe(split)}: {megabytes:,.0f} MB of text in {told - started:.0f} s")
     splits = {name: writer.close() for name, writer in writers.items()}
     _check_splits(source, streams, splits, notice)
+    mapped = {name: open_split(folder, name, entry, None) for name, entry in splits.items()}
+    overlap = measure_overlap(tokenizer, mapped, source.name)
     files = {"tokenizer.json": write_file(folder / "tokenizer.json", tokenizer.to_str().encode())}
     if lengths is not None:
         files["vocabulary.bytes"] = write_file(folder / "vocabulary.bytes", lengths.astype("<i4").tobytes())
@@ -74,11 +77,13 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
         "vocab_size": vocab_size,
         "bos_id": bos,
         "exact_bytes": lengths is not None,
+        "overlap": overlap,
         "splits": splits,
         "files": files,
     }
     write_manifest(folder, manifest)
-    notice(_summary(config, manifest, time.monotonic() - started))
+    warning = overlap_warning(overlap, config.data.name)
+    notice("\n".join([_summary(config, manifest, time.monotonic() - started), *warning]))
     return manifest
 
 

@@ -1,7 +1,7 @@
 """Files of numbers: the token shards of a corpus, written once, checked, and memory-mapped ever after.
 
 <cache>/corpora/<text>-<tokenizer>/    both fingerprints, shortened
-    manifest.json          counts, fingerprints, and the size and SHA-256 of every file beside it
+    manifest.json          counts, fingerprints, overlap of the splits, and the size and SHA-256 of every file beside it
     tokenizer.json
     vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
     <split>.tokens         uint16 (uint32 for more than 65,536 entries): [BOS] + tokens, document after document
@@ -32,7 +32,7 @@ from posbench.machine.files import read_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 HASHED_BELOW = 1 << 30  # bytes; larger files are hashed only where their time of writing has changed
 
 
@@ -117,6 +117,11 @@ class Corpus:
     def has_exact_bytes(self) -> bool:
         """Whether `Split.token_bytes` is exact within documents."""
         return self.manifest["exact_bytes"]
+
+    @property
+    def overlap(self) -> Mapping[str, Any]:
+        """How much of the held-out text also stands in train (`posbench.data.overlap`)."""
+        return self.manifest["overlap"]
 
     @property
     def train(self) -> Split:
@@ -210,7 +215,7 @@ def open_corpus(folder: Path) -> Corpus:
         for name, file in split["files"].items():
             _check_file(folder / name, file)
     lengths = _map(folder / "vocabulary.bytes", "<i4") if manifest["exact_bytes"] else None
-    splits = {name: _open_split(folder, name, manifest["splits"][name], lengths) for name in SPLITS}
+    splits = {name: open_split(folder, name, manifest["splits"][name], lengths) for name in SPLITS}
     return Corpus(folder, manifest, splits)
 
 
@@ -243,7 +248,8 @@ def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
         raise DamagedCorpusError(f"the bytes of {path.name} have changed")
 
 
-def _open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:
+def open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:
+    """Map the files of one split as `entry` of the manifest describes them; `lengths`: bytes of each token."""
     return Split(
         name=name,
         tokens=_map(folder / f"{name}.tokens", entry["dtype"]),

@@ -71,7 +71,7 @@ def score_split(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table of windows and its header, as stored under `eval/`.
 
-    Arguments: anchor, the longest length of a `fixed` comparison (default: `length`).
+    Arguments: anchor, the longest length that is compared, which decides what text is scored (default: `length`).
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
@@ -96,7 +96,7 @@ def score_split(
         **figures,
         "crosses_documents": protocol_.crosses_documents,
         "bos": BOS,
-        "settings": {key: getattr(settings, key) for key in protocol_.settings},
+        "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": seconds,
@@ -119,15 +119,15 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
-    `fixed` results keep one anchor: asking for a longer length than any before scores the others again on the new
-    targets, so that all lengths of a run stay comparable; `notice` is told.
+    Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
+    the new text, so that all lengths of a run stay comparable; `notice` is told.
     Returns: the results, new and old, of the lengths asked for.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
     manifest, own = run.manifest, run.config.evaluation
     _check(run, manifest, corpus)
-    scorer = _Scorer(run, manifest, corpus, question, replace(own, piece=question.piece or own.piece))
+    scorer = _Scorer(run, manifest, corpus, question)
     stored, _ = run.results()
     results = []
     for name in question.protocols or own.protocols:
@@ -169,11 +169,8 @@ def _check(run: Run, manifest: Manifest, corpus: Corpus) -> None:
 class _Scorer:
     """Scores one run and stores the results. The model is loaded when the first length is scored."""
 
-    def __init__(
-        self, run: Run, manifest: Manifest, corpus: Corpus, question: Question, settings: EvaluationConfig
-    ) -> None:
+    def __init__(self, run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> None:
         self.run, self.manifest, self.corpus, self.question = run, manifest, corpus, question
-        self.settings = settings
         step = question.at_step
         is_last = step in (None, manifest.num_steps)
         self.at_step = None if is_last else step
@@ -183,6 +180,10 @@ class _Scorer:
     def reading(self, protocol: Protocol, length: int) -> Reading:
         return Reading(protocol.name, length, self.under)
 
+    def settings(self, protocol: Protocol) -> EvaluationConfig:
+        settings = protocol.settings(self.run.config)
+        return replace(settings, piece=self.question.piece or settings.piece)
+
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
         """Length -> the stored result that answers the question, of the same settings."""
         return {
@@ -190,33 +191,34 @@ class _Scorer:
             for result in stored
             if result.reading == self.reading(protocol, result.length)
             and protocol.has_facts(result.header)
-            and self._has_same_settings(result)
+            and self._has_same_settings(protocol, result)
         }
 
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
         """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
-        others = [] if self.question.again else [r for r in stored if r.protocol == protocol.name]
-        return max([*wanted, *(result.length for result in others if self._has_same_settings(result))])
+        others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
+        return max([*wanted, *(result.length for result in others if self._has_same_settings(protocol, result))])
 
-    def _has_same_settings(self, result: Result) -> bool:
-        settings = PROTOCOLS[result.protocol].settings
-        return all(result.header["settings"].get(key) == getattr(self.settings, key) for key in settings)
+    def _has_same_settings(self, protocol: Protocol, result: Result) -> bool:
+        settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by
+        return all(result.header["settings"].get(name) == getattr(settings, name) for name in names)
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
         from posbench.machine.memory import exhaustion_explained
         from posbench.runs.checkpoint import weights_digest
 
-        device, model = self._device(protocol), self._loaded()
+        device, model, settings = self._device(protocol), self._loaded(), self.settings(protocol)
+        model.piece = settings.piece
         model.to(device.torch).compute_dtype = device.dtype
         device.reset_peak_memory()
         advice = (
-            f"sequences of {length} tokens in pieces of {min(length, self.settings.piece)} (--piece), "
-            f"{self.settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
+            f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
+            f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
         )
         with exhaustion_explained(device, advice):
             rows, header = score_split(
-                model, self.corpus, protocol.split, protocol.name, length, self.settings, anchor, advance
+                model, self.corpus, protocol.split, protocol.name, length, settings, anchor, advance
             )
         if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
             raise ConfigError(
@@ -242,5 +244,4 @@ class _Scorer:
     def _loaded(self) -> Decoder:
         if self._model is None:
             self._model = self.run.load_model(self.question.under, self.at_step)
-            self._model.piece = self.settings.piece
         return self._model

@@ -23,6 +23,40 @@ class Window:
     scored: int
 
 
+def spread(rooms: np.ndarray, number: int) -> np.ndarray:
+    """`number` of all places, spread evenly over all documents: each has as many as the others, or all it has room for.
+
+    Documents are dealt places in rounds. Those of the last round, which not all can have, are evenly spaced among the
+    documents with room, and the places of a document are evenly spaced within it.
+
+    Arguments: rooms, how many places each document has, int [documents].
+    Returns: int64, ascending; place 0 is the first of the first document, and so on. All places where they are fewer.
+    """
+    number = min(number, int(rooms.sum()))
+    low, high = 0, int(rooms.max(initial=0))  # the most whole rounds that `number` pays for
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int(np.minimum(rooms, middle).sum()) <= number else (low, middle - 1)
+    shares = np.minimum(rooms, low).astype(np.int64)
+    has_room = np.flatnonzero(rooms > low)
+    left = number - int(shares.sum())
+    shares[has_room[_evenly(left, len(has_room))]] += 1
+    firsts = np.cumsum(rooms) - rooms
+    chosen = [first + _evenly(share, room) for first, share, room in zip(firsts, shares, rooms, strict=True) if share]
+    return np.concatenate(chosen).astype(np.int64) if chosen else np.empty(0, np.int64)
+
+
+def _evenly(number: int, room: int) -> np.ndarray:
+    """`number` different places of `room`, each in the middle of its part."""
+    return (2 * np.arange(number) + 1) * room // (2 * max(1, number))
+
+
+def rooms_of(split: Split, targets: np.ndarray) -> np.ndarray:
+    """How many of the places with these first `targets` (indices of tokens, ascending) each document has."""
+    documents = np.searchsorted(split.starts, targets, side="right") - 1
+    return np.bincount(documents, minlength=split.num_documents)
+
+
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
     """One row a window and document in it: document, start (first scored target), targets, nll (summed, nats), bytes.
 

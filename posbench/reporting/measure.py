@@ -61,7 +61,7 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
             missing = sorted(set(joined.schemes) - {m.scheme for m in here})
             if missing or set(here[0].seeds) != set(joined.seeds):
                 partly.setdefault(only(here[0].seeds, missing), []).append(f"{protocol.name} at {length}")
-            if protocol.has_anchor:
+            if protocol.same_rows:
                 targets.setdefault(protocol.name, {})[length] = next(iter(same.values())).task
     notes += compared_over(partly)
     for name, tasks in targets.items():

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posbench import runs
-from posbench.config import Config, TrainConfig
+from posbench.config import Config
 from posbench.data import Batches, Corpus
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
@@ -94,7 +94,7 @@ def train_steps(training: Training) -> None:
             logged = state.steps_done
             log_step(training, speed)
 
-        if state.steps_done % validate_every == 0 and not is_last:  # after the last step the whole split is scored
+        if state.steps_done % validate_every == 0 and not is_last:  # the last step's is stored (`finish`)
             fetch_losses(training)  # so that the watch is paused once the device is done
             with watch.paused():
                 validate(training)
@@ -148,32 +148,39 @@ def log_step(training: Training, tokens_per_second: float) -> None:
 
 
 def validate(training: Training) -> None:
-    """The loss on the first tokens of the validation split, the same ones each time."""
-    settings = replace(training.config.evaluation, max_tokens=watched_tokens(training.config.train))
-    context = training.config.train.context_length
-    rows, _ = score_split(training.step.model, training.corpus, VALIDATION.split, VALIDATION.name, context, settings)
-    log_validation(training, rows)
+    """A point of the loss curve: the windows of the loss table, scored with the weights of now. Raises: Died."""
+    log_validation(training, validation_scores(training)[1])
 
 
-def watched_tokens(train: TrainConfig) -> int:
-    """How many tokens of the validation split are scored while training: whole contexts, at least one."""
-    return max(train.validation_tokens, train.context_length) // train.context_length * train.context_length
+def validation_scores(
+    training: Training, advance: Callable[[int], object] = lambda tokens: None
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The rows and the header of a validation: the same windows while training and after the last step."""
+    config = training.config
+    return score_split(
+        training.step.model,
+        training.corpus,
+        VALIDATION.split,
+        VALIDATION.name,
+        config.train.context_length,
+        VALIDATION.settings(config),
+        advance=advance,
+    )
 
 
-def log_validation(training: Training, windows: pd.DataFrame) -> None:
-    """The row of a validation, over the scored `windows` that are watched while training. Raises: Died."""
-    watched = windows[windows["start"] <= watched_tokens(training.config.train)]
-    nll, step = float(watched["nll"].to_numpy().sum()), training.state.steps_done
-    if not math.isfinite(nll):
-        raise Died(f"the validation loss at step {step} is {nll}. Lower train.lr")
+def log_validation(training: Training, figures: dict[str, Any]) -> None:
+    """The row of a validation, with the figures of its header. Raises: Died."""
+    loss, step = figures["nll_mean"], training.state.steps_done
+    if not math.isfinite(loss):
+        raise Died(f"the validation loss at step {step} is {loss}. Lower train.lr")
     append_row(
         training,
         {
             "kind": "validation",
             "step": step,
             "tokens": step * training.config.train.tokens_per_step,
-            "loss": nll / int(watched["targets"].sum()),
-            "bits_per_byte": nll / math.log(2) / int(watched["bytes"].sum()),
+            "loss": loss,
+            "bits_per_byte": figures["bits_per_byte"],
         },
     )
 

@@ -19,7 +19,6 @@ from rich.console import Console
 from posbench import runs
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
-from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
@@ -31,7 +30,7 @@ from posbench.runs.manifest import Costs
 from posbench.runs.readings import Reading, perplexity, store
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import folder
-from posbench.training.loop import Died, Notice, Training, log_validation, train_steps
+from posbench.training.loop import Died, Notice, Training, log_validation, train_steps, validation_scores
 from posbench.training.processes import Processes, joined_processes
 from posbench.training.progress import TrainingProgress
 from posbench.training.step import Observer, TrainingStep, unobserved
@@ -171,25 +170,16 @@ def _record_reason(training: Training, error: BaseException) -> None:
 
 
 def finish(training: Training, peak_memory_bytes: int | None) -> None:
-    """Score the whole validation split, store it window by window, and close the manifest. Raises: Died; Stopped."""
+    """The last point of the curve, stored window by window: the loss table. Raises: Died; Stopped."""
     config = training.config
-    rows, header = score_split(
-        training.step.model,
-        training.corpus,
-        VALIDATION.split,
-        VALIDATION.name,
-        config.train.context_length,
-        config.evaluation,
-        None,
-        lambda tokens: _stop_if_asked(training),
-    )
+    rows, header = validation_scores(training, lambda tokens: _stop_if_asked(training))
     if not math.isfinite(header["nll_mean"]):
         raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
     if training.is_first:
         weights = checkpoint.weights_digest(training.run.path / "checkpoints", training.state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         store(training.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
-    log_validation(training, rows)
+    log_validation(training, header)
     if training.is_first:
         _close(training, header)
 

@@ -58,7 +58,6 @@ REFUSED = {
     "scheme=nope scheme.base=1e3": r"the chosen scheme has no option 'scheme\.base' ",
     "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
     "~experiment": r"MissingMandatoryValue .* experiment \(experiment_name\)",
-    "evaluation.max_tokens=31": r"evaluation\.max_tokens=31 is less than train\.context_length=32: .*raise it",
     "tokenizer=file": r"tokenizer=file needs tokenizer\.path=",
     "data.path=null": r"data=files needs data\.path=",
     "data.path=nosuch.txt": r"data\.path='nosuch\.txt' does not exist: give a file",
@@ -101,7 +100,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
         (["model.vocab_size=4194304", "model.d_model=16384", "model.num_heads=128"], r"lower .*model\.vocab_size"),
         (["train.batch_size=1048576", "train.context_length=4096"], r"tokens at once .*raise train\.accumulation"),
         (
-            ["train.context_length=4194304", "train.batch_size=1024", "evaluation.max_tokens=4194304"],
+            ["train.context_length=4194304", "train.batch_size=1024"],
             r"train\.context_length=4194304\) take at least",
         ),
     ],

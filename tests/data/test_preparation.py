@@ -21,6 +21,7 @@ from prose import prose
 import posbench
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus, build, prepare, shards
+from posbench.data.sources.stdlib import StandardLibrary
 from posbench.data.splitting import SPLITS, split_of
 from posbench.data.tokenization import BOS
 
@@ -318,17 +319,19 @@ def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: P
     assert len(told) == 2
 
 
-def test_the_standard_library_makes_three_splits_of_long_documents(told: list[str]) -> None:
-    config = posbench.compose(["data=stdlib", "tokenizer=bytes", "data.token_budget=1_000_000"])
-    corpus = prepare(config, notice=told.append)
-    assert corpus.train.num_tokens >= 1_000_000 and corpus.test.num_documents > 2
-    names = [path.as_posix() for path in posbench_stdlib_files(config)]
-    assert any(name.endswith("/argparse.py") for name in names)
-    assert not [name for name in names if "/test/" in name or "/tests/" in name or "site-packages" in name]
-    assert len(names) > 300
-
-
-def posbench_stdlib_files(config: Config) -> list[Path]:
-    from posbench.data.sources.stdlib import StandardLibrary
-
-    return StandardLibrary(config.data).files()
+def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(cache: Path) -> None:
+    config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
+    corpus = prepare(config, quiet=True)
+    assert corpus.train.num_documents > 300 and corpus.validation.num_documents > 20 < corpus.test.num_documents
+    for split in ("validation", "test"):
+        measured = corpus.overlap["splits"][split]
+        assert measured["grams"] > 1000 and measured["share"] < 0.01, measured
+        assert all(worst["name"].endswith(".py") for worst in measured["worst"])
+    names = {
+        StandardLibrary(config.data)._name(path)
+        for paths in StandardLibrary(config.data).files_of.values()
+        for path in paths
+    }
+    assert "argparse.py" in names and len(names) > 300
+    assert not {"html/entities.py", "stringprep.py", "encodings/cp437.py", "pydoc_data/topics.py"} & names
+    assert not [name for name in names if "site-packages" in name]

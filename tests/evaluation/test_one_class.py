@@ -70,7 +70,7 @@ class Halves(Protocol):
         )
         return rows, {"nll_mean": 1.75, "targets_total": 16, "windows": 2, "documents": 2}
 
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * length
 
 

@@ -16,7 +16,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import ORDER
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, reach, readings, round_robin
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, reach, readings
 from posbench.model import Decoder, build_model
 
 VOCABULARY, LENGTH = 16, 64
@@ -114,7 +114,7 @@ def test_a_model_of_so_many_tokens_feels_nothing_from_that_distance_on(split: Sp
 
 def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     numbered = split_of([np.arange(300 * n, 300 * n + 300) for n in range(40)])  # a token is its place in the stream
-    starts, middle = round_robin(numbered, LENGTH, 64), LENGTH // 2
+    starts, middle = places(numbered, LENGTH, 64), LENGTH // 2
     whole, shuffled, other = readings(numbered, starts, LENGTH)
     assert np.array_equal(whole, np.array(starts)[:, None] + np.arange(LENGTH + 1))
     assert np.array_equal(np.sort(shuffled[:, :middle]), whole[:, :middle])
@@ -128,14 +128,14 @@ def test_the_three_readings_differ_in_their_first_half_alone() -> None:
 
 
 @given(st.lists(st.integers(2, 90), min_size=1, max_size=12), st.integers(2, 20), st.integers(1, 40))
-def test_windows_are_dealt_round_robin_inside_documents(sizes: list[int], length: int, count: int) -> None:
+def test_windows_are_spread_inside_documents(sizes: list[int], length: int, count: int) -> None:
     split = split_of([np.zeros(size, dtype=np.uint16) for size in sizes])
     room = np.array([(size - 1) // (length + 1) for size in sizes])
     if not room.any():
         with pytest.raises(ConfigError, match=f"length {length} is longer than the text"):
-            round_robin(split, length, count)
+            places(split, length, count)
         return
-    starts = round_robin(split, length, count)
+    starts = places(split, length, count)
     documents = np.searchsorted(split.starts, starts, side="right") - 1
     assert (np.array(starts) > split.starts[documents]).all()  # behind the first token
     assert (np.array(starts) + length + 1 <= split.starts[documents + 1]).all()

@@ -18,7 +18,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation import Question, score_split
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import POSITION, PROTOCOLS
 from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import places
 from posbench.model import Decoder, build_model
@@ -90,9 +90,9 @@ def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus)
     assert sorted(set(rows["bucket_start"])) == edges[:-1].tolist() and edges[-1] == 48
     tokens = np.array(corpus.test.tokens)
     first = [
-        _nll(model, tokens[n * 48 : n * 48 + 2])[0]
-        for n in range(summary["windows"])
-        if tokens[n * 48 + 1] != corpus.bos_id
+        _nll(model, tokens[window.start : window.start + 2])[0]
+        for window in POSITION.windows(corpus.test, 48, SETTINGS, 48)
+        if tokens[window.start + 1] != corpus.bos_id
     ]
     alone = rows[rows["bucket_start"] == 0]
     assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)

@@ -1,4 +1,4 @@
-"""Which tokens are scored: the same ones at every length under `fixed`, all of them once under `nonoverlapping`."""
+"""Which tokens are scored: the same ones at every length, spread evenly over all documents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.evaluate import parse_length
-from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, SLIDING, VALIDATION
-from posbench.evaluation.windows import Window
+from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, SLIDING, VALIDATION
+from posbench.evaluation.protocols.windowed import Windowed
+from posbench.evaluation.windows import Window, spread
 
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
 documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
@@ -56,9 +57,9 @@ def test_nonoverlapping_windows_score_every_target_once_in_order(sizes: list[int
     split = _split(sizes)
     if split.num_tokens <= length:
         with pytest.raises(ConfigError, match="longer than the text"):
-            NONOVERLAPPING.windows(split, length, SETTINGS, 0)
+            NONOVERLAPPING.windows(split, length, SETTINGS, length)
         return
-    targets = _targets(NONOVERLAPPING.windows(split, length, SETTINGS, 0))
+    targets = _targets(NONOVERLAPPING.windows(split, length, SETTINGS, length))
     assert targets == list(range(1, len(targets) + 1))
     assert split.num_tokens - 1 - len(targets) < length
 
@@ -68,7 +69,7 @@ def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[
     split = _split(sizes)
     if split.num_tokens <= length:
         return
-    windows = SLIDING.windows(split, length, SETTINGS, 0)
+    windows = SLIDING.windows(split, length, replace(SETTINGS, max_tokens=10**6), length)
     targets = _targets(windows)
     assert targets == list(range(targets[0], targets[0] + len(targets)))
     assert all(w.length == length and w.start + length < split.num_tokens for w in windows)
@@ -77,12 +78,40 @@ def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[
 def test_a_token_bound_holds() -> None:
     split = _split([5000])
     bounded = replace(SETTINGS, max_tokens=1000)
-    assert sum(w.length for w in NONOVERLAPPING.windows(split, 100, bounded, 0)) == 1000
-    assert sum(w.length for w in SLIDING.windows(split, 100, bounded, 0)) <= 1000
+    assert sum(w.length for w in NONOVERLAPPING.windows(split, 100, bounded, 100)) == 1000
+    assert sum(w.length for w in SLIDING.windows(split, 100, bounded, 100)) <= 1000
     with pytest.raises(
         ConfigError, match=r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise"
     ):
-        NONOVERLAPPING.windows(split, 1001, bounded, 0)
+        NONOVERLAPPING.windows(split, 1001, bounded, 1001)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 60))
+def test_places_are_dealt_to_documents_in_rounds(rooms: list[int], number: int) -> None:
+    """No document has two fewer than another unless all its places are taken, and no place is taken twice."""
+    chosen = spread(np.array(rooms), number)
+    assert len(chosen) == min(number, sum(rooms)) and (np.diff(chosen) > 0).all()
+    shares = np.bincount(np.searchsorted(np.cumsum(rooms), chosen, side="right"), minlength=len(rooms))
+    assert (shares <= rooms).all()
+    assert all(share >= shares.max() - 1 or share == room for share, room in zip(shares, rooms, strict=True))
+
+
+@pytest.mark.parametrize("protocol", [VALIDATION, FIXED, NONOVERLAPPING, POSITION, SLIDING], ids=lambda p: p.name)
+def test_windows_are_of_all_documents_though_one_is_most_of_the_text(protocol: Windowed) -> None:
+    split = _split([20_000, *[500] * 19])
+    bounded = replace(SETTINGS, max_tokens=40 * 64, windows=40)
+    windows = protocol.windows(split, 64, bounded, 64)
+    first_targets = np.array([w.start + w.length - w.scored + 1 for w in windows])
+    documents = np.searchsorted(split.starts, first_targets, side="right") - 1
+    assert np.bincount(documents, minlength=20).tolist() == [2] * 20
+
+
+@pytest.mark.parametrize("protocol", [NONOVERLAPPING, SLIDING, POSITION, FIXED], ids=lambda p: p.name)
+def test_lengths_that_divide_the_longest_score_the_same_targets(protocol: Windowed) -> None:
+    split = _split([3000, 700, 900])
+    bounded = replace(SETTINGS, max_tokens=1024)
+    targets = [sorted(_targets(protocol.windows(split, length, bounded, 256))) for length in (32, 64, 256)]
+    assert targets[0] == targets[1] == targets[2] and len(targets[0]) > 8
 
 
 def test_default_lengths_reach_as_far_as_the_text() -> None:

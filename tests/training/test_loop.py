@@ -14,6 +14,9 @@ import torch
 from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
+from posbench.evaluation import score_split
+from posbench.evaluation.protocols import VALIDATION
+from posbench.model import build_model
 from posbench.runs.checkpoint import load_tensors, newest
 from posbench.training import run as training_run
 from posbench.training import train
@@ -31,6 +34,24 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 257)
     assert run.tokenizer.decode(run.tokenizer.encode("water").ids) == "water"
     assert run.config.scheme.name == "vo_rope"
+
+
+def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_number(config: Make) -> None:
+    made = config("scheme=qk_rope")
+    assert made.train.validation_tokens * 4 < prepare(made).validation.num_tokens
+    run = train(made)
+    curve = run.metrics.query("kind == 'validation'")
+    assert curve["step"].tolist() == [0, 6, 12]
+    assert curve["loss"].iloc[-1] == run.manifest.loss and curve["bits_per_byte"].iloc[-1] == run.manifest.bits_per_byte
+    [stored] = [result for result in run.results()[0] if result.protocol == "validation"]
+    assert stored.header["nll_mean"] == run.manifest.loss and stored.header["windows"] == 256 // 32
+    untrained, _ = score_split(
+        build_model(made, 257), prepare(made), "validation", "validation", 32, VALIDATION.settings(made)
+    )
+    assert (untrained[["document", "start", "targets"]] == stored.windows[["document", "start", "targets"]]).all(
+        axis=None
+    )
+    assert curve["loss"].iloc[0] == pytest.approx(untrained["nll"].sum() / untrained["targets"].sum(), abs=1e-6)
 
 
 def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
@@ -56,7 +77,7 @@ def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
 def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config: Make) -> None:
     import pandas as pd
 
-    made = config("scheme=qk_rope")
+    made = config("scheme=qk_rope", "train.validation_tokens=1_000_000")  # more than there are
     run = train(made)
     rows = pd.read_parquet(run.path / "eval" / "validation" / "32.parquet")
     assert rows["nll"].sum() / rows["targets"].sum() == run.manifest.loss

@@ -37,6 +37,11 @@ class Source(ABC):
     def streams(self) -> dict[str, Iterable[str]]:
         """Documents by split, read when iterated. Raises: ConfigError where it cannot be had, or is no text."""
 
+    def name(self, split: str, number: int, text: str) -> str:
+        """What a person knows a document by, given its number in the split and how its text begins."""
+        opening = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        return f"document {number:,}, which begins {opening[:60]!r}"
+
     def describe(self, split: str) -> str:
         """Where the text of a split comes from, in the words of the command line."""
         return f"data={self.config.name}"

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from posbench.config import DataConfig
+from posbench.data.grams import families, gram_hashes
 from posbench.data.sources.base import Source, stream
+from posbench.data.splitting import SPLITS, split_of
 
-_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+# Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
+# points, and `pydoc_data` is the language reference as one table of strings.
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
+_MOST_ROWS = 0.5  # a file with at least this part of its text in rows of literals is a table
+_SIBLINGS = 0.02  # two files that share more than this part of the smaller one's 13-grams go to one split
+_ROW_BEGINS = frozenset("'\"([{-0123456789bBuUrRfFNT")
+_LITERAL = re.compile(
+    r"""[rRbBuUfF]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b\d\w*|\b(?:None|True|False)\b|#.*""", re.ASCII
+)
+_NAME = re.compile(r"[A-Za-z_]")
 
 
 class StandardLibrary(Source):
-    """The source files of the running Python's own standard library, without its tests: one file, one document."""
+    """The source files of the running Python's own standard library with its tests: one file, one document.
 
-    cut = ("test", "validation")
+    Tables are left out (`is_table`, and the folders named above). Files that share text with each other are a family
+    (`posbench.data.grams.families`), and a family goes to one split, by a hash of the name of its first file. So the
+    splits are the same on every machine with the same files.
+    """
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
@@ -38,11 +54,39 @@ class StandardLibrary(Source):
         stats = [(self._name(path), path.stat()) for path in self.files()]
         return [platform.python_version(), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]
 
+    @cached_property
+    def files_of(self) -> dict[str, list[Path]]:
+        """The files of each split that has a part of the text; all are read for it."""
+        fractions = {name: getattr(self.config, f"{name}_fraction") for name in ("test", "validation")}
+        paths, grams = [], []
+        for path in self.files():
+            for text in _decodable(path):
+                if text and not text.isspace() and not is_table(text):
+                    paths.append(path)
+                    grams.append(gram_hashes(text))
+        files: dict[str, list[Path]] = {name: [] for name in SPLITS if fractions.get(name, 1)}
+        for path, first in zip(paths, families(grams, _SIBLINGS), strict=True):
+            files[split_of(self._name(paths[first]).encode(), fractions)].append(path)
+        return files
+
     def streams(self) -> dict[str, Iterable[str]]:
-        return {"train": stream(_decodable, self.files())}
+        return {split: stream(_decodable, paths) for split, paths in self.files_of.items()}
+
+    def name(self, split: str, number: int, text: str) -> str:
+        return self._name(self.files_of[split][number])
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
+
+
+def is_table(text: str) -> bool:
+    """Whether half of the text or more, by characters, is lines of nothing but literals, brackets and comments.
+
+    Example: `    0x0081: None,  # not defined` is such a line; `    def test(self):` and prose are not.
+    """
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    rows = sum(len(line) for line in lines if line[0] in _ROW_BEGINS and not _NAME.search(_LITERAL.sub("", line)))
+    return rows >= _MOST_ROWS * sum(map(len, lines))
 
 
 def _decodable(path: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.windowed import ByLength
-from posbench.evaluation.windows import Window, too_long
+from posbench.evaluation.windows import Window, spread, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Split
@@ -25,11 +25,14 @@ class Fixed(ByLength):
     facts: ClassVar[Mapping[str, type]] = {**ByLength.facts, "anchor": int}
     crosses_documents: ClassVar[bool] = False
     has_anchor: ClassVar[bool] = True
+    same_rows: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         """The groups depend on `anchor` (the longest length of the comparison) and never on `length`.
 
-        They are spread evenly over all the places there are. Groups do not overlap and no window crosses a document.
+        They are spread evenly over all documents that are long enough. Groups do not overlap, and no window crosses a
+        document.
         """
         targets = settings.targets
         if targets > length:
@@ -44,10 +47,10 @@ class Fixed(ByLength):
         places = np.concatenate(ends)
         if not len(places):
             raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
-        chosen = places[np.linspace(0, len(places) - 1, min(settings.windows, len(places))).round().astype(np.int64)]
-        return [Window(int(last) - length, length, targets) for last in np.unique(chosen)]
+        chosen = places[spread(np.array([len(of_document) for of_document in ends]), settings.windows)]
+        return [Window(int(last) - length, length, targets) for last in chosen]
 
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return settings.windows * length
 
     def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:

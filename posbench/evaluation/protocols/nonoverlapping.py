@@ -1,10 +1,11 @@
-"""The stream cut into windows of the length, every target scored (Press et al. 2022 compare this way)."""
+"""Text cut into windows of the length, every target scored (Press et al. 2022 compare this way)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from posbench.evaluation.protocols.windowed import ByLength, back_to_back
+from posbench.evaluation.protocols.windowed import ByLength, stretches
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Nonoverlapping(ByLength):
-    """Windows back to back. Longer ones gain already because fewer targets stand near a window's start."""
+    """Windows back to back, in stretches of `anchor` tokens, the same at every length.
+
+    Longer ones gain already because fewer targets stand near a window's start.
+    """
 
     name = "nonoverlapping"
     caption = (
@@ -21,5 +25,9 @@ class Nonoverlapping(ByLength):
         "already by having fewer tokens near its start."
     )
 
+    facts: ClassVar[Mapping[str, type]] = {**ByLength.facts, "anchor": int}
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        return back_to_back(split, length, settings)
+        return stretches(split, anchor, length, settings)

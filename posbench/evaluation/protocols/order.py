@@ -23,7 +23,7 @@ import numpy as np
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import too_long
+from posbench.evaluation.windows import spread, too_long
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ class Order(Protocol):
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
     facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "lost_order": float, "lost_identity": float}
     crosses_documents: ClassVar[bool] = False
-    settings: ClassVar[tuple[str, ...]] = ("order_windows",)
+    decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (
         Score("lost_order", _less_whole("shuffled_nll"), "what is lost without order"),
@@ -70,7 +70,7 @@ class Order(Protocol):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        starts = round_robin(split, length, settings.order_windows)
+        starts = places(split, length, settings.order_windows)
         rows = tabulate(losses(model, split, starts, length, settings.batch_tokens, advance), starts, split)
         targets, whole, shuffled, other = (float(rows[name].sum()) for name in ("targets", *LOSSES))
         return rows, {
@@ -83,7 +83,7 @@ class Order(Protocol):
             "reach": reach_of_rows(rows),
         }
 
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.order_windows * length
 
     def lengths(
@@ -114,30 +114,21 @@ class Order(Protocol):
         return "?" if None in reaches else " to ".join(map(str, dict.fromkeys((known[0], known[-1]))))
 
 
-def round_robin(split: Split, length: int, count: int) -> list[int]:
+def places(split: Split, length: int, count: int) -> list[int]:
     """Where `count` windows of `length` + 1 tokens begin in the stream, sorted; fewer where the text has not as many.
 
-    They do not overlap, and lie inside documents, behind the first token. Documents that are long enough give one
-    window each in turn until there are enough; of more documents than windows, evenly spread ones give one. Within a
-    document its windows are spread evenly. Raises: ConfigError where no document is long enough.
+    They do not overlap, lie inside documents, behind the first token, and are spread evenly over all documents that are
+    long enough. Raises: ConfigError where no document is long enough.
     """
-    span = length + 1
-    room = (np.diff(split.starts) - 1) // span  # windows that a document can give
-    documents = np.flatnonzero(room)
-    if not len(documents):
-        raise ConfigError(too_long(split, length, "in its longest document", int(np.diff(split.starts).max()) - 2))
-    if len(documents) > count:
-        documents = documents[np.linspace(0, len(documents) - 1, count).round().astype(np.int64)]
-    taken = np.zeros(len(documents), dtype=np.int64)
-    while taken.sum() < min(count, room[documents].sum()):
-        has_more = np.flatnonzero(taken < room[documents])
-        taken[has_more[: count - taken.sum()]] += 1
-    starts: list[int] = []
-    for document, windows in zip(documents, taken, strict=True):
-        begin, size = int(split.starts[document]) + 1, int(np.diff(split.starts)[document]) - 1
-        spare = size - int(windows) * span
-        starts += [begin + n * span + spare * (2 * n + 1) // (2 * int(windows)) for n in range(int(windows))]
-    return starts
+    sizes, span = np.diff(split.starts) - 1, length + 1
+    rooms = sizes // span  # windows that a document can give
+    if not rooms.any():
+        raise ConfigError(too_long(split, length, "in its longest document", int(sizes.max()) - 1))
+    begins = [
+        begin + 1 + spare // 2 + span * np.arange(room)
+        for begin, room, spare in zip(split.starts[:-1], rooms, sizes % span, strict=True)
+    ]
+    return [int(begin) for begin in np.concatenate(begins)[spread(rooms, count)]]
 
 
 def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from posbench.evaluation.protocols.protocol import Score
-from posbench.evaluation.protocols.windowed import Windowed, back_to_back
+from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ class Position(Windowed):
     name = "position"
     caption = "Loss by position in non-overlapping windows, in log-spaced buckets."
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
+    facts: ClassVar[Mapping[str, type]] = {**Windowed.facts, "anchor": int}
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"], "the loss"),)
     chart: ClassVar[tuple[str, str] | None] = ("eval/position/nll*", "eval/position/token")
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        return back_to_back(split, length, settings)
+        return stretches(split, anchor, length, settings)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         return tabulate_positions(losses, windows, split, bos_id)

@@ -17,7 +17,7 @@ from posbench.runs.readings import perplexity
 if TYPE_CHECKING:
     import pandas as pd
 
-    from posbench.config import EvaluationConfig
+    from posbench.config import Config, EvaluationConfig
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
     from posbench.runs.readings import Result
@@ -45,9 +45,13 @@ class Protocol(ABC):
     facts: ClassVar[Mapping[str, type]] = {"nll_mean": float, "targets_total": int}  # that every header has
     split: ClassVar[str] = "test"  # of the text
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
-    has_anchor: ClassVar[bool] = False  # whether its targets are those of the longest length, the same at every length
+    has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
+    same_rows: ClassVar[bool] = False  # whether the stored rows are of the same targets at every length
 
-    settings: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")  # that decide what is scored
+    shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
+
+    # The settings that decide what is scored.
+    decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
 
     # What results are compared by: one of the three, or a section of the report of its own.
     is_loss_table: ClassVar[bool] = False  # the loss at the training length, by which schemes are ranked
@@ -75,8 +79,12 @@ class Protocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
 
+    def settings(self, config: Config) -> EvaluationConfig:
+        """What decides which windows of a run are scored."""
+        return config.evaluation
+
     @abstractmethod
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         """About how many tokens are read at one length where the text is long enough: what a plan counts."""
 
     @classmethod

@@ -19,6 +19,7 @@ import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.windows import spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,7 @@ class Retrieval(Protocol):
             "by_order": mean["shuffled"] - mean["second"],
         }
 
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
@@ -99,8 +100,8 @@ class Retrieval(Protocol):
 def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -> list[tuple[int, int, int]]:
     """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
 
-    Trials are spread evenly over the split; the other text begins a third of the split further on, the other passage
-    two thirds, so neither overlaps the passage. Passages hold no beginning of a document.
+    Trials are spread evenly over all documents that have room for a passage; the other text begins a third of the split
+    further on, the other passage two thirds, so neither overlaps the passage. Passages hold no beginning of a document.
     """
     passage = settings.passage
     gap = length + 1 - 2 * passage
@@ -117,7 +118,9 @@ def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -
             "and a third of it must hold the text between the passages"
         )
     trials: list[tuple[int, int, int]] = []
-    for start in np.linspace(0, total - 1, settings.windows, endpoint=False).astype(np.int64):
+    rooms = np.maximum(np.diff(split.starts) - 1, 0) // passage
+    begins = [begin + 1 + passage * np.arange(room) for begin, room in zip(split.starts[:-1], rooms, strict=True)]
+    for start in np.concatenate(begins)[spread(rooms, settings.windows)]:
         here, other = (_clear_of_documents(split, (int(start) + n * third) % total, passage) for n in (0, 2))
         middle = min((int(start) + third) % total, total - gap)
         if here is not None and other is not None and not _overlap(here, passage, middle, gap):

@@ -7,12 +7,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol
-from posbench.evaluation.windows import Window, tabulate_windows, too_long
+from posbench.evaluation.windows import Window, rooms_of, spread, tabulate_windows, too_long
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     from posbench.data import Corpus, Split
@@ -55,7 +56,7 @@ class Windowed(Protocol):
             figures["bits_per_byte"] = nll / math.log(2) / int(rows["bytes"].sum())
         return rows, figures
 
-    def tokens_read(self, settings: EvaluationConfig, length: int) -> int:
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return settings.max_tokens
 
 
@@ -74,18 +75,21 @@ class ByLength(Windowed):
         yield {"eval/length": result.length, **values}
 
 
-def back_to_back(split: Split, length: int, settings: EvaluationConfig) -> list[Window]:
-    """Windows back to back from the start of the stream, at most `max_tokens` targets, crossing documents.
+def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
+    """Windows of `length` back to back in stretches of `size` tokens, every target scored, crossing documents.
 
-    The tail that fills no window is left out, unless it is all there is.
+    The whole stream is cut into stretches; as many of them as make `max_tokens` are read, spread evenly over all
+    documents (a stretch counts to the one of its first target). They do not depend on `length`, so that all lengths
+    that divide `size` score the same targets; else the tail of a stretch that fills no window is left out.
     """
     scorable = split.num_tokens - 1
-    if scorable < length:
-        raise ConfigError(too_long(split, length, "in all", scorable))
-    count = min(settings.max_tokens, scorable) // length
-    if count == 0:
+    if scorable < size:
+        raise ConfigError(too_long(split, size, "in all", scorable))
+    if settings.max_tokens < size:
         raise ConfigError(
-            f"evaluation.max_tokens={settings.max_tokens} is less than one window of length {length}: raise it, or ask "
+            f"evaluation.max_tokens={settings.max_tokens} is less than one window of length {size}: raise it, or ask "
             "for a shorter length"
         )
-    return [Window(n * length, length, length) for n in range(count)]
+    begins = np.arange(0, scorable - size + 1, size)
+    chosen = begins[spread(rooms_of(split, begins + 1), settings.max_tokens // size)]
+    return [Window(int(begin) + n * length, length, length) for begin in chosen for n in range(size // length)]

@@ -40,7 +40,7 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     caption = f"Perplexity against length, both on log scales ({protocol.name})."
     shown = pictures(drawn, f"perplexity-{protocol.name}", caption)
     section = Section(table.title, words, [table], shown, short=f"Perplexity: {protocol.name}")
-    if protocol.has_anchor:
+    if protocol.same_rows:
         section.words += _just_past(findings, protocol)
     if protocol is NONOVERLAPPING:
         _add_early_tokens(section, findings, drawn)

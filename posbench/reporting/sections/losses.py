@@ -20,8 +20,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
         m = next(iter(there.values()))
         words.append(
             f"Loss on the {m.split} split at the training length of {m.length:,} tokens: {m.targets:,} tokens scored "
-            f"in {m.documents:,} documents (evaluation.max_tokens={findings.config.evaluation.max_tokens:,} at most), "
-            "the same for every scheme."
+            f"in {m.documents:,} documents, the same for every scheme."
         )
     if seeds > 1:
         words.append(

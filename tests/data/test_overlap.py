@@ -1,0 +1,87 @@
+"""What share of held-out 13-grams stands in train: as a count by sets of words gives it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench.config import Config
+from posbench.data import overlap, prepare
+from posbench.data.grams import WORDS, families, gram_hashes
+from posbench.data.overlap import overlap_lines
+from posbench.data.sources.stdlib import is_table
+from posbench.data.splitting import SPLITS
+
+Files = Callable[..., Config]
+
+
+def grams_by_hand(text: str) -> list[tuple[str, ...]]:
+    words = re.findall(r"[A-Za-z0-9_\u0080-\U0010ffff]+", text)
+    return [tuple(words[n : n + WORDS]) for n in range(len(words) - WORDS + 1)]
+
+
+def sentence(seed: int, words: int) -> str:
+    return " ".join(f"w{random.Random(f'{seed} {n}').randrange(10**6)}" for n in range(words))
+
+
+@given(st.lists(st.sampled_from(["a", "b", "ab", "é", "x_1", "12"]), max_size=60), st.sampled_from([" ", ", ", "\n"]))
+def test_equal_grams_have_equal_hashes_and_others_have_others(words: list[str], between: str) -> None:
+    text = between.join(words)
+    by_hand, hashes = grams_by_hand(text), gram_hashes(text).tolist()
+    assert len(hashes) == len(by_hand)
+    assert len(set(zip(by_hand, hashes, strict=True))) == len(set(by_hand)) == len(set(hashes))
+
+
+def test_families_hold_copies_and_copies_of_copies() -> None:
+    a, b, c = (sentence(n, 100) for n in range(3))
+    texts = [a, c, f"{a} {b}", sentence(9, 100), f"{b} {sentence(8, 300)}"]
+    assert families([gram_hashes(text) for text in texts], 0.05) == [0, 1, 0, 3, 0]
+
+
+@pytest.fixture
+def leaky(tmp_path: Path, files: Files) -> Config:
+    """Validation: half of one document stands in train, nothing of the other. Test: nothing."""
+    texts = {
+        "train": [sentence(1, 400), sentence(2, 400)],
+        "validation": [sentence(3, 300), f"{sentence(4, 200)} {sentence(1, 200)}"],
+        "test": [sentence(5, 300)],
+    }
+    for name, documents in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return files("tokenizer=bpe", "tokenizer.vocab_size=300", **{f"{n}_path": tmp_path / f"{n}.jsonl" for n in SPLITS})
+
+
+@pytest.mark.parametrize("most", [1 << 24, 200], ids=["all", "sampled"])
+def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(
+    leaky: Config, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "MOST_GRAMS", most)
+    told: list[str] = []
+    measured = prepare(leaky, notice=told.append).overlap
+    expected = (200 - WORDS + 1) / (300 + 400 - 2 * (WORDS - 1))
+    validation = measured["splits"]["validation"]
+    assert validation["share"] == pytest.approx(expected, abs=0 if most > 200 else 0.12)
+    assert measured["one_in"] == 1 if most > 200 else validation["grams"] <= 200 < validation["grams"] * 8
+    assert measured["splits"]["test"]["share"] == 0
+    assert "warning: data=files: " in told[0] and "of validation also stands in train" in told[0]
+    monkeypatch.setattr(overlap, "measure_overlap", None)
+    assert prepare(leaky, notice=told.append).overlap == measured and len(told) == 1, "kept with the corpus"
+    if most > 200:
+        assert validation["documents_above"] == 1
+        assert validation["worst"][0]["name"].startswith("document 1, which begins 'w")
+        lines = "\n".join(overlap_lines(measured, "files"))
+        assert re.search(r"validation +27.81% of +676   1 documents above 5%\n +48.5% of document 1, which", lines)
+
+
+def test_rows_of_literals_are_a_table_and_code_and_prose_are_not() -> None:
+    table = "codes = {\n" + "".join(f"    0x{n:04x}: '\\u{n:04x}',  # letter {n}\n" for n in range(99)) + "}\n"
+    code = "def area(sides):\n    return sides[0] * sides[1]  # of a rectangle\n" * 50
+    assert is_table(table) and not is_table(code) and is_table(table + code[: len(table) // 2])
+    assert not is_table('"""' + "A docstring is prose, though it is a literal.\n" * 50 + '"""')
