@@ -12,6 +12,7 @@ import numpy as np
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
+from posbench.reporting.changes import with_changes
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
@@ -115,11 +116,13 @@ def find(
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
     found = gather(runs, notes)
-    measurements = measure(found, joined, config.train.context_length, notes)
+    measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
-    frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
+    frames = {
+        name: probe(found, protocol, joined.baseline, notes) for name, protocol in PROTOCOLS.items() if protocol.groups
+    }
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
         config=config,
