@@ -86,8 +86,8 @@ def _plain(value: Any) -> str:
 
 def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     lines = [["status", *(str(r["status"]) for r in rows)]]
-    for key, title, digits in (("loss", "loss, nats/token", 4), ("bits_per_byte", "bits per byte", 4)):
-        lines.append([title, *(number(r[key], digits) for r in rows)])
+    for key, title in (("loss", "loss, nats/token"), ("bits_per_byte", "bits per byte")):
+        lines.append([title, *(number(r[key]) for r in rows)])
     of_seed = _first_by_seed(rows)
     title = "loss less the first" if len({r["seed"] for r in rows}) == 1 else "loss less the first, same seed"
     less = [number(r["loss"] - of_seed[r["seed"]]["loss"], sign=True) if r["seed"] in of_seed else DASH for r in rows]

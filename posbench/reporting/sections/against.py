@@ -44,7 +44,7 @@ def values_table(c: Comparison) -> Table:
             row.scheme,
             number(row.theirs, 3) if loss else perplexity_text(row.theirs),
             number(row.ours.loss.mean) if loss else perplexity_text(row.ours.perplexity),
-            gap_text(row.their_gap, math.nan, row.scheme == base, 3),
+            gap_text(row.their_gap, math.nan, row.scheme == base),
             gap_text(row.our_gap, math.nan, row.scheme == base),
         ]
         for row in c.rows
@@ -58,7 +58,7 @@ def disagreements_table(c: Comparison) -> Table:
     rows = [
         [
             f"{d.better}, {d.worse}",
-            number(d.their_difference, 3, sign=True),
+            number(d.their_difference, sign=True),
             plus_minus(-d.pair.difference, d.pair.interval.half_width, sign=True),
             _decided(d.pair),
         ]

@@ -7,8 +7,9 @@ import math
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
+from posbench.reporting.measure import Measurement
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
+from posbench.reporting.tables import DASH, Table, decimals, half_text, number, plus_minus, whole
 from posbench.runs import FINISHED
 
 
@@ -74,13 +75,18 @@ def loss_table(findings: Findings) -> Table:
             digits = 3 if published.measurement.metric == "loss" else 2
             row += [number(theirs.get(scheme, math.nan), digits)]
         if base:
-            row += [f"± {m.gap_documents:.4f}" if m and scheme != base and m.gap_documents >= 0 else DASH]
-        row += [number(m.bits_per_byte if m else runs["bits_per_byte"].mean(), 3)]
+            row += [half_text(m.gap_documents) if m and scheme != base else DASH]
+        row += [_bits_text(m) if m else number(runs["bits_per_byte"].mean())]
         row += [whole(runs["tokens_per_second"].median()), whole(runs["peak_memory_bytes"].mean() / 2**20)]
         rows.append(row)
     for scheme, status in absent_schemes(findings).items():
         rows.append([scheme, DASH, status, *[DASH] * (len(headers) - 3)])
     return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}))
+
+
+def _bits_text(m: Measurement) -> str:
+    """Bits per byte with the decimals that the interval of the loss allows."""
+    return number(m.bits_per_byte, decimals(m.loss.half_width * m.bits_per_byte / m.loss.mean))
 
 
 def position_text(findings: Findings, scheme: str) -> str:
@@ -92,9 +98,9 @@ def position_text(findings: Findings, scheme: str) -> str:
     return measured if measured == word else f"{measured} ({word} promised)"
 
 
-def gap_text(mean: float, half_width: float, is_baseline: bool, digits: int = 4) -> str:
+def gap_text(mean: float, half_width: float, is_baseline: bool) -> str:
     """The baseline's own gap is 0 by definition and has no interval."""
-    return "0" if is_baseline else plus_minus(mean, half_width, sign=True, digits=digits)
+    return "0" if is_baseline else plus_minus(mean, half_width, sign=True)
 
 
 def absent_schemes(findings: Findings) -> dict[str, str]:
