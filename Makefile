@@ -1,6 +1,8 @@
 # The two commands are `make reproduce-table` and `make test`; `make help` lists the rest.
 
 EXPERIMENT ?= demo
+# Runs that are evaluated side by side.
+JOBS ?= 2
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ help: ## Show this list
 
 reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experiment (EXPERIMENT=demo); finished work is not done twice
 	$(BIN)/posbench train -m experiment=$(EXPERIMENT)
-	$(BIN)/posbench eval $(EXPERIMENT)
+	$(BIN)/posbench eval $(EXPERIMENT) --jobs $(JOBS)
 	$(BIN)/posbench report $(EXPERIMENT)
 
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the package

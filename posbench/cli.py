@@ -299,6 +299,9 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", help="Runs that are scored side by side; -1: one on each core.")
+    ] = 1,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Perplexity of finished runs at other lengths than they were trained at."""
@@ -316,7 +319,7 @@ def evaluate(
         again=again,
         piece=piece,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(), named=bool(runs))
+    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(), named=bool(runs), jobs=jobs)
 
 
 @app.command()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+import joblib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -31,33 +34,37 @@ class Answer:
     result: Result
 
 
-def evaluate_runs(runs: Sequence[Run], question: Question, console: Console, named: bool = True) -> list[Answer]:
+def evaluate_runs(
+    runs: Sequence[Run], question: Question, console: Console, named: bool = True, jobs: int = 1
+) -> list[Answer]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
-    `runs/reference`, are skipped.
+    `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
+    many as there are cores).
     Returns: the results, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
     """
     notices = _Notices(console)
     scorable = _scorable(runs, named, notices.say)
-    corpora: dict[tuple[str, str], Corpus] = {}
     answers: list[Answer] = []
     failures: dict[str, Exception] = {}
     try:
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
-            for run in scorable:
-                bar.update(task, description=run.name)
-                of_run: list[tuple[Result, bool]] = []
-                try:
-                    _evaluate(run, question, corpora, notices, of_run, lambda n: bar.update(task, doing=f"{n} tokens"))
-                except Exception as error:  # the others are worth having
-                    failures[run.name] = error
-                bar.advance(task)
-                answers += [_answer(run, result) for result, _ in of_run]
-                notices.say(f"{run.name}: {_outcome(of_run, run.name in failures)}")
+            here = jobs == 1  # in this process, which can show how far a run is
+            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else _unseen
+            score = partial(_evaluate, question=question, advance=advance, say=notices.say_once if here else None)
+            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable))
+            for run, scoring in zip(scorable, scored, strict=True):
+                bar.update(task, advance=1, description=run.name)
+                for text in scoring.notices:
+                    notices.say_once(text)
+                if scoring.error is not None:  # the others are worth having
+                    failures[run.name] = scoring.error
+                answers += [_answer(run, result) for result, _ in scoring.results]
+                notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
     finally:
         _show_all(console, answers)
     if failures:
@@ -94,23 +101,43 @@ def _progress(console: Console) -> Progress:
     )
 
 
+def _unseen(tokens: int) -> None:
+    """Of a run that is scored in another process."""
+
+
+@dataclass
+class _Scoring:
+    """What came of one run: its results and whether each is new, those before a failure too."""
+
+    results: list[tuple[Result, bool]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)  # to be printed
+    error: Exception | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Errors that are not a user's travel between processes as text: not every exception can be pickled."""
+        error = self.error
+        if error is not None and not isinstance(error, (ConfigError, OSError)):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return {**vars(self), "error": error}
+
+
 def _evaluate(
-    run: Run,
-    question: Question,
-    corpora: dict[tuple[str, str], Corpus],
-    notices: _Notices,
-    results: list[tuple[Result, bool]],
-    advance: Callable[[int], object],
-) -> None:
-    """Score one run, and put its results into `results` one by one: those before a failure count."""
-    run.check_can_be_evaluated()
-    corpus = _corpus_of(run, corpora, notices.say)
-    evaluate_run(
-        run, corpus, question, advance, lambda result, is_new: results.append((result, is_new)), notices.say_once
-    )
-    tracked = log_evaluations(run, notices.say)
-    if tracked is not None:
-        run.update_manifest(wandb=tracked)
+    run: Run, question: Question, advance: Callable[[int], object], say: Callable[[str], None] | None
+) -> _Scoring:
+    """Score one run. `say` prints what there is to say at once; without it the notices are returned."""
+    scoring = _Scoring()
+    say = say or scoring.notices.append
+    try:
+        run.check_can_be_evaluated()
+        corpus = _corpus_of(run, say)
+        tell = scoring.results.append
+        evaluate_run(run, corpus, question, advance, lambda result, is_new: tell((result, is_new)), say)
+        tracked = log_evaluations(run, say)
+        if tracked is not None:
+            run.update_manifest(wandb=tracked)
+    except Exception as error:
+        scoring.error = error
+    return scoring
 
 
 def _answer(run: Run, result: Result) -> Answer:
@@ -148,17 +175,12 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     return with_weights
 
 
-def _corpus_of(run: Run, corpora: dict[tuple[str, str], Corpus], notice: Callable[[str], None]) -> Corpus:
-    """The run's text, kept in `corpora` for others of the same. By its own fingerprints, not by what a run says."""
-    key = run.manifest.fingerprints.data, run.manifest.fingerprints.tokenizer
-    if key in corpora:
-        return corpora[key]
+def _corpus_of(run: Run, notice: Callable[[str], None]) -> Corpus:
+    """The run's text."""
     config = run.config
     if not is_cache(config.data.cache_dir):
         config.data.cache_dir = None  # nothing is begun where a run folder, perhaps another's, says
-    corpus = prepare(config, notice=notice)
-    corpora[corpus.fingerprint, corpus.tokenizer_fingerprint] = corpus
-    return corpus
+    return prepare(config, notice=notice)
 
 
 def _joined(failures: Mapping[str, Exception], total: int) -> Exception:

@@ -1,7 +1,8 @@
-"""What a person sees while a run trains: a bar on a terminal, plain lines in a log."""
+"""What a person sees while a run trains: a bar on a terminal, plain lines in a log or where runs train side by side."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class TrainingProgress:
@@ -27,7 +28,7 @@ class TrainingProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not console.is_terminal or _is_worker(),
         )
         self.done, self.began, self.last_line = 0, time.monotonic(), time.monotonic()
 
@@ -58,6 +59,11 @@ class TrainingProgress:
             left = (self.num_steps - row["step"]) / rate if rate > 0 else float("nan")
             line = f"{self.title}: step {row['step']}/{self.num_steps}  {loss}  {speed}  {left:.0f} s left"
             self.console.print(line, highlight=False, markup=False)
+
+
+def _is_worker() -> bool:
+    """Whether this process is one of several of a sweep, whose bars would overwrite each other."""
+    return multiprocessing.current_process().name != "MainProcess"
 
 
 def _short(number: float) -> str:

@@ -65,7 +65,6 @@ def _job(config: Config) -> None:
 
 def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
     """Of a worker that raised, of one that was stopped; and where one was lost, that it was."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install .[cluster]")
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     failed = run_application("posbench train", [*words, "seed=0,1,2"], _job, lambda text: None)
     assert failed == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
