@@ -144,10 +144,34 @@ def whole(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:,.0f}"
 
 
+def rough(value: float) -> str:
+    """Two significant digits or the whole number: `0.15`, `5.9`, `1,234`, a dash for NaN."""
+    return whole(value) if not abs(value) < 9.95 else f"{value:.2g}"
+
+
+def millions(count: float) -> str:
+    """`133,568`, `6.82 million`, `1.04 billion`, a dash where it is not known."""
+    if count is None or math.isnan(count):
+        return DASH
+    if count < 1e6:
+        return f"{count:,.0f}"
+    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+
+
+def flops_text(flops: float) -> str:
+    """`6.15e12`, a dash for NaN."""
+    return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
+
+
 def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
     """`2.7120 ± 0.0013`, `2.71 ± 0.18`: the decimals that the interval allows; without it where there is none."""
     interval = "" if math.isnan(half_width) else f" {half_text(half_width)}"
     return number(value, decimals(half_width), sign) + interval
+
+
+def gap_text(mean: float, half_width: float, is_baseline: bool) -> str:
+    """As `plus_minus`; the baseline's own gap is 0 by definition and has no interval."""
+    return "0" if is_baseline else plus_minus(mean, half_width, sign=True)
 
 
 def half_text(half_width: float) -> str:
