@@ -160,7 +160,8 @@ def _compare(
         )
         for s in both
     ]
-    tau, p, taus = math.nan, math.nan, ()
+    tau, p = math.nan, math.nan
+    taus: tuple[float, ...] = ()
     if len(both) > 1:
         order = [theirs.losses[s] for s in both]
         result = stats.kendalltau(order, [ours[s].loss.mean for s in both])
