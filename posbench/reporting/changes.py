@@ -8,7 +8,7 @@ import numpy as np
 
 from posbench.evaluation.documents import Floats, document_error
 from posbench.reporting.measure import Measurement, by_document
-from posbench.reporting.statistics import t_interval
+from posbench.reporting.statistics import Interval, t_interval
 
 
 def with_changes(measurements: list[Measurement], training_length: int) -> list[Measurement]:
@@ -25,8 +25,10 @@ def _with_change(m: Measurement, at: Measurement | None) -> Measurement:
     common, and its doubt that of the difference, to first order.
     """
     seeds = sorted(set(m.seeds) & set(at.seeds)) if at else []
-    if at is None or m.length == at.length or not seeds:
+    if at is None or not seeds:
         return m
+    if m.length == at.length:
+        return replace(m, change=Interval(0.0, 0.0, 0.0), change_documents=0.0)
     pairs = [(m.results[m.seeds.index(seed)], at.results[at.seeds.index(seed)]) for seed in seeds]
     documents = sorted(set(pairs[0][0].windows["document"]) | set(pairs[0][1].windows["document"]))
     nll, targets, nll_before, targets_before = (

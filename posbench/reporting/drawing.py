@@ -91,9 +91,10 @@ def draw_bands(axes: Axes, bands: Mapping[str, tuple[Any, Any, Any]], look: Mapp
 
     The lines decide what is shown, not the widest band: they are drawn before.
     """
-    axes.set_autoscaley_on(False)
+    limits = axes.get_ylim()
     for scheme, (x, low, high) in bands.items():
         axes.fill_between(x, low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
+    axes.set_ylim(limits)
 
 
 def name_lines(figure: Figure, axes: Axes) -> None:

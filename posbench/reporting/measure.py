@@ -15,10 +15,8 @@ from posbench.evaluation.protocols import PROTOCOLS, Protocol
 from posbench.reporting.gathering import Found, Place, at_place, lengths_of
 from posbench.reporting.joining import Joined, common_seeds
 from posbench.reporting.joint import joint_error
-from posbench.reporting.statistics import Floats, Interval, larger, t_interval
+from posbench.reporting.statistics import NOTHING, Floats, Interval, larger, t_interval
 from posbench.runs.readings import Result, perplexity
-
-_NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Measurement:
     documents: int
     results: tuple[Result, ...] = ()  # one a seed, what the figures above are of
     gap_joint: float = math.nan  # half the 95% interval of the gap over seeds and documents together: see `joint`
-    change: Interval = _NOTHING  # of the loss from that at the training length, paired by seed: see `changes`
+    change: Interval = NOTHING  # of the loss from that at the training length, paired by seed: see `changes`
     change_documents: float = math.nan  # half the 95% interval that the choice of documents leaves around it
 
     @property
@@ -147,7 +145,7 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
             seeds=tuple(seeds),
             losses=tuple(losses[s].tolist()),
             loss=t_interval(losses[s]),
-            gap=t_interval(losses[s] - losses[base]) if base else _NOTHING,
+            gap=t_interval(losses[s] - losses[base]) if base else NOTHING,
             loss_documents=float(error[n]),
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
             gap_joint=joint_error(gaps[n], targets) if base else math.nan,

@@ -139,9 +139,9 @@ def by_length(findings: Findings, protocol: str) -> Figure:
         if here:
             series[scheme] = (here, [places[n][scheme].perplexity for n in here])
     draw_lines(axes, series, findings.looks)
+    log_numbers(axes)
     bands = {s: _perplexity_band(here, [places[n][s] for n in here]) for s, (here, _) in series.items()}
     draw_bands(axes, bands, findings.looks)
-    log_numbers(axes)
     length_axis(axes, lengths, findings.training_length, "length, tokens")
     axes.set_ylabel(f"perplexity ({protocol})")
     name_lines(figure, axes)
