@@ -17,6 +17,7 @@ from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
+from posbench.reporting.ngrams import NgramLine, ngram_lines
 from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
@@ -42,6 +43,7 @@ class Findings:
     frame: pd.DataFrame  # every run, one row each
     joined: Joined
     measurements: list[Measurement]
+    ngrams: list[NgramLine]  # beside the schemes, where they are stored
     pairs: list[Pair]
     chain: Chain
     family: str  # of pairs that were corrected together: see `families`
@@ -128,6 +130,7 @@ def find(
         joined=joined,
         runs=runs,
         measurements=measurements,
+        ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
         family=family,

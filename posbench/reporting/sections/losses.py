@@ -7,6 +7,7 @@ import math
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
+from posbench.reporting.sections.ngrams import ngram_rows, ngram_words
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
 from posbench.runs import FINISHED
@@ -39,6 +40,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
             "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
             "leaves around the gap of these models (bootstrap over documents)."
         )
+    words += ngram_words(findings)
     words.append(
         "Speed (median over seeds) and memory (mean of the runs that recorded it: on a CPU the first of each process) "
         "are of the machine as it was, not of the scheme alone: `posbench bench` compares them."
@@ -49,7 +51,10 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
 
 
 def loss_table(findings: Findings) -> Table:
-    """One row a scheme, best first; at the end the schemes that have no run to compare, with what became of them."""
+    """One row a scheme, best first; then the schemes that have no run to compare, with what became of them.
+
+    At its foot n-gram models.
+    """
     there, base = findings.at(VALIDATION.name), findings.baseline
     published = findings.against[0] if findings.against else None
     theirs = {row.scheme: row.theirs for row in published.rows} if published else {}
@@ -80,7 +85,8 @@ def loss_table(findings: Findings) -> Table:
         rows.append(row)
     for scheme, status in absent_schemes(findings).items():
         rows.append([scheme, DASH, status, *[DASH] * (len(headers) - 3)])
-    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}))
+    foot = ngram_rows(findings, headers)
+    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}), foot=foot)
 
 
 def position_text(findings: Findings, scheme: str) -> str:
