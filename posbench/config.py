@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posbench.schedule import decay_begins, warmup_steps
+
 MISSING: Any = (
     "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
 )
@@ -54,6 +56,12 @@ def check_name(what: str, name: str) -> None:
             f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + -, beginning "
             "with a letter or digit"
         )
+
+
+def branch_name(trunk: str, tokens: int) -> str:
+    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`, to three digits."""
+    size, unit = next((each for each in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if tokens >= each[0]), (1, ""))
+    return f"{trunk}-{float(f'{tokens / size:.3g}'):g}{unit}"
 
 
 def _require(holds: bool, message: str) -> None:
@@ -263,6 +271,8 @@ class TrainConfig:
     warmup_ratio: float = 0.05  # part of the steps
     schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
     decay_ratio: float = 0.2  # wsd: the part of the steps that decays
+    branch_tokens: list[int] = field(default_factory=list)  # wsd: shorter runs that branch off this one, ascending
+    trunk_tokens: int | None = None  # wsd: tokens of the run that this one branches off; null: it is no branch
     weight_decay: float = 0.1  # matrices only
     beta1: float = 0.9
     beta2: float = 0.95
@@ -310,6 +320,7 @@ class TrainConfig:
         _between("train.warmup_ratio", self.warmup_ratio, 0, 1)
         _one_of("train.schedule", self.schedule, SCHEDULES)
         _between("train.decay_ratio", self.decay_ratio, 0, 1)
+        self._check_family()
         _between("train.weight_decay", self.weight_decay, 0, 10)
         _between("train.beta1", self.beta1, 0, 0.9999999)
         _between("train.beta2", self.beta2, 0, 0.9999999)
@@ -328,6 +339,59 @@ class TrainConfig:
         _between("train.log_every", self.log_every, 1, 1 << 40)
         _between("train.max_skipped_steps", self.max_skipped_steps, 0, 1 << 40)
 
+    def _check_family(self) -> None:
+        """Hold a trunk and its branches to runs that are the same until the shorter one's decay begins."""
+        family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
+        if self.trunk_tokens is not None:
+            family["train.trunk_tokens"] = self.trunk_tokens
+        if not family:
+            return
+        for what, tokens in family.items():
+            _between(what, tokens, 1, _MOST_TOKENS)
+            self._check_whole(what, tokens)
+        _require(
+            self.schedule == "wsd",
+            f"train.schedule={self.schedule} has no branches: a decay at the end of its own needs train.schedule=wsd "
+            "(or take train.branch_tokens and train.trunk_tokens away)",
+        )
+        _require(
+            self.steps is None and self.tokens is not None,
+            "train.branch_tokens and train.trunk_tokens are counted in tokens: set train.steps=null and train.tokens",
+        )
+        assert self.tokens is not None
+        self._check_whole("train.tokens", self.tokens)
+        _require(self.decay_ratio > 0, "train.decay_ratio=0 leaves a branch no decay of its own: raise it")
+        _require(
+            not (self.branch_tokens and self.is_branch),
+            f"train.trunk_tokens={self.trunk_tokens} makes this run a branch, and a branch has none of its own: set "
+            "train.branch_tokens=[]",
+        )
+        _require(
+            not self.is_branch or self.tokens < (self.trunk_tokens or 0),
+            f"train.tokens={self.tokens} must be fewer than train.trunk_tokens={self.trunk_tokens}, those of the trunk",
+        )
+        _require(
+            sorted({*self.branch_tokens}) == self.branch_tokens and max(self.branch_tokens, default=0) < self.tokens,
+            f"train.branch_tokens={self.branch_tokens} must ascend and stay below train.tokens={self.tokens}, those of "
+            "the trunk",
+        )
+        shortest = min([*self.branch_tokens, self.tokens])
+        _require(
+            decay_begins(self.decay_ratio, shortest // self.tokens_per_step) >= self.warmup_steps,
+            f"the decay of a run of {shortest} tokens would begin before the {self.warmup_steps} steps of warm-up end "
+            f"(train.warmup_ratio={self.warmup_ratio} of the trunk's {self.trunk_steps} steps): lower "
+            "train.warmup_ratio or train.decay_ratio, or let the shortest branch be longer",
+        )
+
+    def _check_whole(self, what: str, tokens: int) -> None:
+        """Runs of a family are counted in whole steps."""
+        whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
+        _require(
+            tokens == whole,
+            f"{what}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, as a family of runs "
+            f"needs: the nearest is {whole}",
+        )
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens one optimizer step learns from."""
@@ -340,6 +404,36 @@ class TrainConfig:
             return self.steps
         assert self.tokens is not None
         return self.tokens // self.tokens_per_step
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether the run branches off a longer one."""
+        return self.trunk_tokens is not None
+
+    @property
+    def trunk_steps(self) -> int:
+        """Steps of the family's longest run; of a run without a family its own."""
+        return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the learning rate rises."""
+        return warmup_steps(self.warmup_ratio, self.trunk_steps)
+
+    @property
+    def decay_begins(self) -> int:
+        """The steps done when the decay of this run begins (wsd)."""
+        return decay_begins(self.decay_ratio, self.num_steps)
+
+    @property
+    def branching_steps(self) -> frozenset[int]:
+        """The steps done when the decays of this trunk's branches begin."""
+        return frozenset(decay_begins(self.decay_ratio, n // self.tokens_per_step) for n in self.branch_tokens)
+
+    @property
+    def steps_between_validations(self) -> int:
+        """`validate_every`, or a tenth of the trunk: the same in all runs of a family."""
+        return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
 @dataclass
@@ -444,6 +538,26 @@ class Config:
         _check_path("runs_dir", self.runs_dir)
         _between("seed", self.seed, 0, (1 << 63) - 1)
         _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
+
+    @property
+    def trunk_name(self) -> str | None:
+        """The experiment's name of this branch's trunk; None for another run, or where the name is not a branch's."""
+        trunk = self.experiment_name.rpartition("-")[0]
+        tokens = self.train.tokens
+        is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
+        return trunk if trunk and is_named else None
+
+    def branch_words(self) -> list[list[str]]:
+        """For each branch of this run the words that make a branch of the words that made this run."""
+        return [
+            [
+                f"train.tokens={tokens}",
+                f"train.trunk_tokens={self.train.tokens}",
+                "train.branch_tokens=[]",
+                f"experiment_name='{branch_name(self.experiment_name, tokens)}'",
+            ]
+            for tokens in self.train.branch_tokens
+        ]
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain nested dicts, as written to `config.yaml` of the run folder."""

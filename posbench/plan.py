@@ -120,12 +120,17 @@ def _rate(device: str, mfu: float, gpus: int, flops_per_second: float | None) ->
 
 
 def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
-    """The configurations that a sweep goes through, without their seeds, and the number of seeds of each."""
+    """The configurations that a sweep goes through, branches last, without their seeds, and the number of seeds."""
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in swept.items()))
-    return [compose([*single, *combination]) for combination in combinations], seeds
+    made = [[*single, *combination] for combination in combinations]
+    trunks = [compose(of_run) for of_run in made]
+    branches = [
+        compose([*of_run, *more]) for of_run, trunk in zip(made, trunks, strict=True) for more in trunk.branch_words()
+    ]
+    return [*trunks, *branches], seeds
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,8 @@ class _Cost:
 def _cost(config: Config) -> _Cost:
     vocab_size = _vocab_size(config)
     parameters = num_parameters(config, vocab_size)
-    tokens = config.train.num_steps * config.train.tokens_per_step
+    train = config.train
+    tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
     return _Cost(
         vocab_size=vocab_size,
         parameters=parameters,
@@ -186,10 +192,11 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
 def _validation_flops(config: Config, vocab_size: int) -> float:
     """Of the validations of one run: before its first step, while it trains, and after its last step."""
     train, context = config.train, config.train.context_length
-    every = train.validate_every or max(1, math.ceil(train.num_steps / 10))
     each = max(train.validation_tokens, context) // context * context
-    tokens = (2 + (train.num_steps - 1) // every) * each
-    return tokens * forward_flops_per_token(config, vocab_size, context)
+    every = train.steps_between_validations
+    points = 1 + (train.num_steps - 1) // every + 1
+    points -= train.is_branch * (1 + train.decay_begins // every)  # those of its trunk
+    return points * each * forward_flops_per_token(config, vocab_size, context)
 
 
 def _evaluation_flops(config: Config, vocab_size: int) -> float:

@@ -23,6 +23,7 @@ TIERS = (
     "schemes",
     "data machine",
     "config",
+    "schedule",
     "__init__",
 )
 TIER_OF = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms.split()}

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.composition.choices import GROUPS
-from posbench.composition.compose import composition
+from posbench.composition.compose import composition, typed
 from posbench.composition.explain import explained
 from posbench.composition.session import session
 from posbench.composition.words import Words, parse, read, refuse_words
@@ -77,6 +77,16 @@ def swept_values(params: Mapping[str, str], words: Words, loader: ConfigLoader) 
 def jobs_of(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """The words of each job: every combination of values, the last key's changing fastest."""
     return [list(words) for words in itertools.product(*values.values())]
+
+
+def branch_words(composed: DictConfig, words: Words) -> list[list[str]]:
+    """The words that make each branch of a job that is a trunk; none of a job that will be refused when it runs."""
+    if not OmegaConf.select(composed, "train.branch_tokens"):
+        return []
+    try:
+        return typed(composed, words).branch_words()
+    except ConfigError:
+        return []
 
 
 def names_of(composed: DictConfig) -> Names:

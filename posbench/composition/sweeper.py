@@ -1,5 +1,7 @@
 """Hydra's sweeper as posbench has it: every job is composed and checked before the first of them runs.
 
+A job whose `train.branch_tokens` names shorter runs is followed by them: all trunks are trained, then all branches.
+
 A launcher calls the `Task` for each job, in this process or in another, and what it returns, an `Outcome`, comes back
 to the sweeper: how each job ended is read from what launchers return.
 """
@@ -24,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench.composition.compose import typed
 from posbench.composition.inert import check_composed
-from posbench.composition.sweep import describe, jobs_of, names_of, swept_values
+from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, swept_values
 from posbench.composition.words import Words
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
@@ -115,16 +117,27 @@ class PosbenchSweeper(Sweeper):
         Raises: ConfigError before the first job, for what is refused.
         """
         values = swept_values(self.params, self.task.words.only(arguments), self.loader)
-        jobs = jobs_of(values)
-        if not jobs:
+        trunks = jobs_of(values)
+        if not trunks:
             none = " ".join(word for word in arguments if "," in word or "(" in word)
             raise ConfigError(f"{none} names no run: nothing matches, see the names in conf/")
-        composed = [self._composed(words) for words in jobs]  # all of them, before a name is resolved
-        named = [(words, names_of(job)) for words, job in zip(jobs, composed, strict=True)]
+        composed = [self._composed(words) for words in trunks]  # all of them, before a name is resolved
+        named = [(words, names_of(job)) for words, job in zip(trunks, composed, strict=True)]
+        branches = [
+            [*words, *more]
+            for words, job in zip(trunks, composed, strict=True)
+            for more in branch_words(job, self.task.words)
+        ]
+        named += [(words, names_of(self._composed(words))) for words in branches]
         self.task.say(describe(named))
         with _removed_if_empty(Path(str(self.master.hydra.sweep.dir))):
-            for first in range(0, len(jobs), self._batch_size(len(jobs))):
-                self._launch(jobs[first : first + self._batch_size(len(jobs))], first)
+            self._launch_all(trunks, 0)
+            self._launch_all(branches, len(trunks))  # from checkpoints of the trunks, so after the last of them
+
+    def _launch_all(self, jobs: Sequence[Sequence[str]], first: int) -> None:
+        size = max(1, self._batch_size(len(jobs)))
+        for start in range(0, len(jobs), size):
+            self._launch(jobs[start : start + size], first + start)
 
     def _composed(self, words: Sequence[str]) -> DictConfig:
         composed = self.loader.load_sweep_config(self.master, list(words))

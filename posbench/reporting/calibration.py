@@ -21,14 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posbench.evaluation.documents import document_error
+from posbench.evaluation.documents import FEWEST, document_error, effective
 from posbench.reporting.chains import chain
 from posbench.reporting.power import POWER, Spread, smallest_visible
 from posbench.reporting.statistics import LEVEL, Floats, compare_all, t_interval
 from posbench.reporting.tables import Table
 
 CASES = ((2, 5), (11, 5), (11, 3))  # schemes, seeds
-SEED_SD, NOISE_SD = 0.02, 0.0015  # nats/token: of what a seed does to all schemes, and of what remains
+SEED_SD, NOISE_SD = 0.006, 0.0115  # nats/token: of what a seed does to all schemes, and of what remains; measured at
+# 1M tokens (at 0.2M: 0.035, 0.031)
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,20 @@ def document_interval(trials: int, documents: int, unequal: float = 0.5, seed: i
     """Trials whose interval over documents holds the token-weighted mean of all documents there could be.
 
     Documents differ in length (log-normal, a standard deviation of `unequal`; that of Python's own modules is 1.6) and
-    in their gap, 0.02 +- 0.03 nats/token.
+    in their gap, 0.02 +- 0.03 nats/token. Every 50 trials have the same lengths; lengths of too few effective documents
+    have no interval and are drawn again.
     """
     random = np.random.default_rng(seed)
     hits = 0
-    for _ in range(trials):
-        targets = random.lognormal(7, unequal, documents).round() + 1
-        nll = targets * random.normal(0.02, 0.03, documents)
-        half = float(document_error(nll[None], targets, resamples=500)[0])
-        hits += abs(nll.sum() / targets.sum() - 0.02) <= half
+    for _ in range(trials // 50):
+        targets = np.zeros(documents)
+        while effective(targets) < FEWEST:
+            targets = random.lognormal(7, unequal, documents).round() + 1
+        nll = targets * random.normal(0.02, 0.03, (50, documents))
+        hits += int((np.abs(nll.sum(axis=1) / targets.sum() - 0.02) <= document_error(nll, targets)).sum())
     lengths = f"lengths e^{unequal} apart"
-    return Rate(f"interval over {documents} documents, {lengths}, holds the truth", trials, hits, 0.95, at_most=False)
+    what = f"interval over {documents} documents, {lengths}, holds the truth"
+    return Rate(what, trials // 50 * 50, hits, 0.95, at_most=False)
 
 
 def _losses(random: np.random.Generator, levels: Floats, seeds: int, noise: Noise) -> Floats:
@@ -180,11 +184,11 @@ def calibrate(trials: int = 2000) -> list[Rate]:
         planted(trials, 11, 5),
         gap_interval(trials, 3),
         gap_interval(trials, 5),
-        document_interval(trials // 4, 7),
-        document_interval(trials // 4, 12),
-        document_interval(trials // 4, 60),
-        document_interval(trials // 4, 11, unequal=1.6),
-        document_interval(trials // 4, 27, unequal=1.6),
+        document_interval(trials, 7),
+        document_interval(trials, 12),
+        document_interval(trials, 60),
+        document_interval(trials, 11, unequal=1.6),
+        document_interval(trials, 27, unequal=1.6),
     ]
 
 

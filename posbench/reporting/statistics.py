@@ -6,8 +6,8 @@ same batches, so a difference is taken within each seed; what the seeds have in 
 Two kinds of doubt, never added up:
 - over seeds (`t_interval`, `compare_all`): would other seeds, on this text, say the same? Student's t on the
   differences; from six schemes on by the rule `own` of `moderation.py`.
-- over documents (`posbench.evaluation.documents`): would other documents, with these models, say the same? A
-  bootstrap over documents.
+- over documents (`posbench.evaluation.documents`): would other documents, with these models, say the same?
+  Documents weigh by their tokens, and the interval by how unequal they are.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,11 @@ def save(
     metrics: bytes,
     state: dict[str, Any],
     keep: int,
+    branching: Set[int] = frozenset(),
 ) -> Path:
     """Write `folder/step=...`, then remove all but the newest `keep` intact ones (never the newest two).
+
+    Those of the steps `branching` stay too: shorter runs begin from them.
 
     Raises: ConfigError when the disk is full, naming how much was needed; the checkpoints before stay as they were.
     """
@@ -74,23 +77,25 @@ def save(
             f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is intact). Make "
             "room and give the same command again"
         ) from error
-    prune(folder, final, keep)
+    prune(folder, final, keep, branching)
     return final
 
 
-def prune(folder: Path, newest: Path, keep: int) -> None:
+def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
     """Remove what is older than the newest `keep` intact checkpoints, and torn ones of a step yet to come again.
 
-    The newest two intact ones always stay. A kill in between leaves a checkpoint whole or under a name of a rest.
+    The newest two intact ones and those of the steps `branching` always stay. A kill in between leaves a checkpoint
+    whole or under a name of a rest.
     """
     intact = 0
     for candidate in _folders(folder):
-        if intact == max(2, keep) or _step(candidate) > _step(newest):
+        is_to_come, is_old = _step(candidate) > _step(newest), intact == max(2, keep)
+        if is_to_come or (is_old and _step(candidate) not in branching):
             rest = candidate.with_name(f".{candidate.name}.tmp")
             with suppress(OSError):
                 candidate.rename(rest)
             shutil.rmtree(rest, ignore_errors=True)
-        else:
+        elif not is_old:
             intact += candidate == newest or _is_intact(candidate)
 
 
@@ -111,6 +116,15 @@ def newest(folder: Path, notice: Notice) -> Path | None:
         except TornCheckpoint as torn:
             notice(f"checkpoint {candidate.name} is not as it was written ({torn}): passed over")
     return None
+
+
+def at_step(folder: Path, step: int) -> Path | None:
+    """The intact checkpoint of a step, None where there is none. Raises: TornCheckpoint; ConfigError, of a format."""
+    checkpoint = folder / _name(step)
+    if not checkpoint.is_dir():
+        return None
+    read_state(checkpoint, verify=True)
+    return checkpoint
 
 
 def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:

@@ -32,6 +32,8 @@ _ASIDE_IN_TRAIN = (
     "validation_tokens",
     "log_every",
     "max_skipped_steps",
+    "branch_tokens",
+    "trunk_tokens",
 )
 # Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
@@ -45,7 +47,8 @@ FORWARD = (
     "schemes/base.py",
 )
 _STEPS = tuple(f"training/{name}.py" for name in ("loop", "step", "state", "optimizer", "processes"))
-_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", *_STEPS)  # the text has a fingerprint of its own
+# The text has a fingerprint of its own.
+_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", "schedule.py", *_STEPS)
 _BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -66,6 +69,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
         "num_steps": config.train.num_steps
     }
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
+    train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
     return dict(json.loads(json.dumps(flat(fields))))

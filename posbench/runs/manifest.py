@@ -74,6 +74,7 @@ class Manifest:
     perplexity: float | None = None
     bits_per_byte: float | None = None
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished, and in format 1
+    branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
     wandb: dict[str, Any] | None = field(default=None)
 
     @property

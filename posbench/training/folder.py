@@ -20,6 +20,7 @@ from posbench.model import Decoder
 from posbench.runs import Manifest, Run, TornManifest, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
 from posbench.size import num_parameters
+from posbench.training.branch import trunk_checkpoint
 from posbench.training.loop import Died, Training
 
 Notice = Callable[[str], None]
@@ -136,20 +137,28 @@ def continued(run: Run, manifest: Manifest, notice: Notice) -> Manifest:
 
 
 def begin(training: Training) -> None:
-    """Write the first files, and resume the newest intact checkpoint where there is one."""
+    """Write the first files, and resume the newest intact checkpoint, or begin from the trunk's, where there is one."""
     folder, processes = training.run.path, training.step.processes
     if training.is_first:
         runs.remove_unfinished(folder)
         training.run.write_manifest(training.manifest)
         write_text(folder / "config.yaml", yaml.safe_dump(training.config.to_mapping(), sort_keys=False))
         write_text(folder / "tokenizer.json", training.corpus.tokenizer.to_str(pretty=True))
-    newest = processes.broadcast(
-        checkpoint.newest(folder / "checkpoints", training.notice) if training.is_first else None
-    )
+    newest, trunk = processes.broadcast(_found(training) if training.is_first else None)
     if newest is not None:
         resume(training, newest)
+    elif trunk is not None:
+        branch_off(training, trunk)
     elif training.is_first:
         (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def _found(training: Training) -> tuple[Path | None, Path | None]:
+    """The run's newest intact checkpoint, and where it has none its trunk's of the step where its decay begins."""
+    newest = checkpoint.newest(training.run.path / "checkpoints", training.notice)
+    if newest is not None:
+        return newest, None
+    return None, trunk_checkpoint(training.config, training.manifest, training.run.name, training.notice)
 
 
 def resume(training: Training, newest: Path) -> None:
@@ -166,13 +175,32 @@ def resume(training: Training, newest: Path) -> None:
         training.manifest,
         versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
         fingerprints=fingerprints.continued(before.fingerprints, training.manifest.fingerprints),
+        branched_at=before.branched_at,
     )
-    checkpoint.put_weights(training.step.model, checkpoint.load_tensors(newest, checkpoint.MODEL))
-    training.step.optimizer.load_state(checkpoint.load_tensors(newest, checkpoint.OPTIMIZER))
-    training.state.restore(checkpoint.read_state(newest))
+    _take_over(training, newest)
+    if training.is_first:
+        train = training.config.train
+        checkpoint.prune(newest.parent, newest, train.keep_checkpoints, train.branching_steps)
+    training.notice(f"{training.run.name}: resumed at step {training.state.steps_done}")
+
+
+def branch_off(training: Training, trunk: Path) -> None:
+    """Begin from a checkpoint of the trunk in place of the first step."""
+    before, versions = checkpoint.manifest_in(trunk), training.manifest.versions.items()
+    training.manifest = replace(
+        training.manifest,
+        versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
+        branched_at=checkpoint.read_state(trunk)["step"],
+    )
+    _take_over(training, trunk)
+
+
+def _take_over(training: Training, found: Path) -> None:
+    """Take weights, moments, metrics and the loop's state from a checkpoint that was found intact."""
+    checkpoint.put_weights(training.step.model, checkpoint.load_tensors(found, checkpoint.MODEL))
+    training.step.optimizer.load_state(checkpoint.load_tensors(found, checkpoint.OPTIMIZER))
+    training.state.restore(checkpoint.read_state(found))
     training.step.processes.barrier()  # before the first process changes what the others read
     if training.is_first:
-        metrics = (newest / checkpoint.METRICS).read_text(encoding="utf-8")
+        metrics = (found / checkpoint.METRICS).read_text(encoding="utf-8")
         write_text(training.run.path / "metrics.jsonl", metrics)
-        checkpoint.prune(newest.parent, newest, training.config.train.keep_checkpoints)
-    training.notice(f"{training.run.name}: resumed at step {training.state.steps_done}")

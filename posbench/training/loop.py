@@ -69,8 +69,8 @@ def train_steps(training: Training) -> None:
     Raises: Stopped once a signal has come and a checkpoint is written; Died where the numbers went wrong.
     """
     train, state, step = training.config.train, training.state, training.step
-    tenth = max(1, math.ceil(train.num_steps / 10))
-    validate_every, checkpoint_every = train.validate_every or tenth, train.checkpoint_every or tenth
+    validate_every = train.steps_between_validations
+    checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
     if state.steps_done == 0:
         validate(training)  # before anything is learnt
     watch, logged = Stopwatch(state.train_seconds), state.steps_done
@@ -100,7 +100,8 @@ def train_steps(training: Training) -> None:
                 validate(training)
 
         signal_number = step.processes.stop_signal(training.signals.received)  # the same answer in all processes
-        if state.steps_done % checkpoint_every == 0 or is_last or signal_number:
+        is_branching = state.steps_done in train.branching_steps  # a shorter run's decay begins here
+        if state.steps_done % checkpoint_every == 0 or is_branching or is_last or signal_number:
             fetch_losses(training)
             state.train_seconds = watch.seconds
             with watch.paused():
@@ -138,9 +139,8 @@ def log_step(training: Training, tokens_per_second: float) -> None:
             "kind": "train",
             "step": state.steps_done,
             "tokens": state.steps_done * train.tokens_per_step,
-            "loss": state.take_mean_loss(),
             "lr": learning_rate(state.steps_done - 1, train),
-            "grad_norm": state.grad_norm,
+            **state.take_row(),
             "skipped_steps": state.skipped_steps,
             "tokens_per_second": round(tokens_per_second, 1),
         },
@@ -209,4 +209,5 @@ def save(training: Training) -> None:
         (training.run.path / "metrics.jsonl").read_bytes(),
         {**training.state.saved(), "manifest": to_mapping(training.manifest)},
         training.config.train.keep_checkpoints,
+        training.config.train.branching_steps,
     )

@@ -17,20 +17,20 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     """The learning rate of step `step` (0-based): linear warm-up, then cosine, constant, or constant with a decay.
 
     `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls there over
-    the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
+    the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up is `warmup_ratio` of the steps, in
+    a family of runs of the trunk's.
     """
-    total = config.num_steps
-    warmup = math.ceil(config.warmup_ratio * total)
+    total, warmup = config.num_steps, config.warmup_steps
     if step < warmup:
         return config.lr * (step + 1) / warmup
     end = config.lr_end_ratio * config.lr
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, total - 1 - warmup)
         return end + (config.lr - end) * (1 + math.cos(math.pi * progress)) / 2
-    decay = math.ceil(config.decay_ratio * total) if config.schedule == "wsd" else 0
-    if step < total - decay:
+    begins = config.decay_begins if config.schedule == "wsd" else total
+    if step < begins:
         return config.lr
-    return config.lr + (end - config.lr) * (step - (total - decay) + 1) / decay
+    return config.lr + (end - config.lr) * (step - begins + 1) / (total - begins)
 
 
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posbench.data.batches import chained
 
-_SAVED = ("batches", "loss_sum", "loss_count", "skipped_steps", "train_seconds")
+_SAVED = ("batches", "loss_sum", "loss_count", "grad_norm_max", "skipped_steps", "train_seconds")
 
 
 @dataclass
@@ -27,6 +27,7 @@ class LoopState:
     batches: str = ""  # SHA-256 chain over the batches consumed
     loss_sum: float = 0.0  # of the finite steps since the last logged row
     loss_count: int = 0
+    grad_norm_max: float | None = None  # of the same steps, before clipping
     skipped_steps: int = 0
     train_seconds: float = 0.0
     pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
@@ -40,7 +41,7 @@ class LoopState:
         """Take back what `saved` gave, and the `step` beside it."""
         self.steps_done = saved["step"]
         for name in _SAVED:
-            setattr(self, name, saved[name])
+            setattr(self, name, saved.get(name))  # a checkpoint of an older posbench lacks the largest norm
 
     def consume(self, rows: NDArray[np.int64]) -> None:
         """Chain a batch to those before it."""
@@ -58,16 +59,18 @@ class LoopState:
                 self.loss_sum += loss
                 self.loss_count += 1
                 self.grad_norm = norm
+                self.grad_norm_max = norm if self.grad_norm_max is None else max(self.grad_norm_max, norm)
             else:
                 self.grad_norm = None
                 self.skipped_steps += 1
                 yield n, loss, norm
 
-    def take_mean_loss(self) -> float | None:
-        """The mean of the losses added up since the last call; None where every step was skipped."""
+    def take_row(self) -> dict[str, float | None]:
+        """The mean loss and the largest gradient norm since the last call; None where every step was skipped."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
-        self.loss_sum, self.loss_count = 0.0, 0
-        return mean
+        row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
+        self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None
+        return row
 
 
 class Stopwatch:

@@ -142,3 +142,23 @@ def test_ctrl_c_still_tells_what_failed_before(
         "posbench: demo/nope/0: ZeroDivisionError: oh",
         "interrupted between two runs: give the same command again to resume",
     ]
+
+
+def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: list[str]) -> None:
+    words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
+    words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
+    words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[640,1280]", "seed=0"]
+    said = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert said.status == 0 and said.error.startswith("6 runs: 3 experiments x 2 schemes x 1 seed\n"), said.error
+    lines = [line for line in said.error.splitlines() if "begins at step" in line]
+    assert lines == [
+        f"demo-{tokens}/{scheme}/seed=0: begins at step {step} of demo/{scheme}/seed=0"
+        for scheme in ("nope", "vo_rope")
+        for tokens, step in (("640", 4), ("1.28k", 8))
+    ]
+    assert said.error.index("demo/vo_rope/seed=0: loss") < said.error.index("begins at step")
+    again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert again.status == 0 and again.error.count("is finished") == 6
+    assert posbench("eval", "demo-640", "--length", "32", "--protocol", "nonoverlapping").status == 0
+    for experiment in ("demo", "demo-640"):
+        assert posbench("report", experiment).status == 0

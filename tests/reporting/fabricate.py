@@ -49,7 +49,7 @@ class World:
     documents: int = 12
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
     experiment: str = "demo"
-    overrides: tuple[str, ...] = ("model=tiny", "experiment=demo")
+    overrides: tuple[str, ...] = ("model=tiny", "experiment=demo", f"train.context_length={T}")
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     probes: bool = True
 

@@ -48,7 +48,7 @@ def test_a_planted_difference_is_found_at_the_promised_power(schemes: int, seeds
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    for rate in (gap_interval(600, 3), document_interval(200, 7), document_interval(200, 30)):
+    for rate in (gap_interval(600, 3), document_interval(1000, 7), document_interval(1000, 30)):
         assert rate.keeps_promise, rate
 
 

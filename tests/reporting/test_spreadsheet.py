@@ -40,18 +40,27 @@ def loss(w: dict[str, np.ndarray]) -> float:
     return math.fsum(w["nll"]) / int(w["targets"].sum())
 
 
-def bootstrap(per_seed: list[dict[str, np.ndarray]], base: list[dict[str, np.ndarray]] | None) -> float:
-    """Half of a 95% interval: draw documents, weigh by tokens, widen for few documents as the docstring says."""
+def by_documents(per_seed: list[dict[str, np.ndarray]], base: list[dict[str, np.ndarray]] | None) -> float:
+    """Half of a 95% interval over documents, by loops: residuals made unbiased, and a quantile by draws of our own."""
     first = per_seed[0]
     documents = np.unique(first["document"])
     nll = np.mean([[w["nll"][w["document"] == d].sum() for d in documents] for w in per_seed], axis=0)
     if base is not None:
         nll = nll - np.mean([[w["nll"][w["document"] == d].sum() for d in documents] for w in base], axis=0)
     targets = np.array([first["targets"][first["document"] == d].sum() for d in documents])
-    drawn = np.random.default_rng(99).integers(0, len(documents), (20_000, len(documents)))
-    spread = (nll[drawn].sum(1) / targets[drawn].sum(1)).std(ddof=1)
-    n = len(documents)
-    return spread * math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1)
+    weights = targets / targets.sum()
+
+    def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+        mean = sum(w * v for w, v in zip(weights, values, strict=True))
+        each = [
+            (w * (v - mean)) ** 2 / ((1 - w) ** 2 + sum(weights**2) - w**2)
+            for w, v in zip(weights, values, strict=True)
+        ]
+        return mean, math.sqrt(sum(each))
+
+    random = np.random.default_rng(99)
+    drawn = [mean_and_error(random.normal(size=len(weights))) for _ in range(4000)]
+    return mean_and_error(nll / targets)[1] * float(np.quantile([abs(mean) / error for mean, error in drawn], 0.95))
 
 
 def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, written: Path) -> None:
@@ -83,8 +92,8 @@ def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, writ
         }
         for name, value in expected.items():
             assert float(row[name]) == pytest.approx(value, rel=1e-9, abs=1e-12), (row["scheme"], name)
-        assert float(row["loss_documents"]) == pytest.approx(bootstrap(own, None), rel=0.06)
-        assert float(row["gap_documents"]) == pytest.approx(bootstrap(own, base), rel=0.06, abs=1e-12)
+        assert float(row["loss_documents"]) == pytest.approx(by_documents(own, None), rel=0.06)
+        assert float(row["gap_documents"]) == pytest.approx(by_documents(own, base), rel=0.06, abs=1e-12)
         is_pair = row["protocol"] == "validation" and row["scheme"] != "qk_rope"
         plain = stats.ttest_1samp(gaps, 0).pvalue if is_pair else math.nan  # four schemes: the plain test
         for name in ("gap_p", "gap_p_plain"):
@@ -110,7 +119,7 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         assert float(row["by_order"]) == pytest.approx(np.mean(orders))
         assert float(row["by_order_high"]) == pytest.approx(np.mean(orders) + half)
         drop = [{**w, "document": w["start"], "nll": w["control_nll"] - w["second_nll"]} for w in each]
-        assert float(row["drop_texts"]) == pytest.approx(bootstrap(drop, None), rel=0.06)
+        assert float(row["drop_texts"]) == pytest.approx(by_documents(drop, None), rel=0.06)
         assert (row["trials"], row["targets"]) == (str(len(each[0]["gap"])), str(each[0]["targets"].sum()))
     for row in read(written / "order.csv"):
         place = {"protocol": "order", "length": row["length"]}
@@ -119,7 +128,7 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         for score, column in (("lost_order", "shuffled_nll"), ("lost_identity", "other_nll")):
             lost = [{"document": w["document"], "targets": w["targets"], "nll": w[column] - w["nll"]} for w in each]
             assert float(row[score]) == pytest.approx(np.mean([loss(w) for w in lost]))
-            assert float(row[f"{score}_texts"]) == pytest.approx(bootstrap(lost, None), rel=0.06)
+            assert float(row[f"{score}_texts"]) == pytest.approx(by_documents(lost, None), rel=0.06)
         half = (
             stats.t.ppf(0.975, 3) * np.std([loss({**w, "nll": w["shuffled_nll"] - w["nll"]}) for w in each], ddof=1) / 2
         )

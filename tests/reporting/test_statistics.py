@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from posbench.evaluation.documents import document_error
 from posbench.reporting.chains import blockers, chain, chain_without, letters
 from posbench.reporting.power import Spread, power, sd_range, seeds_to_decide, smallest_visible
 from posbench.reporting.statistics import LEVEL, compare_all, holm, t_interval
@@ -218,26 +217,6 @@ def test_the_spread_of_a_spread() -> None:
     sds = random.normal(size=(5, 20_000)).std(axis=0, ddof=1)
     low, high = sd_range(5)
     assert np.mean((sds * low < 1) & (sds * high > 1)) == pytest.approx(0.95, abs=0.005)
-
-
-def test_documents_of_equal_length_give_the_t_interval_of_their_means() -> None:
-    values = np.random.default_rng(0).normal(0.1, 0.05, 20)
-    targets = np.full(20, 500.0)
-    (half,) = document_error((values * targets)[None], targets, resamples=20_000)
-    assert half == pytest.approx(t_interval(values).half_width, rel=0.02)
-
-
-def test_a_document_counts_by_its_tokens() -> None:
-    """Two that hold most of the text decide the mean: they weigh like few, and their difference is the doubt."""
-    targets = np.array([1.0, 1.0, 1.0, 1e6, 1e6])
-    nll = np.array([[1.0, 1.0, 1.0, 1e6, 2e6], [1.0, 1.0, 1.0, 1e6, 1.01e6]])
-    few, alike = document_error(nll, targets)
-    assert few > 1.0 > 0.2 > alike
-
-
-def test_documents_that_weigh_like_one_leave_no_estimate() -> None:
-    assert math.isnan(document_error(np.array([[3.0]]), np.array([2.0]))[0])
-    assert math.isnan(document_error(np.array([[1.0, 2.0, 3e6]]), np.array([1.0, 1.0, 1e6]))[0])
 
 
 @given(losses_of_schemes)

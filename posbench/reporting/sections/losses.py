@@ -38,7 +38,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
     if base and len(findings.schemes) > 1:
         words.append(
             "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
-            "leaves around the gap of these models (bootstrap over documents)."
+            "leaves around the gap of these models."
         )
     words += ngram_words(findings)
     words.append(

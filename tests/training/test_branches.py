@@ -1,0 +1,146 @@
+"""Shorter runs that branch off a longer one: the same bytes as without the longer one, for the price of the decay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posbench.config import Config, ConfigError, branch_name
+from posbench.runs import Run
+from posbench.runs.checkpoint import weights_digest
+from posbench.training import train
+from posbench.training.optimizer import learning_rate
+from tests.training.conftest import after_step
+
+Make = Callable[..., Config]
+# Steps of 128 tokens: a trunk of 20 steps, and branches of 7 and 12, whose decays begin after 5 and 9 steps.
+FAMILY = ["train.schedule=wsd", "train.steps=null", "train.warmup_ratio=0.1", "train.lr=1e-2"]
+FAMILY += ["train.log_every=4", "train.validate_every=null"]
+TRUNK = [*FAMILY, "train.tokens=2560", "train.branch_tokens=[896,1536]", "train.keep_checkpoints=2"]
+
+
+def branch(name: str, tokens: int) -> list[str]:
+    words = ["train.trunk_tokens=2560", f"train.tokens={tokens}", f"experiment_name={branch_name(name, tokens)}"]
+    return [*FAMILY, *words]
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """What must not depend on where the run began."""
+    step = run.manifest.num_steps
+    state = json.loads((run.path / "checkpoints" / f"step={step:08d}" / "state.json").read_text())
+    rows = [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in run.logged]
+    stored = (run.path / "eval" / "validation" / "32.parquet").read_bytes()
+    kept = {key: state[key] for key in ("sha256", "batches", "skipped_steps", "loss_sum", "grad_norm_max")}
+    kept["sha256"].pop("metrics.jsonl")  # with times
+    return {"rows": rows, "stored": stored, "state": kept, "prints": run.manifest.fingerprints}
+
+
+@pytest.mark.parametrize("tokens", [896, 1536])
+def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_from_its_own_start(
+    config: Make, tokens: int
+) -> None:
+    train(config(*TRUNK))
+    steps: list[int] = []
+    branched = train(config(*branch("demo", tokens)), observe=lambda phase, n, step: steps.append(n))
+    assert branched.manifest.branched_at == min(steps) == {896: 5, 1536: 9}[tokens]
+    alone = train(config(*branch("alone", tokens)))
+    assert alone.manifest.branched_at is None and alone.manifest.num_steps == tokens // 128
+    assert outcome(branched) == outcome(alone)
+
+
+def test_a_trunk_is_not_changed_by_its_branches(config: Make) -> None:
+    trunk = train(config(*TRUNK))
+    plain = train(config(*FAMILY, "train.tokens=2560", "experiment_name=plain"))
+    assert outcome(trunk) == outcome(plain)
+    kept = sorted(path.name for path in (trunk.path / "checkpoints").iterdir())
+    assert kept == [f"step={n:08d}" for n in (5, 9, 16, 20)], "the newest two, and where the branches begin"
+    before = {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")}
+    train(config(*branch("demo", 896)))
+    assert {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")} == before
+
+
+def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(config: Make) -> None:
+    train(config(*TRUNK))
+
+    def crash() -> None:
+        raise RuntimeError("the machine is on fire")
+
+    words = [*branch("demo", 1536), "train.checkpoint_every=1"]
+    with pytest.raises(RuntimeError):
+        train(config(*words), observe=after_step(11, crash))
+    shutil.rmtree(train(config(*TRUNK)).path)  # the trunk is no longer needed: a checkpoint of the branch is there
+    assert train(config(*words)).manifest.branched_at == 9
+    assert outcome(train(config(*words))) == outcome(train(config(*branch("alone", 1536))))
+
+
+def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first_step(
+    config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = train(config(*TRUNK))
+    for word, says in (
+        ("train.lr=2e-2", r"differs in train.lr: 0.01 -> 0.02"),
+        ("seed=1", "has no checkpoint of step 5"),
+        ("train.validate_every=7", "differs in train.steps_between_validations"),
+        ("experiment_name=short", "its name is not that of a branch"),
+    ):
+        run = train(config(*branch("demo", 896), word))
+        said = capsys.readouterr().err
+        assert run.manifest.branched_at is None and f"trained from its first step ({said.partition('(')[2]}" in said
+        assert says in said, said
+        shutil.rmtree(run.path)
+    (trunk.path / "checkpoints" / "step=00000005" / "optimizer.safetensors").write_bytes(b"torn")
+    assert train(config(*branch("demo", 896))).manifest.branched_at is None
+    assert "optimizer.safetensors does not match its checksum" in capsys.readouterr().err
+
+
+def test_costs_of_a_branch_are_those_of_a_whole_run(config: Make) -> None:
+    trunk, short = train(config(*TRUNK)), train(config(*branch("demo", 1536)))
+    state = json.loads((trunk.path / "checkpoints" / "step=00000009" / "state.json").read_text())
+    assert short.manifest.costs is not None and short.manifest.costs.train_seconds > state["train_seconds"] > 0
+    assert weights_digest(short.path / "checkpoints", 12) == short.manifest.weights
+
+
+def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Make) -> None:
+    trunk, short = config(*TRUNK).train, config(*branch("demo", 896)).train
+    rates = [[learning_rate(n, each) for n in range(each.num_steps)] for each in (trunk, short)]
+    assert rates[0][:5] == rates[1][:5] and rates[0][:2] == [5e-3, 1e-2]
+    assert rates[1][5:] == pytest.approx([5.5e-3, 1e-3]) and rates[0][5:16] == [1e-2] * 11
+    assert rates[0][-1] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["train.schedule=cosine"], r"cosine has no branches.*train\.schedule=wsd"),
+        (["train.branch_tokens=[900]"], r"branch_tokens\[0\]=900 is not a whole number of steps.*nearest is 896"),
+        (["train.tokens=2500"], r"train\.tokens=2500 is not a whole number of steps.*2560"),
+        (["train.branch_tokens=[1536,896]"], r"must ascend"),
+        (["train.branch_tokens=[2560]"], r"below train\.tokens=2560"),
+        (["train.branch_tokens=[256]"], r"decay of a run of 256 tokens would begin before the 2 steps of warm-up"),
+        (["train.steps=20"], r"set train\.steps=null"),
+        (["train.decay_ratio=0"], r"decay_ratio=0"),
+        (["train.trunk_tokens=5120"], r"a branch has none of its own"),
+        (["train.branch_tokens=[]", "train.trunk_tokens=1280"], r"must be fewer than train\.trunk_tokens=1280"),
+    ],
+)
+def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, given: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config(*TRUNK, *given)
+
+
+def test_names_of_branches() -> None:
+    assert branch_name("ladder_s", 1_998_848) == "ladder_s-2M" and branch_name("a-b", 512) == "a-b-512"
+    assert branch_name("x", 1_250_000_000) == "x-1.25G" and branch_name("x", 200_704) == "x-201k"
+
+
+def test_no_row_of_a_family_hides_its_largest_gradient(config: Make) -> None:
+    run = train(config("train.log_every=1", "experiment_name=each"))
+    norms = [row["grad_norm"] for row in run.logged if row["kind"] == "train"]
+    rows = [row for row in train(config("train.log_every=4")).logged if row["kind"] == "train"]
+    assert [row["grad_norm_max"] for row in rows] == [max(norms[n : n + 4]) for n in (0, 4, 8)]
+    assert all(Path(run.path).is_dir() and row["grad_norm"] <= row["grad_norm_max"] for row in rows)
