@@ -12,6 +12,7 @@ import numpy as np
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
+from posbench.reporting.costs import Cost, EqualCompute, costs, equal_compute
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
@@ -51,6 +52,8 @@ class Findings:
     runs: dict[Key, Run]  # the compared runs, by scheme and seed
     probes: dict[str, pd.DataFrame]  # protocol -> figures of groups of windows: see `probes.probe`
     early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
+    costs: dict[str, Cost]  # by scheme
+    equal_compute: EqualCompute | None  # None where there is nothing to tell apart: see `costs.equal_compute`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
@@ -121,6 +124,7 @@ def find(
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
+    curves = _curves(runs, notes)
     frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
@@ -137,7 +141,9 @@ def find(
         links=published_links(published, schemes) if published else [],
         probes=frames,
         early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
-        curves=_curves(runs, notes),
+        costs=costs(joined),
+        equal_compute=equal_compute(joined, curves),
+        curves=curves,
         looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],

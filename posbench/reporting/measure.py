@@ -14,10 +14,8 @@ from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols import PROTOCOLS, Protocol
 from posbench.reporting.gathering import Found, Place, at_place, lengths_of
 from posbench.reporting.joining import Joined, common_seeds
-from posbench.reporting.statistics import Floats, Interval, t_interval
+from posbench.reporting.statistics import NOTHING, Floats, Interval, t_interval
 from posbench.runs.readings import Result, perplexity
-
-_NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
             seeds=tuple(seeds),
             losses=tuple(losses[s].tolist()),
             loss=t_interval(losses[s]),
-            gap=t_interval(losses[s] - losses[base]) if base else _NOTHING,
+            gap=t_interval(losses[s] - losses[base]) if base else NOTHING,
             loss_documents=float(error[n]),
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
             bits_per_byte=float(np.mean([place[s, seed].bits_per_byte for seed in seeds])),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
-from posbench.reporting.statistics import Pair
+from posbench.reporting.statistics import NOTHING, Pair
 from posbench.reporting.tables import csv_text, printable
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, the runs behind them, pairs, and the probes by protocol."""
+    """File name -> what it holds: measurements, the runs behind them, pairs, costs, n-grams, published orders, probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
-    files["ngrams.csv"] = ngrams(findings)
+    files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
     return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
 
@@ -125,6 +125,50 @@ def pairs(findings: Findings) -> pd.DataFrame:
             "seeds_to_equate": pair.seeds_to_equate,
         }
         rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def costs(findings: Findings) -> pd.DataFrame:
+    """costs.csv: one row a scheme; `gap`, `gap_low` and `gap_high` are those at `equal_compute_flops`.
+
+    `is_estimate`: the scheme or the baseline trained on beyond that point. NaN where all took the same FLOPs.
+    """
+    import pandas as pd
+
+    equal, rows = findings.equal_compute, []
+    for scheme in findings.schemes:
+        cost, gap = findings.costs[scheme], equal.gaps[scheme] if equal else NOTHING
+        row = asdict(cost) | {"tokens_per_parameter": cost.tokens_per_parameter}
+        row |= {"equal_compute_flops": equal.flops if equal else math.nan}
+        row |= {"gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high}
+        rows.append(row | {"is_estimate": bool(equal and equal.is_estimate(scheme, findings.baseline))})
+    return pd.DataFrame(rows)
+
+
+def against(findings: Findings) -> pd.DataFrame:
+    """against.csv: one row a published column: how far its order and ours agree.
+
+    `tau_lowest` and `tau_highest` are the range of Kendall's tau of single seeds; `tau` is that of the means over seeds
+    and `p` its p-value against no relation. `reversed` counts the pairs in the other order here.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "published": c.published.name,
+            "measurement": c.measurement.what,
+            "ours": c.where,
+            "schemes": len(c.rows),
+            "tau": c.tau,
+            "p": c.p,
+            "tau_lowest": min(c.taus, default=math.nan),
+            "tau_highest": max(c.taus, default=math.nan),
+            "seeds": len(c.taus),
+            "reversed": len(c.disagreements),
+            "reversed_and_decided": sum(d.pair.is_decided for d in c.disagreements),
+        }
+        for c in findings.against
+    ]
     return pd.DataFrame(rows)
 
 

@@ -48,6 +48,9 @@ class Interval:
         return (self.high - self.low) / 2
 
 
+NOTHING = Interval(math.nan, math.nan, math.nan)
+
+
 def t_interval(values: Floats, confidence: float = 0.95) -> Interval:
     """Student's interval of the mean of independent values (differences within seeds, or one scheme's losses)."""
     values = np.asarray(values, dtype=np.float64)

@@ -125,6 +125,13 @@ class Run:
         return read_metrics(self.path / "metrics.jsonl")
 
     @property
+    def initial_loss(self) -> float | None:
+        """The validation loss before the first step, nats/token; None where it is not known. Raises: ConfigError."""
+        row = next((row for row in self.logged if row.get("kind") == "validation"), {})
+        loss = row.get("loss")
+        return float(loss) if row.get("step") == 0 and isinstance(loss, int | float) else None
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
         import pandas as pd

@@ -112,7 +112,7 @@ def early_table(findings: Findings) -> Table:
         [
             s,
             *(
-                plus_minus(early.loc[(s, n), part], early.loc[(s, n), f"{part}_documents"], sign=True, digits=3)
+                plus_minus(early.loc[(s, n), part], early.loc[(s, n), f"{part}_documents"], sign=True)
                 if (s, n) in early.index
                 else DASH
                 for n in lengths
@@ -168,7 +168,7 @@ def retrieval_table(findings: Findings, score: str, name: str) -> Table:
         if (scheme, gap) not in rows:
             return DASH
         row = rows[scheme, gap]
-        return plus_minus(row[score], row[f"{score}_texts"], sign=True, digits=3)
+        return plus_minus(row[score], row[f"{score}_texts"], sign=True)
 
     shown = [[s, *(cell(s, gap) for gap in gaps)] for s in findings.schemes if s in set(frame["scheme"])]
     headers = ["scheme", *(length_text(int(gap)) for gap in gaps)]

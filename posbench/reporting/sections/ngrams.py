@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from posbench.reporting.findings import Findings
 from posbench.reporting.ngrams import NgramLine
-from posbench.reporting.tables import DASH, number, plus_minus
+from posbench.reporting.statistics import Interval
+from posbench.reporting.tables import DASH, UNSURE, decimals, number, plus_minus
 
 _CALLED = {2: "bigram", 3: "trigram"}
 
@@ -21,7 +22,7 @@ def ngram_rows(findings: Findings, headers: Sequence[str]) -> list[list[str]]:
             "loss": plus_minus(line.loss.mean, line.loss.half_width),
             "gap to": plus_minus(line.gap.mean, line.gap.half_width, sign=True),
             "seeds": str(len(line.seeds)),
-            "bits": number(line.bits_per_byte, 3),
+            "bits": bits_text(line.bits_per_byte, line.loss),
         }
         rows.append([next((text for head, text in cells.items() if h.startswith(head)), DASH) for h in headers])
     return rows
@@ -51,3 +52,8 @@ def _standing(line: NgramLine) -> str:
     if line.open:
         said.append(f"Not told apart from {called} by these seeds: {', '.join(line.open)}.")
     return " ".join(said)
+
+
+def bits_text(bits_per_byte: float, loss: Interval) -> str:
+    """Bits per byte with the decimals that the interval of the loss allows."""
+    return number(bits_per_byte, min(decimals(loss.half_width * bits_per_byte / loss.mean), UNSURE))
