@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, the runs behind them, pairs, costs, n-grams, published orders, probes."""
+    """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, and probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
     files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
