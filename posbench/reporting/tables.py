@@ -169,7 +169,8 @@ def millions(count: float) -> str:
 
 def flops_text(flops: float) -> str:
     """`6.15e12`, a dash for NaN."""
-    return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
+    digits, _, exponent = f"{flops:.2e}".partition("e")
+    return DASH if math.isnan(flops) else f"{digits}e{int(exponent)}"
 
 
 def plus_minus(value: float, half_width: float, sign: bool = False) -> str:

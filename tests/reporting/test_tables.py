@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from posbench.reporting.tables import (
     DASH,
     Table,
+    flops_text,
     half_text,
     length_text,
     markdown,
@@ -19,6 +20,7 @@ from posbench.reporting.tables import (
     perplexity_text,
     plus_minus,
     printable,
+    rough,
     whole,
 )
 
@@ -71,6 +73,11 @@ def test_a_perplexity_has_the_digits_that_the_interval_of_its_loss_allows() -> N
 )
 def test_perplexities(value: float, text: str) -> None:
     assert perplexity_text(value) == text
+
+
+def test_flops_and_rough_counts() -> None:
+    assert [flops_text(n) for n in (6.153e12, 3.7e9, math.nan)] == ["6.15e12", "3.70e9", DASH]
+    assert [rough(n) for n in (0.1463, 5.88, 9.96, 1234.5, math.nan)] == ["0.15", "5.9", "10", "1,234", DASH]
 
 
 def test_lengths_and_counts() -> None:

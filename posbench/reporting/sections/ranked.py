@@ -29,9 +29,11 @@ def _order(findings: Findings) -> str:
     frame, best = findings.probes[ORDER.name], findings.schemes[0]
     lengths = sorted(set(frame.loc[frame["scheme"] == best, "length"]))
     length = findings.training_length if findings.training_length in lengths else max(lengths, default=0)
-    reach = reaches(frame, length).get(best, DASH) if length else DASH
-    if reach == DASH:
+    if not lengths:
         return f"whether they use the order of tokens was not measured (`posbench eval --protocol {ORDER.name}`)"
+    reach = reaches(frame, length)[best]
+    if reach == DASH:
+        return "how far back they use the order of tokens cannot be told from so few documents"
     if reach == "0":
         return f"the best, {best}, is not seen to use any order beyond the last token"
     return f"the best, {best}, uses the order of tokens up to {reach.replace('≥', 'at least')} tokens back"
