@@ -19,6 +19,7 @@ from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
+from posbench.reporting.ngrams import NgramLine, ngram_lines
 from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
@@ -44,6 +45,7 @@ class Findings:
     frame: pd.DataFrame  # every run, one row each
     joined: Joined
     measurements: list[Measurement]
+    ngrams: list[NgramLine]  # beside the schemes, where they are stored
     pairs: list[Pair]
     chain: Chain
     family: str  # of pairs that were corrected together: see `families`
@@ -134,6 +136,7 @@ def find(
         joined=joined,
         runs=runs,
         measurements=measurements,
+        ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
         family=family,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, the runs behind them, pairs, costs, published orders, and probes."""
+    """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, and probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
-    files |= {"costs.csv": costs(findings), "against.csv": against(findings)}
+    files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
     return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
 
@@ -71,6 +71,35 @@ def measurements(findings: Findings) -> pd.DataFrame:
             "documents": m.documents,
         }
         for m in findings.measurements
+    ]
+    return pd.DataFrame(rows)
+
+
+def ngrams(findings: Findings) -> pd.DataFrame:
+    """ngrams.csv: one row an order of the Kneser-Ney models, in the columns of table.csv.
+
+    `better`, `worse` and `open` name the schemes whose models are better than it, worse, and not told apart from it, by
+    the 95 % interval over seeds of the paired difference, each by itself.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "model": line.name,
+            "n": line.order,
+            "seeds": len(line.seeds),
+            "loss": line.loss.mean,
+            "loss_low": line.loss.low,
+            "loss_high": line.loss.high,
+            "gap": line.gap.mean,
+            "gap_low": line.gap.low,
+            "gap_high": line.gap.high,
+            "bits_per_byte": line.bits_per_byte,
+            "tokens": line.tokens,
+            "targets": line.targets,
+            **{name: " ".join(getattr(line, name)) for name in ("better", "worse", "open")},
+        }
+        for line in findings.ngrams
     ]
     return pd.DataFrame(rows)
 

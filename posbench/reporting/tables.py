@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich import box
 from rich.console import Console
@@ -28,21 +28,25 @@ def printable(text: object) -> str:
 
 @dataclass
 class Table:
-    """Columns of text; the first names the row. `headers` may hold a second line, the unit."""
+    """Columns of text; the first names the row. `headers` may hold a second line, the unit.
+
+    `foot` holds rows of another kind than the others, which are set apart from them.
+    """
 
     title: str
     headers: Sequence[str]
     rows: list[list[str]]
     left: frozenset[int] = frozenset({0})  # columns of words; the others are numbers and stand to the right
+    foot: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rows = [[printable(cell) for cell in row] for row in self.rows]
-        assert all(len(row) == len(self.headers) for row in self.rows)
+        self.rows, self.foot = ([[printable(cell) for cell in row] for row in rows] for rows in (self.rows, self.foot))
+        assert all(len(row) == len(self.headers) for row in [*self.rows, *self.foot])
 
     def fitted(self, width: int) -> list[list[int]]:
         """Column numbers in as many parts as it takes to stay within `width` characters, the first column in each."""
         widths = [
-            max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in self.rows)])
+            max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in [*self.rows, *self.foot])])
             for n in range(len(self.headers))
         ]
         parts, used = [[0]], widths[0]
@@ -72,6 +76,10 @@ def print_table(table: Table, console: Console) -> None:
             )
         for row in table.rows:
             shown.add_row(*(Text(row[n]) for n in part))
+        if table.foot:
+            shown.add_section()  # a line between them
+        for row in table.foot:
+            shown.add_row(*(Text(row[n], style="dim") for n in part))
         console.print(shown)
         console.print()
 
@@ -91,6 +99,7 @@ def markdown(table: Table, with_title: bool = True) -> str:
     rule = [":--" if n in table.left else "--:" for n in range(len(heads))]
     lines = [f"### {markdown_text(table.title)}", ""] if with_title else []
     lines += [_line(heads), _line(rule), *(_line([markdown_text(cell) for cell in row]) for row in table.rows)]
+    lines += [_line([f"*{markdown_text(cell)}*" for cell in row]) for row in table.foot]
     return "\n".join(lines) + "\n"
 
 

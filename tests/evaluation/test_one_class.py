@@ -27,6 +27,7 @@ PACKAGE = Path(posbench.__file__).parent
 COLUMN_HEADS = {
     "verify/show.py",
     "reporting/sections/losses.py",
+    "reporting/sections/ngrams.py",
 }  # whether a scheme is relative stands under "position"
 
 

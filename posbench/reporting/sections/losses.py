@@ -7,13 +7,13 @@ import math
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
-from posbench.reporting.measure import Measurement
 from posbench.reporting.sections.costs import cost_table, cost_words
 from posbench.reporting.sections.diverged import diverged_count, diverged_words
+from posbench.reporting.sections.ngrams import bits_text, ngram_rows, ngram_words
 from posbench.reporting.sections.ranked import ranked
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.statistics import t_interval
-from posbench.reporting.tables import DASH, UNSURE, Table, decimals, gap_text, half_text, number, plus_minus
+from posbench.reporting.tables import DASH, Table, gap_text, half_text, number, plus_minus
 from posbench.runs import FINISHED
 
 
@@ -49,6 +49,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
             )
             * _has_joint(findings)
         )
+    words += ngram_words(findings)
     words += cost_words(findings)
     caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; dots below are seeds"
     caption += ", rings above are published." if findings.against else "."
@@ -60,7 +61,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
 def loss_table(findings: Findings) -> Table:
     """One row a scheme, best first; at the end the schemes that are not compared, with what became of them.
 
-    Seeds have a column only where they differ: a run diverged, or a scheme is not compared.
+    At its foot n-gram models. Seeds have a column only where they differ: a run diverged, or a scheme is not compared.
     """
     there, base, absent = findings.at(VALIDATION.name), findings.baseline, absent_schemes(findings)
     groups = letters(findings.pairs) if findings.chain.is_tested else {}
@@ -83,13 +84,14 @@ def loss_table(findings: Findings) -> Table:
         row += [_seeds_text(findings, scheme, len(m.seeds) if m else len(runs))] if has_seeds else []
         row += [half_text(m.gap_documents) if m and scheme != base else DASH] if base else []
         row += [half_text(m.gap_joint) if m and scheme != base else DASH] * has_joint
-        row += [_bits_text(m) if m else number(runs["bits_per_byte"].mean())]
+        row += [bits_text(m.bits_per_byte, m.loss) if m else number(runs["bits_per_byte"].mean())]
         rows.append(row)
     for scheme, status in absent.items():
         row = [scheme, DASH, status, *[DASH] * (len(headers) - 3)]
         row[headers.index("seeds")] = _seeds_text(findings, scheme, 0)
         rows.append(row)
-    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}))
+    foot = ngram_rows(findings, headers)
+    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}), foot=foot)
 
 
 def _has_joint(findings: Findings) -> bool:
@@ -101,11 +103,6 @@ def _seeds_text(findings: Findings, scheme: str, compared: int) -> str:
     """`3`, `2 (1 of 3 diverged)`."""
     diverged = diverged_count(findings, scheme)
     return f"{compared} ({diverged})" if diverged else str(compared)
-
-
-def _bits_text(m: Measurement) -> str:
-    """Bits per byte with the decimals that the interval of the loss allows."""
-    return number(m.bits_per_byte, min(decimals(m.loss.half_width * m.bits_per_byte / m.loss.mean), UNSURE))
 
 
 def position_text(findings: Findings, scheme: str) -> str:
