@@ -465,6 +465,7 @@ class EvaluationConfig:
     order_windows: int = 64  # order: windows, spread over all documents
     max_tokens: int = 1_000_000  # the others: read at most this many tokens a length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
+    ngram_tokens: int = 20_000_000  # n-gram lines beside runs of at most so many tokens; 0: none
     batch_tokens: int = 16_384  # tokens in a forward pass
     piece: int = 1 << 18  # longer sequences pass in pieces of so many tokens: less memory, the same losses
 
@@ -476,6 +477,7 @@ class EvaluationConfig:
         _between("evaluation.order_windows", self.order_windows, 1, 1 << 20)
         _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
         _between("evaluation.passage", self.passage, 2, 1 << 16)
+        _between("evaluation.ngram_tokens", self.ngram_tokens, 0, 1 << 30)
         _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)
         _between("evaluation.piece", self.piece, 1, 1 << 30)
 

@@ -5,6 +5,7 @@ No loader state exists, so there is none to save, none that a scheme could distu
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import numpy as np
@@ -42,19 +43,29 @@ class Batches:
 
     def batch(self, n: int) -> NDArray[np.int64]:
         """Batch `n` of the run, [B, T + 1]: inputs are `[:, :-1]`, targets `[:, 1:]`."""
-        first = n * self.batch_size
-        return np.stack([self._window(number) for number in range(first, first + self.batch_size)])
+        return np.stack([self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]).astype(
+            np.int64
+        )
 
-    def _window(self, number: int) -> NDArray[np.int64]:
+    def starts(self, n: int) -> list[int]:
+        """Where in the split each window of batch `n` begins, [B]."""
+        first = n * self.batch_size
+        return [self._start(number) for number in range(first, first + self.batch_size)]
+
+    def _start(self, number: int) -> int:
         epoch, place = divmod(number, self.windows_per_epoch)
         phase, order = self._epoch(epoch)
-        start = phase + int(order[place]) * self.context_length
-        return self.tokens[start : start + self.context_length + 1].astype(np.int64)
+        return phase + int(order[place]) * self.context_length
 
     def _draw_epoch(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         # Raw draws of a bit generator are the same in every version of NumPy (NEP 19); shuffles are not promised to be.
         draws = np.random.Philox(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch + 1)
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
+
+
+def chained(before: str, rows: NDArray[np.int64]) -> str:
+    """The digest of the batches up to this one: SHA-256 of that of those before it, empty at first, and its rows."""
+    return hashlib.sha256(before.encode() + rows.tobytes()).hexdigest()
 
 
 def _larger(name: str) -> str:

@@ -17,6 +17,7 @@ from posbench.data import Corpus, prepare
 from posbench.data.preparation import is_cache
 from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import Question, evaluate_run
+from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.readings import Result
@@ -65,6 +66,8 @@ def evaluate_runs(
                     failures[run.name] = scoring.error
                 answers += [_answer(run, result) for result, _ in scoring.results]
                 notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
+        scored_runs = [run for run in scorable if run.name not in failures]
+        failures |= add_ngrams(scored_runs, partial(_corpus_of, notice=notices.say_once), notices.say, question.again)
     finally:
         _show_all(console, answers)
     if failures:

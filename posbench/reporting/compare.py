@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError
 from posbench.reporting.frame import FINGERPRINTS, perplexity_columns, row
 from posbench.reporting.joining import PER_SCHEME, PER_SEED, parts_agree
-from posbench.reporting.tables import DASH, Table, number, perplexity_text, print_notes, print_table, whole
+from posbench.reporting.tables import DASH, Table, flops_text, number, perplexity_text, print_notes, print_table, whole
 from posbench.runs import Run, load_run
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def _plain(value: Any) -> str:
 
 def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     lines = [["status", *(str(r["status"]) for r in rows)]]
-    for key, title, digits in (("loss", "loss, nats/token", 4), ("bits_per_byte", "bits per byte", 4)):
-        lines.append([title, *(number(r[key], digits) for r in rows)])
+    for key, title in (("loss", "loss, nats/token"), ("bits_per_byte", "bits per byte")):
+        lines.append([title, *(number(r[key]) for r in rows)])
     of_seed = _first_by_seed(rows)
     title = "loss less the first" if len({r["seed"] for r in rows}) == 1 else "loss less the first, same seed"
     less = [number(r["loss"] - of_seed[r["seed"]]["loss"], sign=True) if r["seed"] in of_seed else DASH for r in rows]
@@ -116,6 +117,8 @@ def _costs(rows: list[dict[str, Any]]) -> list[list[str]]:
         ["training, s", *(whole(r["train_seconds"]) for r in rows)],
         ["peak memory, MiB", *(whole(r["peak_memory_bytes"] / 2**20) for r in rows)],
         ["tokens trained on", *(whole(r["tokens"]) for r in rows)],
+        ["parameters", *(whole(math.nan if r["parameters"] is None else r["parameters"]) for r in rows)],
+        ["training FLOPs", *(flops_text(r["training_flops"]) for r in rows)],
         ["skipped steps", *(whole(r["skipped_steps"]) for r in rows)],
         ["device", *(f"{r['device']} ({r['dtype']})" for r in rows)],
     ]
@@ -139,6 +142,11 @@ def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
         f"{n.replace(chr(10), ' ')} {r['status']}: {r['reason']}"
         for n, r in zip(names, rows, strict=True)
         if r["reason"]
+    ]
+    said += [
+        f"{n.replace(chr(10), ' ')} diverged: {r['diverged']}."
+        for n, r in zip(names, rows, strict=True)
+        if r["diverged"] and not r["reason"]
     ]
     said += [f"{n.replace(chr(10), ' ')}: {r['damaged']}" for n, r in zip(names, rows, strict=True) if r["damaged"]]
     if differ:

@@ -12,11 +12,14 @@ import numpy as np
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
+from posbench.reporting.changes import with_changes
+from posbench.reporting.costs import Cost, EqualCompute, costs, equal_compute
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
+from posbench.reporting.ngrams import NgramLine, ngram_lines
 from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
@@ -42,6 +45,7 @@ class Findings:
     frame: pd.DataFrame  # every run, one row each
     joined: Joined
     measurements: list[Measurement]
+    ngrams: list[NgramLine]  # beside the schemes, where they are stored
     pairs: list[Pair]
     chain: Chain
     family: str  # of pairs that were corrected together: see `families`
@@ -49,6 +53,8 @@ class Findings:
     runs: dict[Key, Run]  # the compared runs, by scheme and seed
     probes: dict[str, pd.DataFrame]  # protocol -> figures of groups of windows: see `probes.probe`
     early: pd.DataFrame  # scheme, length, gain, early and their doubts: see `probes.early_tokens`
+    costs: dict[str, Cost]  # by scheme
+    equal_compute: EqualCompute | None  # None where there is nothing to tell apart: see `costs.equal_compute`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
@@ -115,11 +121,13 @@ def find(
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
     found = gather(runs, notes)
-    measurements = measure(found, joined, config.train.context_length, notes)
+    measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
-    frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
+    curves = _curves(runs, notes)
+    probed = [protocol for protocol in PROTOCOLS.values() if protocol.groups]
+    frames = {protocol.name: probe(found, protocol, joined.baseline, notes) for protocol in probed}
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
         config=config,
@@ -128,13 +136,16 @@ def find(
         joined=joined,
         runs=runs,
         measurements=measurements,
+        ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
         family=family,
         links=published_links(published, schemes) if published else [],
         probes=frames,
         early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
-        curves=_curves(runs, notes),
+        costs=costs(joined),
+        equal_compute=equal_compute(joined, curves),
+        curves=curves,
         looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],

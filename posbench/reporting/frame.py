@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, holds_runs, state_of
+from posbench.runs import DIED, FINISHED, UNREADABLE, Manifest, Run, find_runs, holds_runs, state_of
 from posbench.runs.manifest import Costs
 from posbench.runs.readings import Damaged, Reading, Result, perplexity
 
@@ -27,9 +27,11 @@ def results(folder: str | Path) -> pd.DataFrame:
     """Every run at or under `folder` as a row, the died and the unreadable among them (`status`, `reason` say so).
 
     Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token, on the validation
-    split), bits_per_byte, perplexity; `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens;
-    protocols are never mixed), and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme;
-    num_steps, tokens, skipped_steps; tokens_per_second, train_seconds, peak_memory_bytes; device, dtype, parameters;
+    split), bits_per_byte, perplexity; diverged (how, in words; None where it did not); initial_loss (before the first
+    step); `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens; protocols are never mixed),
+    and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme; num_steps, tokens,
+    skipped_steps; training_flops (model FLOPs of all steps); tokens_per_second, train_seconds, peak_memory_bytes;
+    device, dtype, parameters;
     `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended; is_bound (whether
     the results name the weights they were made from); damaged (files that are not results of the run, with the command
     that makes each again); path.
@@ -92,6 +94,7 @@ def row(run: Run) -> dict[str, Any]:
     except ConfigError as error:
         return _unreadable(run.path, str(error))
     results, damaged = readable_results(run)
+    losses, initial = _losses(manifest, results, damaged), _initial_loss(run)
     return {
         "experiment": manifest.experiment,
         "scheme": manifest.scheme,
@@ -99,7 +102,9 @@ def row(run: Run) -> dict[str, Any]:
         "status": status,
         "reason": manifest.reason,
         "is_relative": manifest.is_relative,
-        **_losses(manifest, results, damaged),
+        "diverged": _divergence(manifest, status, losses["loss"], initial, bool(damaged)),
+        "initial_loss": initial,
+        **losses,
         **_facts(manifest),
         "is_bound": all(result.is_bound for result in results) if results else None,
         "damaged": "\n".join(dict.fromkeys(map(str, damaged))) or None,
@@ -124,6 +129,25 @@ def _losses(manifest: Manifest, results: list[Result], damaged: list[Damaged]) -
     }
 
 
+def _initial_loss(run: Run) -> float:
+    """NaN where it is not known."""
+    try:
+        return _number(run.initial_loss)
+    except (ConfigError, OSError):
+        return math.nan
+
+
+def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is_damaged: bool) -> str | None:
+    """How a run diverged: it died of numbers that were not finite, or ended with a higher loss than it began with."""
+    if status == DIED:
+        return f"died: {manifest.reason}"
+    if status != FINISHED or (math.isnan(loss) and is_damaged):
+        return None
+    if not math.isfinite(loss):
+        return f"its final loss is {loss}"
+    return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
+
+
 def _column(reading: Reading) -> str:
     words = f"[{' '.join(reading.under)}]" if reading.under else ""
     return f"perplexity@{reading.length}/{reading.protocol}{words}"
@@ -136,6 +160,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     prints["initial_weights"] = json.dumps(manifest.fingerprints.initial_weights, sort_keys=True)
     return {
         **{name: float(getattr(manifest, name)) for name in ("num_steps", "tokens", "skipped_steps")},
+        "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in asdict(costs).items()},
         "device": _word(device.get("name") or device.get("type")),
         "dtype": _word(device.get("dtype")),
@@ -150,9 +175,11 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 def _unreadable(path: Path, reason: str) -> dict[str, Any]:
     """The row of a run of which its place alone is known."""
     digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
-    losses = ("loss", "bits_per_byte", "perplexity")
-    counts = ("num_steps", "tokens", "skipped_steps", "tokens_per_second", "train_seconds", "peak_memory_bytes")
+    losses = ("initial_loss", "loss", "bits_per_byte", "perplexity")
+    counts = ("num_steps", "tokens", "skipped_steps", "training_flops")
+    costs = ("tokens_per_second", "train_seconds", "peak_memory_bytes")
     words = (
+        "diverged",
         "device",
         "dtype",
         "parameters",
@@ -169,7 +196,7 @@ def _unreadable(path: Path, reason: str) -> dict[str, Any]:
         "status": UNREADABLE,
         "reason": reason,
         "is_relative": None,
-        **dict.fromkeys((*losses, *counts), math.nan),
+        **dict.fromkeys((*losses, *counts, *costs), math.nan),
         **dict.fromkeys(words),
         "path": str(path),
     }

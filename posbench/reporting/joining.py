@@ -57,6 +57,7 @@ class Joined:
     baseline: str | None  # None where it has no run among them
     left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unshared: pd.DataFrame | None = None  # left out for their seeds alone: the others lack them, or they the others'
 
 
 def join(frame: pd.DataFrame, baseline: str) -> Joined:
@@ -85,9 +86,15 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
         notes.append(
             f"The baseline {baseline} has no run among these, so no gaps are given{nearest(baseline, schemes)}."
         )
-    runs = runs[~away].sort_values(["scheme", "seed"], ignore_index=True)
+    unshared, runs = runs[away], runs[~away].sort_values(["scheme", "seed"], ignore_index=True)
     return Joined(
-        runs, schemes, seeds, baseline if baseline in schemes else None, left, [*notes, *_different_machines(runs)]
+        runs,
+        schemes,
+        seeds,
+        baseline if baseline in schemes else None,
+        left,
+        [*notes, *_different_machines(runs)],
+        unshared,
     )
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
-from posbench.reporting.statistics import Pair, compare_all
+from posbench.reporting.statistics import NOTHING, Interval, Pair, compare_all, t_interval
 
 if TYPE_CHECKING:
     from posbench.config import Config
@@ -102,7 +102,7 @@ class Row:
     theirs: float  # in their metric
     their_gap: float
     ours: Measurement
-    our_gap: float
+    our_gap: Interval  # paired over seeds
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class Comparison:
     rows: list[Row]
     tau: float  # Kendall's, of the orders; NaN below two schemes
     p: float  # of tau = 0
+    taus: tuple[float, ...]  # tau of each seed alone; empty below two schemes
     disagreements: list[Disagreement]
 
 
@@ -155,14 +156,18 @@ def _compare(
             theirs=theirs.values[s],
             their_gap=theirs.losses[s] - theirs.losses[base] if base else math.nan,
             ours=ours[s],
-            our_gap=ours[s].loss.mean - ours[base].loss.mean if base else math.nan,
+            our_gap=t_interval(np.subtract(ours[s].losses, ours[base].losses)) if base else NOTHING,
         )
         for s in both
     ]
     tau, p = math.nan, math.nan
+    taus: tuple[float, ...] = ()
     if len(both) > 1:
-        result = stats.kendalltau([theirs.losses[s] for s in both], [ours[s].loss.mean for s in both])
+        order = [theirs.losses[s] for s in both]
+        result = stats.kendalltau(order, [ours[s].loss.mean for s in both])
         tau, p = float(result.statistic), float(result.pvalue)
+        by_seed = zip(*(ours[s].losses for s in both), strict=True)
+        taus = tuple(float(stats.kendalltau(order, losses).statistic) for losses in by_seed)
     one = next(iter(ours.values()), None)
     if one is not None and one.protocol != VALIDATION.name:
         names = sorted(s for s in ours if np.isfinite(ours[s].losses).all())
@@ -176,7 +181,7 @@ def _compare(
         if round(reversed_pairs[a, b].difference, 4) > 0  # what is 0 at the digits shown is a tie
     ]
     where = f"{one.protocol} at {one.length} tokens" if one and both else ""
-    return Comparison(published, theirs, where, base, rows, tau, p, disagreements)
+    return Comparison(published, theirs, where, base, rows, tau, p, taus, disagreements)
 
 
 def _counterpart(

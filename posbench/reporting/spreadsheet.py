@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
-from posbench.reporting.statistics import Pair
+from posbench.reporting.statistics import NOTHING, Pair
 from posbench.reporting.tables import csv_text, printable
 
 if TYPE_CHECKING:
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, the runs behind them, pairs, and the probes by protocol."""
+    """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, and probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
+    files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
     return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
 
@@ -27,8 +28,10 @@ def measurements(findings: Findings) -> pd.DataFrame:
 
     `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of
     the paired difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the
-    choice of documents leaves. `gap_p`, by the rule of the ranking, `gap_p_plain`, by the paired t-test, and
-    `gap_p_holm`, corrected over the family, are of the pair with the baseline and stand where it was tested.
+    choice of documents leaves, `gap_joint` of that over seeds and documents together. `change` is the loss less that
+    at the training length, paired by seed and document. `gap_p`, by the rule of the ranking, `gap_p_plain`, by the
+    paired t-test, and `gap_p_holm`, corrected over the family, are of the pair with the baseline and stand where it was
+    tested.
     """
     import pandas as pd
 
@@ -56,6 +59,11 @@ def measurements(findings: Findings) -> pd.DataFrame:
             ),
             "loss_documents": m.loss_documents,
             "gap_documents": m.gap_documents,
+            "gap_joint": m.gap_joint,
+            "change": m.change.mean,
+            "change_low": m.change.low,
+            "change_high": m.change.high,
+            "change_documents": m.change_documents,
             "bits_per_byte": m.bits_per_byte,
             "perplexity": m.perplexity,
             "targets": m.targets,
@@ -63,6 +71,35 @@ def measurements(findings: Findings) -> pd.DataFrame:
             "documents": m.documents,
         }
         for m in findings.measurements
+    ]
+    return pd.DataFrame(rows)
+
+
+def ngrams(findings: Findings) -> pd.DataFrame:
+    """ngrams.csv: one row an order of the Kneser-Ney models, in the columns of table.csv.
+
+    `better`, `worse` and `open` name the schemes whose models are better than it, worse, and not told apart from it, by
+    the 95 % interval over seeds of the paired difference, each by itself.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "model": line.name,
+            "n": line.order,
+            "seeds": len(line.seeds),
+            "loss": line.loss.mean,
+            "loss_low": line.loss.low,
+            "loss_high": line.loss.high,
+            "gap": line.gap.mean,
+            "gap_low": line.gap.low,
+            "gap_high": line.gap.high,
+            "bits_per_byte": line.bits_per_byte,
+            "tokens": line.tokens,
+            "targets": line.targets,
+            **{name: " ".join(getattr(line, name)) for name in ("better", "worse", "open")},
+        }
+        for line in findings.ngrams
     ]
     return pd.DataFrame(rows)
 
@@ -95,6 +132,50 @@ def pairs(findings: Findings) -> pd.DataFrame:
             "seeds_to_equate": pair.seeds_to_equate,
         }
         rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def costs(findings: Findings) -> pd.DataFrame:
+    """costs.csv: one row a scheme; `gap`, `gap_low` and `gap_high` are those at `equal_compute_flops`.
+
+    `is_estimate`: the scheme or the baseline trained on beyond that point. NaN where all took the same FLOPs.
+    """
+    import pandas as pd
+
+    equal, rows = findings.equal_compute, []
+    for scheme in findings.schemes:
+        cost, gap = findings.costs[scheme], equal.gaps[scheme] if equal else NOTHING
+        row = asdict(cost) | {"tokens_per_parameter": cost.tokens_per_parameter}
+        row |= {"equal_compute_flops": equal.flops if equal else math.nan}
+        row |= {"gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high}
+        rows.append(row | {"is_estimate": bool(equal and equal.is_estimate(scheme, findings.baseline))})
+    return pd.DataFrame(rows)
+
+
+def against(findings: Findings) -> pd.DataFrame:
+    """against.csv: one row a published column: how far its order and ours agree.
+
+    `tau_lowest` and `tau_highest` are the range of Kendall's tau of single seeds; `tau` is that of the means over seeds
+    and `p` its p-value against no relation. `reversed` counts the pairs in the other order here.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "published": c.published.name,
+            "measurement": c.measurement.what,
+            "ours": c.where,
+            "schemes": len(c.rows),
+            "tau": c.tau,
+            "p": c.p,
+            "tau_lowest": min(c.taus, default=math.nan),
+            "tau_highest": max(c.taus, default=math.nan),
+            "seeds": len(c.taus),
+            "reversed": len(c.disagreements),
+            "reversed_and_decided": sum(d.pair.is_decided for d in c.disagreements),
+        }
+        for c in findings.against
+    ]
     return pd.DataFrame(rows)
 
 

@@ -73,6 +73,7 @@ class Manifest:
     loss: float | None = None  # nats/token
     perplexity: float | None = None
     bits_per_byte: float | None = None
+    training_flops: float | None = None  # model FLOPs of all steps (`posbench.size`); None where not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished, and in format 1
     branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
     wandb: dict[str, Any] | None = field(default=None)

@@ -17,7 +17,8 @@ from posbench.config import ConfigError, check_name
 from posbench.machine.files import folder_beside, publish_folder, sealed, write_bytes, write_json
 from posbench.runs.finding import UNREADABLE, find_runs, state_of
 from posbench.runs.manifest import FINISHED
-from posbench.runs.packed import KEY, METRICS, PACK_FORMAT, PLACE, READINGS, RUNS, Key, Pack, digest
+from posbench.runs.ngrams import NgramLosses, ngrams_of, to_mapping
+from posbench.runs.packed import KEY, METRICS, NGRAMS, PACK_FORMAT, PLACE, READINGS, RUNS, Key, Pack, digest
 from posbench.runs.packed_run import PackedRun
 from posbench.runs.readings import Result
 from posbench.runs.run import PACK, Run
@@ -59,6 +60,7 @@ def pack(experiment: str | Path, output: str | Path, notice: Notice) -> list[Pat
         _write_runs(beside, runs)
         _write_metrics(beside, runs)
         _write_results(beside, results)
+        _write_ngrams(beside, runs, notice)
         content = {"format": PACK_FORMAT, "experiment": folder.resolve().name, "runs": [_name(key) for key in runs]}
         files = {file.name: _size_and_sum(file) for file in sorted(beside.iterdir())}
         write_json(beside / PACK, sealed({**content, "files": files}))
@@ -154,6 +156,20 @@ def _write_results(folder: Path, results: Mapping[Key, Sequence[Result]]) -> Non
         _write(folder / file.name, _joined(file.tables))
 
 
+def _write_ngrams(folder: Path, runs: Mapping[Key, Run], notice: Notice) -> None:
+    """The losses of n-gram models that lie beside any of the runs, each once."""
+    records: dict[str, NgramLosses] = {}
+    faults: dict[str, None] = {}
+    for run in runs.values():
+        of_run, damaged = ngrams_of(run)
+        records.update({each.task.key: each for each in of_run})
+        faults.update(dict.fromkeys(damaged))
+    for fault in faults:
+        notice(f"{fault}. It is left out")
+    if records:
+        write_json(folder / NGRAMS, {key: to_mapping(records[key]) for key in sorted(records)})
+
+
 def _file_for(table: pyarrow.Table, protocol: str, files: dict[str, list[_Windows]]) -> _Windows:
     """The file of the protocol that these windows go to: a further one where a column is of another type."""
     of_protocol = files.setdefault(protocol, [])
@@ -226,6 +242,7 @@ def _check(packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence
             and json.dumps(again.logged, sort_keys=True) == json.dumps(run.logged, sort_keys=True)
             and not damaged
             and list(map(_facts, packed_results)) == list(map(_facts, results[key]))
+            and ngrams_of(again)[0] == ngrams_of(run)[0]
         )
         if not same:
             raise ConfigError(f"{run.name} does not read back from the pack as it is: report it, with this run folder")

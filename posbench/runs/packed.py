@@ -7,6 +7,7 @@
         readings.parquet           one row a result: scheme, seed, protocol, length, under, its windows' place, header
         windows-<protocol>.parquet one row a window: scheme, seed, length, under, and the columns of the protocol
         tokenizer.json             where the runs kept theirs; tokenizer-2.json and so on where they are not all one
+    ngrams.json                losses of n-gram models, by key; where there are any (`posbench.runs.ngrams`)
 
 Nothing of it is believed before it was checked. A file that is not as it was written is named, and costs what it holds:
 the windows of one protocol, say.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.config import ConfigError, check_name
-from posbench.machine.files import check_format, has_its_seal, read_bytes, read_json
+from posbench.machine.files import check_format, has_its_seal, parse_json, read_bytes, read_json
 from posbench.runs.readings import NotAResult, Reading
 from posbench.runs.run import PACK
 from posbench.runs.windows import fault
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 PACK_FORMAT = 1
 RUNS, METRICS, READINGS = "runs.parquet", "metrics.parquet", "readings.parquet"
+NGRAMS = "ngrams.json"
 KEY = ("scheme", "seed")  # of a run, the first columns of every table
 PLACE = (*KEY, "length", "under")  # the first columns of windows
 _COLUMNS: dict[str, dict[str, Any]] = {
@@ -170,6 +172,19 @@ class Pack:
             stored = Stored(reading, file, first, row["windows"], columns, row["sha256"], row["header"])
             results.setdefault((row["scheme"], row["seed"]), []).append(stored)
         return results
+
+    @cached_property
+    def ngrams(self) -> dict[str, Any]:
+        """Key -> a record of n-gram losses, as written. Raises: DamagedPack."""
+        if NGRAMS not in self.index.files:
+            return {}
+        try:
+            records = parse_json(self.content(NGRAMS))
+        except ValueError as error:
+            self.refuse(NGRAMS, f"cannot be read ({error})")
+        if not isinstance(records, dict):
+            self.refuse(NGRAMS, "holds no records")
+        return records
 
     def windows(self, stored: Stored) -> pyarrow.Table:
         """The windows of one result, as the run folder held them. Raises: NotAResult."""

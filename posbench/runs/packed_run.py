@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError
 from posbench.machine.files import parse_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
-from posbench.runs.packed import READINGS, RUNS, Key, Pack, Stored
+from posbench.runs.packed import NGRAMS, READINGS, RUNS, DamagedPack, Key, Pack, Stored
 from posbench.runs.readings import Damaged, NotAResult, Reading, Result, check_header
 from posbench.runs.run import PACK, Run
 
@@ -94,6 +94,17 @@ class PackedRun(Run):
         """A result that is not one, in the file that holds its windows."""
         names = [stored.file for stored in self._stored() if stored.reading == reading] or [READINGS]
         return Damaged(reading, self.pack.folder / names[0], why, self.pack.remedy(names[0]))
+
+    def ngram_records(self) -> tuple[dict[str, Any], list[str]]:
+        """What was packed, not yet checked; and why it cannot be read."""
+        try:
+            return {f"{self.pack.folder / NGRAMS}, {key}": record for key, record in self.pack.ngrams.items()}, []
+        except DamagedPack as damaged:
+            return {}, [str(damaged)]
+
+    @property
+    def ngrams_remedy(self) -> str:
+        return self.pack.remedy(NGRAMS)
 
     @property
     def has_weights(self) -> bool:

@@ -175,7 +175,7 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
     assert isinstance(header.get("weights"), str), "a result names its weights"
     manifest = run.manifest
     folder = run.path / "eval" / reading.protocol
-    _make_inside(run.path, folder)
+    make_inside(run.path, folder)
     buffer = io.BytesIO()
     rows.to_parquet(buffer, index=False)
     content = buffer.getvalue()
@@ -297,8 +297,8 @@ def _size_and_sum(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _make_inside(path: Path, folder: Path) -> None:
-    """Make `folder` below the run folder `path`."""
+def make_inside(path: Path, folder: Path) -> None:
+    """Make `folder` below `path`. Raises: ConfigError where it cannot be written, or a link leads out of `path`."""
     try:
         inside = folder.resolve().is_relative_to(path.resolve())
         if inside:
@@ -309,5 +309,5 @@ def _make_inside(path: Path, folder: Path) -> None:
         ) from error
     if not (inside and os.access(folder, os.W_OK)):
         raise ConfigError(
-            f"{folder} is read-only, or a link out of its run: make it writable, or copy the run elsewhere"
+            f"{folder} is read-only, or a link out of {path}: make it writable, or copy the run elsewhere"
         )

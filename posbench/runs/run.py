@@ -7,6 +7,7 @@
         tokenizer.json    what made the tokens, so that a run can be read without the text
         checkpoints/      while it trains; the last one is the model
         eval/<protocol>/<length>.parquet + .json    losses window by window, so that every table cell can be recomputed
+    runs/<experiment>/ngrams/<key>.json             losses of n-gram models on the same batches and windows
 
 Files are written beside and renamed: a reader sees the old one or the new one, never half of one.
 """
@@ -14,6 +15,7 @@ Files are written beside and renamed: a reader sees the old one or the new one, 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
 from posbench.machine.files import parse_json, parse_yaml, read_bytes, write_json
-from posbench.runs import readings
+from posbench.runs import ngrams, readings
 from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse, to_mapping
 from posbench.runs.readings import Damaged, Reading, Result
 
@@ -123,6 +125,13 @@ class Run:
         return read_metrics(self.path / "metrics.jsonl")
 
     @property
+    def initial_loss(self) -> float | None:
+        """The validation loss before the first step, nats/token; None where it is not known. Raises: ConfigError."""
+        row = next((row for row in self.logged if row.get("kind") == "validation"), {})
+        loss = row.get("loss")
+        return float(loss) if row.get("step") == 0 and isinstance(loss, int | float) else None
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
         import pandas as pd
@@ -143,6 +152,15 @@ class Run:
     def damaged(self, reading: Reading, why: str) -> Damaged:
         """A result that is not one, with the command that makes it again."""
         return readings.damaged(self, reading, why)
+
+    def ngram_records(self) -> tuple[dict[str, Any], list[str]]:
+        """What lies beside the run, not yet checked (`posbench.runs.ngrams.ngrams_of`); and what cannot be read."""
+        return ngrams.read_folder(self)
+
+    @property
+    def ngrams_remedy(self) -> str:
+        """What makes those again."""
+        return f"posbench eval {shlex.quote(str(self.path))}"
 
     @property
     def has_weights(self) -> bool:

@@ -19,7 +19,7 @@ from posbench.machine.files import write_text
 from posbench.model import Decoder
 from posbench.runs import Manifest, Run, TornManifest, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
-from posbench.size import num_parameters
+from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.branch import trunk_checkpoint
 from posbench.training.loop import Died, Training
 
@@ -36,6 +36,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
     from posbench import __version__
 
     identity = fingerprints.identity(config, device.describe())
+    entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     return Manifest(
         format=runs.FORMAT,
         status=runs.RUNNING,
@@ -44,7 +45,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         seed=config.seed,
         vocab_size=corpus.vocab_size,
         num_parameters={
-            **num_parameters(config, model.embedding.num_embeddings),
+            **num_parameters(config, entries),
             "scheme": sum(p.numel() for p in model.scheme.parameters()),
         },
         is_relative=bool(model.scheme.is_relative),
@@ -60,7 +61,8 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         versions={"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
         device=device.describe(),
         num_steps=config.train.num_steps,
-        tokens=config.train.num_steps * config.train.tokens_per_step,
+        tokens=tokens,
+        training_flops=tokens * training_flops_per_token(config, entries),
         started=now(),
     )
 

@@ -210,6 +210,12 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
         f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
         f"bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
     )
+    initial = training.run.initial_loss
+    if initial is not None and loss > initial:
+        training.notice(
+            f"{training.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
+            "Lower train.lr"
+        )
 
 
 def _stop_if_asked(training: Training) -> None:

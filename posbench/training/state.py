@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from posbench.data.batches import chained
 
 _SAVED = ("batches", "loss_sum", "loss_count", "grad_norm_max", "skipped_steps", "train_seconds")
 
@@ -44,7 +45,7 @@ class LoopState:
 
     def consume(self, rows: NDArray[np.int64]) -> None:
         """Chain a batch to those before it."""
-        self.batches = hashlib.sha256(self.batches.encode() + rows.tobytes()).hexdigest()
+        self.batches = chained(self.batches, rows)
 
     def fetch(self) -> Iterator[tuple[int, float, float]]:
         """Fetch what is pending from the device, which is waited for, and add up the finite losses.

@@ -136,6 +136,7 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
         is_relative=scheme in RELATIVE,
         costs=Costs(tokens_per_second=20_000.0 + 100 * seed, train_seconds=61.5, peak_memory_bytes=900 * 2**20),
         num_steps=195,
+        training_flops=1.5e13,
         tokens=399_360,
         loss=loss,
         bits_per_byte=loss / math.log(2) / BYTES_PER_TOKEN,

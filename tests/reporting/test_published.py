@@ -68,8 +68,10 @@ def test_gaps_and_the_agreement_of_orders(findings: Findings) -> None:
     ours = {row.scheme: row.ours.loss.mean for row in found.rows}
     theirs = [KEXUE[row.scheme] for row in found.rows]
     assert found.tau == pytest.approx(stats.kendalltau(theirs, list(ours.values())).statistic)
+    each = [stats.kendalltau(theirs, [row.ours.losses[n] for row in found.rows]).statistic for n in range(4)]
+    assert found.taus == pytest.approx(each)
     for row in found.rows:
-        assert row.our_gap == pytest.approx(ours[row.scheme] - ours["qk_rope"])
+        assert row.our_gap.mean == pytest.approx(ours[row.scheme] - ours["qk_rope"])
         assert row.their_gap == pytest.approx(KEXUE[row.scheme] - KEXUE["qk_rope"])
 
 
@@ -101,7 +103,8 @@ def test_an_order_of_few_schemes_has_no_tau(findings: Findings, tmp_path: Path, 
     assert "tau of the two orders is given for 4 schemes or more; here are 3." in said
     effects = {"qk_rope": 0.0, "k_rope": 0.2, "nope": 0.1, "v_rope": 0.3}
     four = find(fabricate(tmp_path, world(effects, seeds=(0, 1))))
-    assert "orders: 0.67 over 4 schemes (p = 0.33" in " ".join(against(four, four.against[0]).words)
+    words = " ".join(against(four, four.against[0]).words)
+    assert "orders: 0.67 over 4 schemes (p = 0.33 against no relation; by seed 0.67 to 0.67)." in words
 
 
 def test_lengths_are_matched_in_training_lengths_and_by_protocol(findings: Findings) -> None:

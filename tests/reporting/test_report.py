@@ -54,7 +54,8 @@ class Page(HTMLParser):
 def test_all_files_are_there_and_named(written: Path) -> None:
     pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "order"]
     pictures += ["position", "retrieval"]
-    expected = {"table.csv", "runs.csv", "pairs.csv", "order.csv", "position.csv", "retrieval.csv"}
+    expected = {"table.csv", "runs.csv", "pairs.csv", "costs.csv", "against.csv", "order.csv", "position.csv"}
+    expected |= {"retrieval.csv"}
     expected |= {"report.md", "report.html"}
     expected |= {f"{stem}.{kind}" for stem in pictures for kind in ("svg", "png")}
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected
@@ -76,7 +77,8 @@ def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written:
 def test_tables_fit_the_terminal_with_no_cell_broken(losses_only: Path, tmp_path: Path, width: int) -> None:
     text = said(losses_only, tmp_path, width)
     assert max(map(len, text.split("\n")[:-2])) <= width  # the last line names files and may be as long as it is
-    whole = r"^(qk_rope|qkvo_rope|alibi|nope) +relative +\d\.\d{4} ± \d\.\d{4} +(0|[+-]0\.\d{4} ± 0\.\d{4}) +[a-d]+ +4"
+    whole = r"^(qk_rope|qkvo_rope|alibi|nope) +relative +\d\.\d{3} ± 0\.0\d\d +(0|[+-]0\.\d+ ± 0\.0*[1-9]\d)"
+    whole += r" +[a-d]+ +(–|± 0\.0+[1-9]\d) +\d\.\d+$"
     assert len(re.findall(whole, text, re.MULTILINE)) == 4
 
 
@@ -143,8 +145,8 @@ def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp
         for seed, (speed, peak) in enumerate(zip([100.0, 1000.0, 300.0, 200.0], of_seeds, strict=True)):
             run_of(own, scheme, seed).update_manifest(costs=Costs(speed, None, peak))
     text = said(own, tmp_path, width=160)
-    assert re.search(r"^nope .* 250 +200 *$", text, re.MULTILINE)
-    assert re.search(r"^alibi .* 250 +– *$", text, re.MULTILINE)
+    assert re.search(r"^nope .* 250 +0\.01 +200$", text, re.MULTILINE)
+    assert re.search(r"^alibi .* 250 +0\.01 +–$", text, re.MULTILINE)
     assert "of the machine as it was, not of the scheme alone" in " ".join(text.split())
 
 
@@ -187,6 +189,16 @@ def test_a_scheme_of_which_every_run_died_is_a_row(own: Path, tmp_path: Path) ->
     for seed in range(4):
         run_of(own, "nope", seed).update_manifest(status=DIED, reason="loss nan")
     assert re.search(r"^nope +– +died", said(own, tmp_path), re.MULTILINE)
+
+
+def test_the_first_sentence_says_what_is_ranked(written: Path, losses_only: Path, tmp_path: Path) -> None:
+    size = "Ranked here are models of 6.82 million parameters after 399,360 tokens (0.059 tokens a parameter); "
+    first = (written / "report.md").read_text().split("## Loss on held-out text\n\n")[1]
+    assert re.match(
+        re.escape(size) + r"the best, (qk_rope|qkvo_rope), uses the order of tokens up to 16 tokens back\.\n", first
+    )
+    text = " ".join(said(losses_only, tmp_path).split())
+    assert text.startswith(f"{size}whether they use the order of tokens was not measured (`posbench eval --protocol")
 
 
 def test_protocols_are_never_in_one_table(written: Path) -> None:
@@ -308,7 +320,7 @@ def test_order_shows_what_is_lost_by_distance_and_the_reach(written: Path) -> No
     lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in text.split("### ")[1].splitlines() if "|" in line}
     assert lines["| scheme"][:4] == ["reach", "1", "2", "3-4"] and len(lines["| scheme"]) == 9
     assert lines["| qk_rope"][0] == "16" and lines["| nope"][0] == "0"  # fabricate.py: 0.6 at 1, nothing beyond 16
-    assert re.fullmatch(r"\+0\.(60|59)\d ± 0\.\d{3}", lines["| alibi"][1])
+    assert re.fullmatch(r"\+0\.(60|59)\d\d ± 0\.00\d\d", lines["| alibi"][1])
     for title in ("Order lost, ± over seeds, by d", "Identity lost by d"):
         assert f"### {title} in tokens, windows of 256, nats/token" in text
     assert "24 targets at d = 1, 1,536 in the last column, of 12 documents" in text and "](order.svg)" in text
@@ -316,7 +328,7 @@ def test_order_shows_what_is_lost_by_distance_and_the_reach(written: Path) -> No
 
 def test_retrieval_shows_repetition_and_the_part_by_order(written: Path) -> None:
     text = " ".join((written / "report.md").read_text().split("## Retrieval\n")[1].split("\n## ")[0].split())
-    cell = r"[+-]?\d\.\d{3} ± \d\.\d{3} \| "
+    cell = r"[+-]?\d\.\d{3,4} ± \d\.\d{3,4} \| "
     for title in ("benefit of repetition", "the part by order"):
         assert re.search(rf"### Retrieval: {title} by gap in tokens, nats/token .*\| qk_rope \| ({cell}){{5}}", text)
     assert "12 trials, 372 targets a gap" in text and "only a model that uses the order of the passage gains" in text

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from posbench.reporting.tables import (
     DASH,
     Table,
+    flops_text,
+    half_text,
     length_text,
     markdown,
     markdown_text,
@@ -18,6 +20,7 @@ from posbench.reporting.tables import (
     perplexity_text,
     plus_minus,
     printable,
+    rough,
     whole,
 )
 
@@ -40,8 +43,28 @@ def test_numbers(value: float, sign: bool, text: str) -> None:
     assert number(value, 4, sign) == text
 
 
-def test_an_interval_stands_only_where_there_is_one() -> None:
-    assert plus_minus(0.5, 0.01, sign=True) == "+0.5000 ± 0.0100" and plus_minus(0.5, math.nan) == "0.5000"
+@pytest.mark.parametrize(
+    ("half_width", "text"),
+    [
+        (0.0299, "3.696 ± 0.030"),
+        (0.00996, "3.696 ± 0.010"),
+        (0.2065, "3.70 ± 0.21"),
+        (1.75, "3.7 ± 1.8"),
+        (17.0, "4 ± 17"),
+        (0.0013, "3.6964 ± 0.0013"),
+        (0.00002, "3.6964 ± 0.0000"),
+        (0.0, "3.6964 ± 0.0000"),
+        (math.nan, "3.696"),
+    ],
+)
+def test_a_number_has_the_digits_that_its_interval_allows(half_width: float, text: str) -> None:
+    assert plus_minus(3.69641, half_width) == text
+    assert half_text(half_width) == (text.partition(" ")[2] or DASH)
+
+
+def test_a_perplexity_has_the_digits_that_the_interval_of_its_loss_allows() -> None:
+    assert [perplexity_text(55.4381, half) for half in (0.0002, 0.03, 0.5)] == ["55.438", "55.4", "55"]
+    assert perplexity_text(1631.2, 0.01) == "1,631" and perplexity_text(2.5e7, 0.01) == "2.5e+07"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +73,11 @@ def test_an_interval_stands_only_where_there_is_one() -> None:
 )
 def test_perplexities(value: float, text: str) -> None:
     assert perplexity_text(value) == text
+
+
+def test_flops_and_rough_counts() -> None:
+    assert [flops_text(n) for n in (6.153e12, 3.7e9, math.nan)] == ["6.15e12", "3.70e9", DASH]
+    assert [rough(n) for n in (0.1463, 5.88, 9.96, 1234.5, math.nan)] == ["0.15", "5.9", "10", "1,234", DASH]
 
 
 def test_lengths_and_counts() -> None:

@@ -30,6 +30,7 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)  # nothing is known at the start
     assert losses[-1] < losses[0] - 1
     assert run.manifest.status == "finished" and run.manifest.loss < losses[0] - 1
+    assert run.initial_loss == losses[0]
     model = run.load_model()
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 257)
     assert run.tokenizer.decode(run.tokenizer.encode("water").ids) == "water"
@@ -52,6 +53,20 @@ def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_num
         axis=None
     )
     assert curve["loss"].iloc[0] == pytest.approx(untrained["nll"].sum() / untrained["targets"].sum(), abs=1e-6)
+
+
+def test_a_run_records_its_flops(config: Make) -> None:
+    made = config("scheme=qk_rope")
+    model, tokens = made.model, 12 * 4 * 32
+    matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.ffn_dim) + 257 * model.d_model
+    attention = model.num_layers * 2 * 32 * model.d_model  # scores and sums over 16 keys on average, 2 FLOPs each
+    assert train(made).manifest.training_flops == 3 * tokens * (2 * matrices + attention)
+
+
+def test_a_run_that_ends_above_its_start_says_so(config: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(config("scheme=qk_rope", "train.steps=6", "train.lr=2.0", "train.schedule=constant"))
+    assert run.initial_loss is not None and run.manifest.loss > run.initial_loss
+    assert f"diverged: its loss of {run.manifest.loss:.4f} is above the" in capsys.readouterr().err
 
 
 def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.sections import against, lengths, losses, next_runs, order, provenance, ranking
+from posbench.reporting.sections import against, lengths, losses, next_runs, order, position, provenance, ranking
 from posbench.reporting.sections.section import Section
 
 __all__ = ["Section", "sections"]
@@ -19,7 +19,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         losses.training(drawn),
         *lengths.extrapolation(findings, drawn),
         order.order(findings, drawn),
-        lengths.position(drawn),
+        position.position(findings, drawn),
         lengths.retrieval(findings, drawn),
         provenance.setup(findings),
         provenance.fingerprints(findings),

@@ -6,10 +6,9 @@ import math
 
 from posbench.reporting.findings import Findings
 from posbench.reporting.published import FEWEST, SETUP, Comparison
-from posbench.reporting.sections.losses import gap_text
 from posbench.reporting.sections.section import Section
 from posbench.reporting.statistics import Pair
-from posbench.reporting.tables import DASH, Table, number, perplexity_text, plus_minus
+from posbench.reporting.tables import Table, gap_text, millions, number, perplexity_text, plus_minus
 
 
 def against(findings: Findings, c: Comparison) -> Section:
@@ -21,7 +20,8 @@ def against(findings: Findings, c: Comparison) -> Section:
     words = [f"Ours: {c.where}. Gaps in nats/token, each side of its own tokens."]
     tables = [values_table(c)]
     if len(c.rows) > 1:
-        tau = f": {c.tau:.2f} over {len(c.rows)} schemes (p = {c.p:.2g} against no relation)."
+        by_seed = f"; by seed {min(c.taus):.2f} to {max(c.taus):.2f}" if len(c.taus) > 1 else ""
+        tau = f": {c.tau:.2f} over {len(c.rows)} schemes (p = {c.p:.2g} against no relation{by_seed})."
         few = f" is given for {FEWEST} schemes or more; here are {len(c.rows)}."
         words.append(f"Kendall's tau of the two orders{tau if len(c.rows) >= FEWEST else few}")
         if c.disagreements:
@@ -35,21 +35,19 @@ def against(findings: Findings, c: Comparison) -> Section:
 
 
 def values_table(c: Comparison) -> Table:
-    """Their column, ours, and the gaps side by side."""
+    """The gaps side by side, and their column. Ours stands in our tables: of another model, text and tokens."""
     base, loss = c.baseline or "?", c.measurement.metric == "loss"
-    headers = ["scheme", f"published\n{c.measurement.metric}", f"ours\n{c.measurement.metric}"]
-    headers += [f"published gap\nto {base}", f"our gap\nto {base}"]
+    headers = ["scheme", f"published gap\nto {base}", f"our gap\nto {base}", f"published\n{c.measurement.metric}"]
     rows = [
         [
             row.scheme,
-            number(row.theirs, 3) if loss else perplexity_text(row.theirs),
-            number(row.ours.loss.mean) if loss else perplexity_text(row.ours.perplexity),
-            gap_text(row.their_gap, math.nan, row.scheme == base, 3),
-            gap_text(row.our_gap, math.nan, row.scheme == base),
+            gap_text(row.their_gap, math.nan, row.scheme == base),
+            gap_text(row.our_gap.mean, row.our_gap.half_width, row.scheme == base),
+            number(row.theirs) if loss else perplexity_text(row.theirs),
         ]
         for row in c.rows
     ]
-    return Table("Published and ours", headers, rows)
+    return Table("Published gaps and ours", headers, rows)
 
 
 def disagreements_table(c: Comparison) -> Table:
@@ -58,7 +56,7 @@ def disagreements_table(c: Comparison) -> Table:
     rows = [
         [
             f"{d.better}, {d.worse}",
-            number(d.their_difference, 3, sign=True),
+            number(d.their_difference, sign=True),
             plus_minus(-d.pair.difference, d.pair.interval.half_width, sign=True),
             _decided(d.pair),
         ]
@@ -91,12 +89,3 @@ def setup_table(findings: Findings, c: Comparison) -> Table:
     }
     rows = [[what, c.published.setup.get(what, "not recorded here"), ours[what]] for what in SETUP]
     return Table("Set-up", ["", "published", "ours"], rows, left=frozenset({0, 1, 2}))
-
-
-def millions(count: float) -> str:
-    """`133,568`, `6.82 million`, `1.04 billion`, a dash where it is not known."""
-    if count is None or math.isnan(count):
-        return DASH
-    if count < 1e6:
-        return f"{count:,.0f}"
-    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"

@@ -7,8 +7,13 @@ import math
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
+from posbench.reporting.sections.costs import cost_table, cost_words
+from posbench.reporting.sections.diverged import diverged_count, diverged_words
+from posbench.reporting.sections.ngrams import bits_text, ngram_rows, ngram_words
+from posbench.reporting.sections.ranked import ranked
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, number, plus_minus, whole
+from posbench.reporting.statistics import t_interval
+from posbench.reporting.tables import DASH, Table, gap_text, half_text, number, plus_minus
 from posbench.runs import FINISHED
 
 
@@ -38,29 +43,36 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
         words.append(
             "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
             "leaves around the gap of these models."
+            + (
+                " “Seeds and texts” is both together: half the 95% interval of the gap over other seeds of the same "
+                "training text and other documents like the held-out ones; another text or size may differ by more."
+            )
+            * _has_joint(findings)
         )
-    words.append(
-        "Speed (median over seeds) and memory (mean of the runs that recorded it: on a CPU the first of each process) "
-        "are of the machine as it was, not of the scheme alone: `posbench bench` compares them."
-    )
+    words += ngram_words(findings)
+    words += cost_words(findings)
     caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; dots below are seeds"
     caption += ", rings above are published." if findings.against else "."
-    return Section("Loss on held-out text", words, [loss_table(findings)], pictures(drawn, "gaps", caption))
+    lead = " ".join([ranked(findings), *diverged_words(findings)])
+    tables = [loss_table(findings), cost_table(findings)]
+    return Section("Loss on held-out text", words, tables, pictures(drawn, "gaps", caption), lead=lead)
 
 
 def loss_table(findings: Findings) -> Table:
-    """One row a scheme, best first; at the end the schemes that have no run to compare, with what became of them."""
-    there, base = findings.at(VALIDATION.name), findings.baseline
-    published = findings.against[0] if findings.against else None
-    theirs = {row.scheme: row.theirs for row in published.rows} if published else {}
+    """One row a scheme, best first; at the end the schemes that are not compared, with what became of them.
+
+    At its foot n-gram models. Seeds have a column only where they differ: a run diverged, or a scheme is not compared.
+    """
+    there, base, absent = findings.at(VALIDATION.name), findings.baseline, absent_schemes(findings)
+    groups = letters(findings.pairs) if findings.chain.is_tested else {}
+    has_seeds = bool(absent) or bool(findings.frame["diverged"].notna().any())
     headers = ["scheme", "position", "loss\nnats/token"]
     headers += [f"gap to {base}\nnats/token"] if base else []
-    groups = letters(findings.pairs) if findings.chain.is_tested else {}
-    headers += ["group"] if groups else []
-    headers += ["seeds"]
-    headers += [f"published\n{published.measurement.metric}"] if published else []
+    headers += ["group"] * bool(groups) + ["seeds"] * has_seeds
+    has_joint = _has_joint(findings)
     headers += ["gap\nby texts"] if base else []
-    headers += ["bits\nper byte", "speed\ntokens/s", "memory\nMiB"]
+    headers += ["seeds\nand texts"] * has_joint
+    headers += ["bits\nper byte"]
     rows = []
     for scheme in findings.schemes:
         m = there.get(scheme)
@@ -69,18 +81,28 @@ def loss_table(findings: Findings) -> Table:
         row += [plus_minus(m.loss.mean, m.loss.half_width) if m else number(runs["loss"].mean())]
         row += [gap_text(m.gap.mean, m.gap.half_width, scheme == base) if m else DASH] if base else []
         row += [groups[scheme]] if groups else []
-        row += [str(len(m.seeds) if m else len(runs))]
-        if published:
-            digits = 3 if published.measurement.metric == "loss" else 2
-            row += [number(theirs.get(scheme, math.nan), digits)]
-        if base:
-            row += [f"± {m.gap_documents:.4f}" if m and scheme != base and m.gap_documents >= 0 else DASH]
-        row += [number(m.bits_per_byte if m else runs["bits_per_byte"].mean(), 3)]
-        row += [whole(runs["tokens_per_second"].median()), whole(runs["peak_memory_bytes"].mean() / 2**20)]
+        row += [_seeds_text(findings, scheme, len(m.seeds) if m else len(runs))] if has_seeds else []
+        row += [half_text(m.gap_documents) if m and scheme != base else DASH] if base else []
+        row += [half_text(m.gap_joint) if m and scheme != base else DASH] * has_joint
+        row += [bits_text(m.bits_per_byte, m.loss) if m else number(runs["bits_per_byte"].mean())]
         rows.append(row)
-    for scheme, status in absent_schemes(findings).items():
-        rows.append([scheme, DASH, status, *[DASH] * (len(headers) - 3)])
-    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}))
+    for scheme, status in absent.items():
+        row = [scheme, DASH, status, *[DASH] * (len(headers) - 3)]
+        row[headers.index("seeds")] = _seeds_text(findings, scheme, 0)
+        rows.append(row)
+    foot = ngram_rows(findings, headers)
+    return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}), foot=foot)
+
+
+def _has_joint(findings: Findings) -> bool:
+    """Whether a gap has an interval over seeds and texts together: it takes enough seeds and documents."""
+    return any(not math.isnan(m.gap_joint) for m in findings.at(VALIDATION.name).values())
+
+
+def _seeds_text(findings: Findings, scheme: str, compared: int) -> str:
+    """`3`, `2 (1 of 3 diverged)`."""
+    diverged = diverged_count(findings, scheme)
+    return f"{compared} ({diverged})" if diverged else str(compared)
 
 
 def position_text(findings: Findings, scheme: str) -> str:
@@ -92,16 +114,28 @@ def position_text(findings: Findings, scheme: str) -> str:
     return measured if measured == word else f"{measured} ({word} promised)"
 
 
-def gap_text(mean: float, half_width: float, is_baseline: bool, digits: int = 4) -> str:
-    """The baseline's own gap is 0 by definition and has no interval."""
-    return "0" if is_baseline else plus_minus(mean, half_width, sign=True, digits=digits)
-
-
 def absent_schemes(findings: Findings) -> dict[str, str]:
-    """Schemes with runs of which none is compared -> what became of them."""
+    """Schemes with runs of which none is compared -> what is left of them, or else what became of them.
+
+    What is left is the loss over the runs that could be compared but for their seeds.
+    """
     gone = findings.frame[~findings.frame["scheme"].isin(findings.schemes)]
     became = gone["status"].where(gone["status"] != FINISHED, "left out")
-    return {str(scheme): ", ".join(sorted(set(words))) for scheme, words in became.groupby(gone["scheme"])}
+    absent = {str(scheme): ", ".join(sorted(set(words))) for scheme, words in became.groupby(gone["scheme"])}
+    return absent | {scheme: text for scheme, text in _left(findings).items() if scheme in absent}
+
+
+def _left(findings: Findings) -> dict[str, str]:
+    """`3.912 (seed 0)` for each scheme that is not compared for its seeds alone."""
+    runs = findings.joined.unshared
+    if runs is None:
+        return {}
+    texts = {}
+    for scheme, each in runs.groupby("scheme"):
+        loss, seeds = t_interval(each["loss"].to_numpy()), sorted(each["seed"])
+        of = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        texts[str(scheme)] = f"{plus_minus(loss.mean, loss.half_width)} ({of})"
+    return texts
 
 
 def training(drawn: list[str]) -> Section | None:

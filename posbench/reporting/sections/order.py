@@ -9,7 +9,7 @@ from posbench.evaluation.protocols.order import reach
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import records
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, length_text, plus_minus
+from posbench.reporting.tables import DASH, Table, half_text, length_text, plus_minus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,12 +75,11 @@ def _distances(bucket: dict[str, Any]) -> str:
 
 
 def _with_texts(bucket: dict[str, Any], score: str) -> str:
-    return plus_minus(bucket[score], bucket[f"{score}_texts"], sign=True, digits=3)
+    return plus_minus(bucket[score], bucket[f"{score}_texts"], sign=True)
 
 
 def _over_seeds(bucket: dict[str, Any]) -> str:
-    half = (bucket["high"] - bucket["low"]) / 2
-    return DASH if half != half else f"± {half:.3f}"
+    return half_text((bucket["high"] - bucket["low"]) / 2)
 
 
 def _counts(frame: pd.DataFrame) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import FINGERPRINTS, records
-from posbench.reporting.sections.against import millions
 from posbench.reporting.sections.section import Section
-from posbench.reporting.tables import DASH, Table, whole
+from posbench.reporting.tables import DASH, Table, millions, whole
 from posbench.runs import Run
 
 if TYPE_CHECKING:

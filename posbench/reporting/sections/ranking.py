@@ -13,7 +13,7 @@ from posbench.reporting.findings import Findings
 from posbench.reporting.power import CAUTION, MOST_SEEDS, POWER, sd_range
 from posbench.reporting.sections.section import Section
 from posbench.reporting.statistics import LEVEL, Pair
-from posbench.reporting.tables import DASH, Table, number, plus_minus
+from posbench.reporting.tables import DASH, Table, decimals, number, plus_minus
 
 UNEVEN = 3.0  # times the median spread over seeds
 
@@ -119,7 +119,7 @@ def _in_the_way(findings: Findings) -> list[str]:
 
 
 def _better(pair: Pair) -> str:
-    return f"{pair.left} is better than {pair.right} by {pair.difference:.4f}"
+    return f"{pair.left} is better than {pair.right} by {number(pair.difference, decimals(pair.interval.half_width))}"
 
 
 def _equal_elsewhere(findings: Findings) -> list[str]:
@@ -170,7 +170,7 @@ def _open_cells(pair: Pair) -> list[str]:
         plus_minus(pair.difference, pair.interval.half_width),
         f"{pair.p_holm:.2g}",
         f"{pair.p_equal_holm:.2g}",
-        number(pair.smallest_visible),
+        number(pair.smallest_visible, decimals(pair.smallest_visible)),
         "decided" if pair.is_decided else seeds_text(pair.seeds_to_decide),
         "equal" if pair.is_equivalent else seeds_text(pair.seeds_to_equate),
     ]

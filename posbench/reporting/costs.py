@@ -1,0 +1,99 @@
+"""What each scheme's runs cost, and the gaps at equal compute: where the cheapest scheme's training ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posbench.reporting.frame import records
+from posbench.reporting.joining import Joined
+from posbench.reporting.statistics import Floats, Interval, t_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALIKE = 1e-3  # FLOPs that differ by no more than this share count as equal
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the runs of one scheme took. NaN: not recorded."""
+
+    scheme: str
+    parameters: float
+    tokens: float  # of a run
+    training_flops: float  # of a run
+    tokens_per_second: float  # median over seeds
+    speed: float  # in that of the baseline
+    peak_memory_bytes: float  # mean of the runs that recorded it
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
+
+def costs(joined: Joined) -> dict[str, Cost]:
+    """By scheme."""
+    runs = joined.runs.groupby("scheme")
+    speeds = runs["tokens_per_second"].median()
+    usual = float(speeds[joined.baseline]) if joined.baseline else math.nan
+    return {
+        str(scheme): Cost(
+            scheme=str(scheme),
+            parameters=float(of["parameters"].astype(float).mean()),
+            tokens=float(of["tokens"].mean()),
+            training_flops=float(of["training_flops"].mean()),
+            tokens_per_second=float(speeds[scheme]),
+            speed=float(speeds[scheme]) / usual,
+            peak_memory_bytes=float(of["peak_memory_bytes"].mean()),
+        )
+        for scheme, of in runs
+    }
+
+
+@dataclass(frozen=True)
+class EqualCompute:
+    """The gaps to the baseline where the cheapest scheme's training ended."""
+
+    flops: float  # the fewest model FLOPs that a run of any scheme took
+    gaps: dict[str, Interval]  # scheme -> paired over seeds, nats/token; NaN where a curve does not reach there
+    cut_short: frozenset[str]  # schemes that trained on beyond it: their learning rate was not at its end there
+
+    def is_estimate(self, scheme: str, baseline: str | None) -> bool:
+        """Whether the gap rests on a loss in the middle of a training."""
+        return scheme != baseline and bool(self.cut_short & {scheme, baseline})
+
+
+def equal_compute(joined: Joined, curves: pd.DataFrame) -> EqualCompute | None:
+    """The view at equal compute; None without a baseline, without recorded FLOPs, or where all took as many (to ALIKE).
+
+    A run that trained on beyond that point counts with its validation curve there, linear between two validations.
+    Arguments: curves, scheme, seed, tokens, loss: validation losses while training.
+    """
+    flops = joined.runs["training_flops"]
+    least = float(flops.min())
+    if joined.baseline is None or flops.isna().any() or float(flops.max()) <= least * (1 + ALIKE):
+        return None
+    losses: dict[str, list[float]] = {scheme: [] for scheme in joined.schemes}
+    cut_short = set()
+    for run in records(joined.runs.sort_values("seed")):
+        if run["training_flops"] <= least * (1 + ALIKE):
+            losses[run["scheme"]].append(run["loss"])
+        else:
+            curve = curves[(curves["scheme"] == run["scheme"]) & (curves["seed"] == run["seed"])].sort_values("tokens")
+            tokens = run["tokens"] * least / run["training_flops"]
+            losses[run["scheme"]].append(_at(tokens, curve["tokens"].to_numpy(), curve["loss"].to_numpy()))
+            cut_short.add(run["scheme"])
+    base = np.array(losses[joined.baseline])
+    gaps = {scheme: t_interval(np.array(of) - base) for scheme, of in losses.items()}
+    return EqualCompute(least, gaps, frozenset(cut_short))
+
+
+def _at(tokens: float, measured: Floats, losses: Floats) -> float:
+    """A curve between its points; NaN outside them."""
+    if not len(measured) or not measured[0] <= tokens <= measured[-1]:
+        return math.nan
+    return float(np.interp(tokens, measured.astype(np.float64), losses.astype(np.float64)))

@@ -1,0 +1,60 @@
+"""What each scheme cost, beside its loss: parameters, FLOPs, speed, memory, and the gaps at equal compute."""
+
+from __future__ import annotations
+
+import math
+
+from posbench.reporting.findings import Findings
+from posbench.reporting.tables import Table, flops_text, gap_text, number, rough, whole
+
+
+def cost_table(findings: Findings) -> Table:
+    """One row a scheme, in the order of the losses."""
+    base, equal = findings.baseline, findings.equal_compute
+    headers = ["scheme", "parameters", "tokens a\nparameter", "training\nFLOPs", "speed\ntokens/s"]
+    headers += [f"speed to\n{base}"] if base else []
+    headers += ["memory\nMiB"]
+    headers += [f"gap to {base}\nat {flops_text(equal.flops)} FLOPs"] if equal else []
+    rows = []
+    for scheme in findings.schemes:
+        cost = findings.costs[scheme]
+        row = [scheme, whole(cost.parameters), rough(cost.tokens_per_parameter), flops_text(cost.training_flops)]
+        row += [whole(cost.tokens_per_second)]
+        row += [number(cost.speed, 2)] if base else []
+        row += [whole(cost.peak_memory_bytes / 2**20)]
+        if equal:
+            gap = equal.gaps[scheme]
+            estimate = "*" if equal.is_estimate(scheme, base) and not math.isnan(gap.mean) else ""
+            row += [gap_text(gap.mean, gap.half_width, scheme == base) + estimate]
+        rows.append(row)
+    return Table("Cost", headers, rows)
+
+
+def cost_words(findings: Findings) -> list[str]:
+    """How the cost table is to be read."""
+    tokens = {cost.tokens for cost in findings.costs.values()}
+    return [
+        f"Cost is that of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens. FLOPs are those "
+        "that the model's definition needs, forward and backward; what a scheme itself computes (rotations, biases) is "
+        "not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that recorded it: "
+        "on a CPU the first of each process) are of the machine as it was, not of the scheme alone: `posbench bench` "
+        "compares them. So there is no view at equal time.",
+        _equal_compute(findings),
+    ]
+
+
+def _equal_compute(findings: Findings) -> str:
+    """Whether the gaps at equal compute are others, and what they rest on."""
+    equal, base = findings.equal_compute, findings.baseline
+    if base is None:
+        return "Without a baseline there is no view at equal compute."
+    if any(math.isnan(cost.training_flops) for cost in findings.costs.values()):
+        return "Not every run recorded its FLOPs, so there is no view at equal compute."
+    if equal is None:
+        return "All schemes took the same FLOPs to within 0.1%, so the gaps are also those at equal compute."
+    return (
+        f"At equal compute: gaps at {flops_text(equal.flops)} FLOPs, the fewest that any scheme took, paired by seed. "
+        "“*” marks an estimate: one of the two trained on beyond that point, so its loss there is read from its "
+        "validation curve, and its learning rate was not at its end. Trained for that many FLOPs from the start it "
+        "would probably be lower."
+    )

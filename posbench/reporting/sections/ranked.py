@@ -1,0 +1,39 @@
+"""What a loss table ranks, in one sentence: how large the models, how long they trained, how far back order matters."""
+
+from __future__ import annotations
+
+from posbench.evaluation.protocols import ORDER
+from posbench.reporting.findings import Findings
+from posbench.reporting.sections.order import reaches
+from posbench.reporting.tables import DASH, millions, rough
+
+
+def ranked(findings: Findings) -> str:
+    """Such as `Ranked here are models of 170,176 parameters after 1 million tokens (5.9 tokens a parameter); ...`."""
+    costs = findings.costs.values()
+    sizes = dict.fromkeys(millions(cost.parameters) for cost in sorted(costs, key=lambda cost: cost.parameters))
+    each = dict.fromkeys(rough(cost.tokens_per_parameter) for cost in sorted(costs, key=lambda c: -c.parameters))
+    tokens = dict.fromkeys(millions(cost.tokens) for cost in costs)
+    size = f" of {_from_to(list(sizes))} parameters" if DASH not in sizes else ""
+    ratio = f" ({_from_to(list(each))} tokens a parameter)" if DASH not in each else ""
+    return f"Ranked here are models{size} after {_from_to(list(tokens))} tokens{ratio}; {_order(findings)}."
+
+
+def _from_to(texts: list[str]) -> str:
+    """`0.15`, `0.14 to 0.15`."""
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+
+
+def _order(findings: Findings) -> str:
+    """How far back the best scheme is seen to use the order of tokens."""
+    frame, best = findings.probes[ORDER.name], findings.schemes[0]
+    lengths = sorted(set(frame.loc[frame["scheme"] == best, "length"]))
+    length = findings.training_length if findings.training_length in lengths else max(lengths, default=0)
+    if not lengths:
+        return f"whether they use the order of tokens was not measured (`posbench eval --protocol {ORDER.name}`)"
+    reach = reaches(frame, length)[best]
+    if reach == DASH:
+        return "how far back they use the order of tokens cannot be told from so few documents"
+    if reach == "0":
+        return f"the best, {best}, is not seen to use any order beyond the last token"
+    return f"the best, {best}, uses the order of tokens up to {reach.replace('≥', 'at least')} tokens back"

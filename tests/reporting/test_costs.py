@@ -1,0 +1,108 @@
+"""What a scheme cost, and the gaps where the cheapest scheme's training ended."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fabricate import run_of
+from rich.console import Console
+
+from posbench.reporting import report
+from posbench.reporting.costs import costs, equal_compute
+from posbench.reporting.findings import find
+from posbench.reporting.joining import Joined
+
+TOKENS = 1000.0
+
+
+def joined(flops: dict[str, float]) -> Joined:
+    """Two seeds of each scheme. The loss at the end is 3 for seed 0 and 4 for seed 1."""
+    rows = [
+        {
+            "scheme": scheme,
+            "seed": seed,
+            "tokens": TOKENS,
+            "training_flops": of,
+            "loss": 3.0 + seed,
+            "parameters": 500,
+            "tokens_per_second": 100.0 * (1 + seed) * (1 + (scheme == "b")),
+            "peak_memory_bytes": math.nan,
+        }
+        for scheme, of in flops.items()
+        for seed in (0, 1)
+    ]
+    return Joined(pd.DataFrame(rows), list(flops), [0, 1], "a")
+
+
+def curves(schemes: str) -> pd.DataFrame:
+    """Validations at 0, 400 and 1000 tokens; from 400 to 1000 `b` falls by 0.6 with seed 0 and by 1.2 with seed 1."""
+    rows = [
+        {"scheme": scheme, "seed": seed, "tokens": tokens, "loss": loss + seed}
+        for scheme in schemes
+        for seed in (0, 1)
+        for tokens, loss in ((0.0, 8.0), (400.0, 3.6 + 0.6 * seed), (TOKENS, 3.0))
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_gaps_at_equal_compute_are_read_from_the_curve_of_the_dearer_scheme() -> None:
+    found = equal_compute(joined({"a": 7e9, "b": 10e9}), curves("ab"))
+    assert found is not None and found.flops == 7e9 and found.cut_short == {"b"}
+    # b after 700 of its 1000 tokens, halfway between two validations: 3.3 with seed 0 and 4.6 with seed 1; a at its end
+    assert found.gaps["b"].mean == pytest.approx((0.3 + 0.6) / 2) and found.gaps["a"].mean == 0
+    assert found.gaps["b"].half_width == pytest.approx(12.706 * 0.15, rel=1e-4)
+    assert found.is_estimate("b", "a") and not found.is_estimate("a", "a")
+    dear_baseline = equal_compute(joined({"a": 10e9, "b": 7e9}), curves("ab").replace({"a": "b", "b": "a"}))
+    assert dear_baseline and dear_baseline.is_estimate("b", "a")
+
+
+def test_without_a_curve_there_is_no_gap_and_with_the_same_flops_no_view() -> None:
+    found = equal_compute(joined({"a": 7e9, "b": 10e9}), curves("a"))
+    assert found and math.isnan(found.gaps["b"].mean)
+    assert equal_compute(joined({"a": 7e9, "b": 7.006e9}), curves("ab")) is None
+    assert equal_compute(joined({"a": 7e9, "b": math.nan}), curves("ab")) is None
+
+
+def test_speed_is_the_median_over_seeds_beside_that_of_the_baseline() -> None:
+    found = costs(joined({"a": 7e9, "b": 7e9}))["b"]
+    assert (found.tokens_per_second, found.speed, found.tokens_per_parameter) == (300, 2, 2)
+
+
+def said(folder: Path, output: Path) -> str:
+    with (output / "terminal.txt").open("w+", encoding="utf-8") as file:
+        report(folder, output=output, console=Console(file=file, width=120))
+    return (output / "terminal.txt").read_text(encoding="utf-8")
+
+
+def test_the_report_shows_what_a_loss_cost(own: Path, tmp_path: Path) -> None:
+    """nope at twice the FLOPs: its loss is taken from the middle of its training, 0.26 above its end."""
+    (tmp_path / "report").mkdir()
+    text = said(own, tmp_path / "report")
+    assert "All schemes took the same FLOPs to within 0.1%" in " ".join(text.split())
+    assert re.search(r"^nope +6,819,152 +0\.059 +1\.50e13 +20,150 +1\.00 +900$", text, re.MULTILINE)
+    for seed in range(4):
+        run_of(own, "nope", seed).update_manifest(training_flops=3.0e13)
+    text = said(own, tmp_path / "report")
+    gap = re.search(r"^nope +\S+ +0\.059 +3\.00e13 +20,150 +1\.00 +900 +\+(0\.\d+) ± 0\.\d+\*$", text, re.MULTILINE)
+    nope = find(own).at("validation", 256)["nope"].gap.mean
+    assert gap and float(gap[1]) == pytest.approx(nope + 5.3 * (math.exp(-3) - math.exp(-6)), abs=0.01)
+    assert "“*” marks an estimate" in text and "at 1.50e13 FLOPs" in text
+    with (tmp_path / "report" / "costs.csv").open(encoding="utf-8") as file:
+        rows = {row["scheme"]: row for row in csv.DictReader(file)}
+    assert float(rows["nope"]["gap"]) == pytest.approx(float(gap[1]), abs=1e-3)
+    assert (rows["nope"]["is_estimate"], rows["alibi"]["is_estimate"]) == ("True", "False")
+
+
+def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path, tmp_path: Path) -> None:
+    run_of(own, "nope", 0).update_manifest(training_flops=None)
+    for seed in range(4):
+        run_of(own, "alibi", seed).update_manifest(training_flops=None)
+    (tmp_path / "report").mkdir()
+    text = said(own, tmp_path / "report")
+    assert re.search(r"^alibi +6,819,152 +0\.059 +– ", text, re.MULTILINE)
+    assert "Not every run recorded its FLOPs, so there is no view at equal compute." in " ".join(text.split())
