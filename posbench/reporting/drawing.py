@@ -80,6 +80,23 @@ def draw_lines(
         )
 
 
+def band(x: Any, middle: Any, half: Any) -> tuple[Any, Any, Any]:
+    """x, the lower and the upper end of a band around `middle`."""
+    y, width = np.asarray(middle, dtype=float), np.asarray(half, dtype=float)
+    return x, y - width, y + width
+
+
+def draw_bands(axes: Axes, bands: Mapping[str, tuple[Any, Any, Any]], look: Mapping[str, Look]) -> None:
+    """A pale band a scheme: x, its lower and its upper end; nothing where these are not known.
+
+    The lines decide what is shown, not the widest band: they are drawn before.
+    """
+    limits = axes.get_ylim()
+    for scheme, (x, low, high) in bands.items():
+        axes.fill_between(x, low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
+    axes.set_ylim(limits)
+
+
 def name_lines(figure: Figure, axes: Axes) -> None:
     """Each line's name at its right end, moved up or down just as far as names must be to stand clear of each other."""
     figure.draw_without_rendering()  # so that the layout is known

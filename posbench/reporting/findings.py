@@ -12,6 +12,7 @@ import numpy as np
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
+from posbench.reporting.changes import with_changes
 from posbench.reporting.costs import Cost, EqualCompute, costs, equal_compute
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
@@ -23,6 +24,7 @@ from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
+from posbench.reporting.spikes import Gradients, gradients
 from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
 from posbench.runs import Run, run_at
 
@@ -55,6 +57,7 @@ class Findings:
     costs: dict[str, Cost]  # by scheme
     equal_compute: EqualCompute | None  # None where there is nothing to tell apart: see `costs.equal_compute`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
+    gradients: list[Gradients]  # of the runs that logged their largest norms
     looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
@@ -120,12 +123,13 @@ def find(
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
     found = gather(runs, notes)
-    measurements = measure(found, joined, config.train.context_length, notes)
+    measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
     schemes, seeds, losses = _matrix(joined, measurements)
     pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
     curves = _curves(runs, notes)
-    frames = {name: probe(found, protocol, notes) for name, protocol in PROTOCOLS.items() if protocol.groups}
+    probed = [protocol for protocol in PROTOCOLS.values() if protocol.groups]
+    frames = {protocol.name: probe(found, protocol, joined.baseline, notes) for protocol in probed}
     return Findings(
         experiment=", ".join(sorted(set(joined.runs["experiment"]))),
         config=config,
@@ -144,6 +148,7 @@ def find(
         costs=costs(joined),
         equal_compute=equal_compute(joined, curves),
         curves=curves,
+        gradients=gradients(runs),
         looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],

@@ -14,7 +14,8 @@ from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols import PROTOCOLS, Protocol
 from posbench.reporting.gathering import Found, Place, at_place, lengths_of
 from posbench.reporting.joining import Joined, common_seeds
-from posbench.reporting.statistics import NOTHING, Floats, Interval, t_interval
+from posbench.reporting.joint import joint_error
+from posbench.reporting.statistics import NOTHING, Floats, Interval, larger, t_interval
 from posbench.runs.readings import Result, perplexity
 
 
@@ -37,6 +38,14 @@ class Measurement:
     windows: int
     documents: int
     results: tuple[Result, ...] = ()  # one a seed, what the figures above are of
+    gap_joint: float = math.nan  # half the 95% interval of the gap over seeds and documents together: see `joint`
+    change: Interval = NOTHING  # of the loss from that at the training length, paired by seed: see `changes`
+    change_documents: float = math.nan  # half the 95% interval that the choice of documents leaves around it
+
+    @property
+    def change_half(self) -> float:
+        """The larger of half the interval of the change over seeds and over documents; NaN where neither is known."""
+        return float(larger(self.change.half_width, self.change_documents))
 
     @property
     def perplexity(self) -> float:
@@ -122,10 +131,11 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
     losses = {s: np.array([place[s, seed].loss for seed in seeds]) for s in schemes}
     windows = first.header.get("windows")  # a window is a row for each document in it
     documents = sorted(first.windows["document"].unique())
-    targets = _by_document(first, "targets", documents)
-    nll = {s: np.mean([_by_document(place[s, seed], "nll", documents) for seed in seeds], axis=0) for s in schemes}
+    targets = by_document(first, "targets", documents)
+    nll = {s: np.stack([by_document(place[s, seed], "nll", documents) for seed in seeds]) for s in schemes}
     base = joined.baseline if joined.baseline in schemes else None
-    error = document_error(np.stack([*nll.values(), *(nll[s] - nll[base] for s in schemes if base)]), targets)
+    gaps = [nll[s] - nll[base] for s in schemes if base]  # each [seeds, documents]
+    error = document_error(np.stack([of.mean(axis=0) for of in (*nll.values(), *gaps)]), targets)
     return [
         Measurement(
             scheme=s,
@@ -138,6 +148,7 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
             gap=t_interval(losses[s] - losses[base]) if base else NOTHING,
             loss_documents=float(error[n]),
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
+            gap_joint=joint_error(gaps[n], targets) if base else math.nan,
             bits_per_byte=float(np.mean([place[s, seed].bits_per_byte for seed in seeds])),
             targets=int(targets.sum()),
             windows=windows if isinstance(windows, int) else len(first.windows),
@@ -148,6 +159,6 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
     ]
 
 
-def _by_document(result: Result, column: str, documents: list[int]) -> Floats:
+def by_document(result: Result, column: str, documents: list[int]) -> Floats:
     """The sum of a column over the windows of each document."""
-    return np.asarray(result.sums(["document"])[column].loc[documents], dtype=np.float64)
+    return np.asarray(result.sums(["document"])[column].reindex(documents, fill_value=0), dtype=np.float64)

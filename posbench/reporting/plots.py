@@ -9,6 +9,8 @@ import numpy as np
 
 from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, ORDER, POSITION, PROTOCOLS, RETRIEVAL, VALIDATION
 from posbench.reporting.drawing import (
+    band,
+    draw_bands,
     draw_lines,
     length_axis,
     log_numbers,
@@ -20,14 +22,14 @@ from posbench.reporting.drawing import (
     tokens_text,
 )
 from posbench.reporting.palette import INK
-from posbench.reporting.statistics import t_interval
+from posbench.reporting.statistics import larger
 from posbench.reporting.tables import printable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from posbench.reporting.findings import Findings
+    from posbench.reporting.measure import Measurement
 
 RING: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.8}
 
@@ -86,44 +88,27 @@ def gaps(findings: Findings, baseline: str) -> Figure:
 
 
 def curves(findings: Findings) -> Figure:
-    """Validation loss while training, and below it the same as gaps to the baseline, where small differences show."""
+    """Validation loss while training. Gaps are not drawn: before its end a run is no shorter run's end."""
     from matplotlib.ticker import FuncFormatter
 
-    look, base = findings.looks, findings.baseline
     table = findings.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     present = set(table.columns.get_level_values(0))
     there = [s for s in findings.schemes if s in present]
-    both = base in there and len(there) > 1
-    figure, panels = new_figure(5.6 if both else 3.3, rows=2 if both else 1)
-    draw_lines(panels[0], {s: (table.index, table[s].T.mean()) for s in there}, look, marker=False)
-    panels[0].set_ylabel("validation loss, nats/token")
-    if both:
-        _gap_curves(panels[1], {s: table[s] - table[base] for s in there}, look)
-        panels[1].set_ylabel(f"gap to {short(base or '')}, nats/token")
-    for axes in panels:
-        axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
-        axes.margins(x=0)
-    panels[-1].set_xlabel("tokens trained on")
-    name_lines(figure, panels[-1])
+    figure, (axes,) = new_figure(3.6)
+    draw_lines(axes, {s: (table.index, table[s].T.mean()) for s in there}, findings.looks, marker=False)
+    axes.set_ylabel("validation loss, nats/token")
+    axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
+    axes.margins(x=0)
+    axes.set_xlabel("tokens trained on")
+    name_lines(figure, axes)
     return figure
 
 
-def _gap_curves(axes: Axes, gaps: dict[str, Any], look: Any) -> None:
-    draw_lines(axes, {s: (gap.index, gap.T.mean()) for s, gap in gaps.items()}, look, marker=False)
-    for scheme, gap in gaps.items():
-        if gap.shape[1] > 1:
-            bands = [t_interval(row) for row in gap.to_numpy()]
-            low, high = [b.low for b in bands], [b.high for b in bands]
-            axes.fill_between(gap.index, low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
-    late = np.concatenate([gap.T.mean().to_numpy()[len(gap) // 4 :] for gap in gaps.values()])
-    late = late[np.isfinite(late)]
-    if len(late):
-        margin = 0.12 * (late.max() - late.min()) or 1e-3
-        axes.set_ylim(late.min() - margin, late.max() + margin)
-
-
 def by_length(findings: Findings, protocol: str) -> Figure:
-    """Perplexity against length, both on a log scale, with the training length marked."""
+    """Perplexity against length, both on a log scale, with the training length marked.
+
+    Bands are the larger of the two intervals of the change against the training length, over seeds and over documents.
+    """
     figure, (axes,) = new_figure(4.1)
     lengths = findings.lengths(protocol)
     places = {n: findings.at(protocol, n) for n in lengths}
@@ -134,10 +119,18 @@ def by_length(findings: Findings, protocol: str) -> Figure:
             series[scheme] = (here, [places[n][scheme].perplexity for n in here])
     draw_lines(axes, series, findings.looks)
     log_numbers(axes)
+    bands = {s: _perplexity_band(here, [places[n][s] for n in here]) for s, (here, _) in series.items()}
+    draw_bands(axes, bands, findings.looks)
     length_axis(axes, lengths, findings.training_length, "length, tokens")
     axes.set_ylabel(f"perplexity ({protocol})")
     name_lines(figure, axes)
     return figure
+
+
+def _perplexity_band(lengths: list[int], of_scheme: list[Measurement]) -> tuple[Any, Any, Any]:
+    """A scheme's band by its changes."""
+    low, high = (np.exp([m.loss.mean + sign * m.change_half for m in of_scheme]) for sign in (-1, 1))
+    return lengths, low, high
 
 
 def protocols(findings: Findings) -> Figure:
@@ -154,6 +147,8 @@ def protocols(findings: Findings) -> Figure:
             if at in losses:
                 y = [loss - losses[at] for loss in losses.values()]
                 axes.plot(list(losses), y, line, color=look[scheme].colour, marker=".", markeredgewidth=0)
+                half = np.array([m.change_half for m in there.values() if m is not None])
+                axes.fill_between(list(losses), y - half, y + half, color=look[scheme].colour, alpha=0.12, linewidth=0)
         early = findings.early[findings.early["scheme"] == scheme]
         axes.plot([at, *early["length"]], [0.0, *-early["early"]], ":", color=INK, linewidth=1)
         length_axis(axes, lengths, at, "")
@@ -182,10 +177,7 @@ def order(findings: Findings) -> Figure:
         draw_lines(axes, series, look)
         axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
         small_and_large(axes)
-        axes.set_autoscaley_on(False)  # the lines decide what is shown, not the widest band
-        for scheme, part in parts.items():
-            low, high = part[score] - part[f"{score}_texts"], part[score] + part[f"{score}_texts"]
-            axes.fill_between(series[scheme][0], low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
+        draw_bands(axes, {s: band(*series[s], part[f"{score}_texts"]) for s, part in parts.items()}, look)
         axes.set_ylabel(f"{score.removeprefix('lost_')} lost, nats/token")
     longest = int(rows["bucket_end"].max()) - 1
     panels[-1].set_xscale("log", base=2)
@@ -198,23 +190,25 @@ def order(findings: Findings) -> Figure:
 
 
 def by_position(findings: Findings) -> Figure:
-    """Loss by position within the longest windows, in log-spaced buckets; below, the same as gaps to the baseline."""
+    """Loss by position within the longest windows, in log-spaced buckets; below, the same as gaps to the baseline.
+
+    Bands are the larger of the two intervals of a gap, over seeds and over documents.
+    """
     look, base = findings.looks, findings.baseline
     position = findings.probes[POSITION.name]
-    rows = position[position["length"] == position["length"].max()]
-    losses = rows.pivot(index=["bucket_start", "bucket_end"], columns="scheme", values="loss").sort_index()
-    edges = losses.index.to_frame()
-    width = edges["bucket_end"] - edges["bucket_start"]
-    kept = width >= width.shift(fill_value=0) / 2  # the last bucket may be a stub of few tokens
-    losses, edges = losses[kept], edges[kept]
-    x = np.sqrt((edges["bucket_start"] + 1) * edges["bucket_end"])  # from 1, so that the first has a place on the scale
-    there = [s for s in findings.schemes if s in losses]
-    both = base in there and len(there) > 1
+    rows = position[position["length"] == position["length"].max()].sort_values("bucket_start")
+    parts = {s: rows[rows["scheme"] == s] for s in findings.schemes if s in set(rows["scheme"])}
+    # From 1, so that the first bucket has a place on the scale.
+    x = {s: np.sqrt((part["bucket_start"] + 1) * part["bucket_end"]) for s, part in parts.items()}
+    both = base in parts and len(parts) > 1
     figure, panels = new_figure(6.6 if both else 4.1, rows=2 if both else 1)
-    draw_lines(panels[0], {s: (x, losses[s]) for s in there}, look)
+    draw_lines(panels[0], {s: (x[s], part["loss"]) for s, part in parts.items()}, look)
     panels[0].set_ylabel("loss, nats/token")
     if both:
-        draw_lines(panels[1], {s: (x, losses[s] - losses[base]) for s in there}, look)
+        gaps = {s: (x[s], part["gap"].fillna(0.0)) for s, part in parts.items()}  # the baseline's own is 0
+        draw_lines(panels[1], gaps, look)
+        halves = {s: larger((p["gap_high"] - p["gap_low"]) / 2, p["gap_texts"]) for s, p in parts.items()}
+        draw_bands(panels[1], {s: band(*gaps[s], halves[s]) for s in parts}, look)
         panels[1].set_ylabel(f"gap to {short(base or '')}, nats/token")
     ticks = [2**n for n in range(0, int(math.log2(rows["bucket_end"].max())) + 1, 2)]
     for axes in panels:
@@ -225,12 +219,14 @@ def by_position(findings: Findings) -> Figure:
 
 
 def retrieval(findings: Findings) -> Figure:
-    """By how much a passage is easier for having been read before, against the gap."""
+    """By how much a passage is easier for having been read before, against the gap; bands are intervals over trials."""
     figure, (axes,) = new_figure(4.1)
     rows = findings.probes[RETRIEVAL.name].sort_values("gap")
     parts = {s: rows[rows["scheme"] == s] for s in findings.schemes}
     draw_lines(axes, {s: (p["gap"], p["drop"]) for s, p in parts.items() if len(p)}, findings.looks)
     axes.axhline(0, color=INK, linewidth=0.6, label="_zero")
+    bands = {s: band(p["gap"], p["drop"], p["drop_texts"]) for s, p in parts.items() if len(p)}
+    draw_bands(axes, bands, findings.looks)
     axes.set_ylabel("drop of the loss, nats/token")
     ticks = [2**n for n in range(32) if rows["gap"].min() <= 2**n <= rows["gap"].max()]
     passages = int((rows["length"] - rows["gap"]).iloc[0])  # the two copies; a reading is the gap and these

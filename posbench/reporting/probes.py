@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from posbench.runs.readings import Result
 
 
-def probe(found: Found, protocol: Protocol, notes: list[str]) -> pd.DataFrame:
+def probe(found: Found, protocol: Protocol, baseline: str | None, notes: list[str]) -> pd.DataFrame:
     """One row a scheme, length and group of rows: each score of the protocol, mean over seeds and interval.
 
     Scores are of the group's sums in each run, so token-weighted. The seeds are those that all schemes shown share;
     what lacks one is named in `notes`. The interval over seeds of the first score is `low` and `high`, that of others
     `<score>_low` and `<score>_high`. Where the protocol names its `texts`, `<score>_texts` is half the 95 % interval
-    that the choice of texts leaves. The protocol's counts are of what each run scored in the group.
+    that the choice of texts leaves. Where it `has_gaps`, `gap` is the first score less the baseline's, paired by seed
+    and by text, with the same intervals (NaN without a baseline). The protocol's counts are of what each run scored in
+    the group.
     """
     import pandas as pd
 
@@ -40,29 +42,40 @@ def probe(found: Found, protocol: Protocol, notes: list[str]) -> pd.DataFrame:
         if (set(schemes), set(seeds)) != (schemes_of_all, seeds_of_all):
             missing = sorted(schemes_of_all - set(schemes))
             partly.setdefault(only(seeds, missing), []).append(f"{protocol.name} at {length}")
-        rows += _of_length(protocol, {key: same[key] for key in itertools.product(schemes, seeds)}, length)
+        rows += _of_length(protocol, {key: same[key] for key in itertools.product(schemes, seeds)}, length, baseline)
     notes += compared_over(partly)
     scores = [column for score in protocol.scores for column in _columns(protocol, score)]
+    scores += _GAP * protocol.has_gaps
     frame = pd.DataFrame(rows, columns=["scheme", "length", *protocol.groups, *scores, "seeds", *protocol.counts])
     for score in protocol.scores:
         _without_older(frame, found, protocol, score, notes)
     return frame
 
 
-def _of_length(protocol: Protocol, results: dict[tuple[str, int], Result], length: int) -> list[dict[str, Any]]:
+_GAP = ["gap", "gap_low", "gap_high", "gap_texts"]
+
+
+def _of_length(
+    protocol: Protocol, results: dict[tuple[str, int], Result], length: int, baseline: str | None
+) -> list[dict[str, Any]]:
     """The rows of one length."""
     import pandas as pd
 
     by = list(protocol.groups)
     runs = []
-    for (scheme, _), result in results.items():
+    for (scheme, seed), result in results.items():
         sums = result.sums(by)
         scores = {score.name: score.of(sums) for score in protocol.scores if score.needs is None or score.needs in sums}
         count = result.windows.groupby(by, sort=True).size()
-        runs.append(sums.assign(scheme=scheme, rows=count, **scores).reset_index())
-    errors = _text_errors(protocol, results) if protocol.texts else {}
+        runs.append(sums.assign(scheme=scheme, seed=seed, rows=count, **scores).reset_index())
+    errors = _text_errors(protocol, results, baseline) if protocol.texts else {}
+    together = pd.concat(runs)
+    if protocol.has_gaps and (together["scheme"] == baseline).any():
+        name = protocol.scores[0].name
+        of_base = together[together["scheme"] == baseline].set_index(["seed", *by])[name]
+        together["gap"] = together[name] - of_base.reindex(together.set_index(["seed", *by]).index).to_numpy()
     rows = []
-    for keys, each in pd.concat(runs).groupby(["scheme", *by], sort=True):
+    for keys, each in together.groupby(["scheme", *by], sort=True):
         row = {"length": length, "seeds": len(each), **dict(zip(["scheme", *by], keys, strict=True))}
         row |= {column: int(each[of].iloc[0]) for column, of in protocol.counts.items()}
         for score in protocol.scores:
@@ -70,11 +83,16 @@ def _of_length(protocol: Protocol, results: dict[tuple[str, int], Result], lengt
                 mean = t_interval(each[score.name].to_numpy())
                 low, high = _ends(protocol, score)
                 row |= {score.name: mean.mean, low: mean.low, high: mean.high}
+        if "gap" in each and keys[0] != baseline:
+            gap = t_interval(each["gap"].to_numpy())
+            row |= {"gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high}
         rows.append(row | errors.get(keys, {}))
     return rows
 
 
-def _text_errors(protocol: Protocol, results: dict[tuple[str, int], Result]) -> dict[tuple[Any, ...], dict[str, float]]:
+def _text_errors(
+    protocol: Protocol, results: dict[tuple[str, int], Result], baseline: str | None
+) -> dict[tuple[Any, ...], dict[str, float]]:
     """(scheme, group) -> half the interval over texts of each score, `<score>_texts`, of the mean over seeds."""
     by, columns = list(protocol.groups), [result.windows.columns for result in results.values()]
     scores = [score for score in protocol.scores if score.needs is None or all(score.needs in c for c in columns)]
@@ -88,6 +106,9 @@ def _text_errors(protocol: Protocol, results: dict[tuple[str, int], Result]) -> 
         for scheme in schemes
         for score in scores
     }
+    if protocol.has_gaps and baseline in schemes:
+        first = protocol.scores[0].name
+        nll |= {(s, "gap"): nll[s, first] - nll[baseline, first] for s in schemes if s != baseline}
     stacked = np.stack(list(nll.values()))
     errors: dict[tuple[Any, ...], dict[str, float]] = {}
     for group, places in targets.groupby(by, sort=True).indices.items():

@@ -28,8 +28,10 @@ def measurements(findings: Findings) -> pd.DataFrame:
 
     `loss` is the mean over `seeds` seeds, `loss_low` and `loss_high` its 95 % interval over seeds; `gap` the same of
     the paired difference to the baseline. `loss_documents` and `gap_documents` are half the 95 % interval that the
-    choice of documents leaves. `gap_p`, by the rule of the ranking, `gap_p_plain`, by the paired t-test, and
-    `gap_p_holm`, corrected over the family, are of the pair with the baseline and stand where it was tested.
+    choice of documents leaves, `gap_joint` of that over seeds and documents together. `change` is the loss less that
+    at the training length, paired by seed and document. `gap_p`, by the rule of the ranking, `gap_p_plain`, by the
+    paired t-test, and `gap_p_holm`, corrected over the family, are of the pair with the baseline and stand where it was
+    tested.
     """
     import pandas as pd
 
@@ -57,6 +59,11 @@ def measurements(findings: Findings) -> pd.DataFrame:
             ),
             "loss_documents": m.loss_documents,
             "gap_documents": m.gap_documents,
+            "gap_joint": m.gap_joint,
+            "change": m.change.mean,
+            "change_low": m.change.low,
+            "change_high": m.change.high,
+            "change_documents": m.change_documents,
             "bits_per_byte": m.bits_per_byte,
             "perplexity": m.perplexity,
             "targets": m.targets,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from posbench.evaluation.documents import Floats, student
 from posbench.reporting.moderation import FEWEST_SCHEMES, fit_prior, own, plain
@@ -59,6 +59,11 @@ def t_interval(values: Floats, confidence: float = 0.95) -> Interval:
         return Interval(mean, math.nan, math.nan)
     half = student(len(values) - 1, confidence) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+def larger(half_width: ArrayLike, other: ArrayLike) -> Floats:
+    """The larger of two half intervals, elementwise; where one is not known (NaN) the other."""
+    return np.fmax(np.asarray(half_width, dtype=np.float64), np.asarray(other, dtype=np.float64))
 
 
 def holm(p: Floats) -> Floats:

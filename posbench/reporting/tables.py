@@ -175,8 +175,9 @@ def flops_text(flops: float) -> str:
 
 def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
     """`2.7120 ± 0.0013`, `2.71 ± 0.18`: the decimals that the interval allows; without it where there is none."""
-    interval = "" if math.isnan(half_width) else f" {half_text(half_width)}"
-    return number(value, decimals(half_width), sign) + interval
+    if math.isnan(value) or math.isnan(half_width):
+        return number(value, decimals(half_width), sign)
+    return f"{value:{'+' if sign else ''}z.{decimals(half_width)}f} {half_text(half_width)}"
 
 
 def gap_text(mean: float, half_width: float, is_baseline: bool) -> str:

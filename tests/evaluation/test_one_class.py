@@ -84,7 +84,7 @@ def test_a_new_one_is_scored_stored_tracked_planned_and_reported(
     (result,) = [result for result in Run(run.path).results()[0] if result.protocol == "halves"]
     assert evaluated(result).summary["eval/halves/nll@64"] == 1.75
     found: Found = {("nope", 0): [result]}
-    assert probe(found, Halves(), []).set_index("half")["loss"].to_dict() == {0: 2.5, 1: 1.0}
+    assert probe(found, Halves(), None, []).set_index("half")["loss"].to_dict() == {0: 2.5, 1: 1.0}
     words = ["scheme=nope", "model=tiny", "evaluation.lengths=[64]", "evaluation.protocols"]
     once, twice = (
         plan([*words[:-1], f"{words[-1]}={names}"]).evaluation_flops for names in ("[halves]", "[halves,fixed]")

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from posbench.config import Config, ConfigError, EvaluationConfig
@@ -96,6 +98,15 @@ def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus)
     ]
     alone = rows[rows["bucket_start"] == 0]
     assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)
+
+
+@given(st.integers(2, 20_000))
+def test_buckets_of_positions_never_become_narrower(length: int) -> None:
+    """So none at the end holds a few left-over positions, whose loss would be noise."""
+    edges = bucket_edges(length)
+    widths = np.diff(edges)
+    assert (edges[0], edges[-1]) == (0, length) and widths[0] == 1
+    assert (np.diff(widths) >= 0).all()
 
 
 def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, corpus: Corpus) -> None:

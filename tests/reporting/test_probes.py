@@ -70,7 +70,7 @@ def early(*runs: list[Result]) -> pd.DataFrame:
         Measurement("a", "nonoverlapping", "test", n, seeds=tuple(of), results=tuple(of.values()), **rest)
         for n, of in there.items()
     ]
-    return early_tokens(measurements, probe(found, POSITION, []), found, T).set_index("length")
+    return early_tokens(measurements, probe(found, POSITION, None, []), found, T).set_index("length")
 
 
 def by_curve(curve: np.ndarray) -> Loss:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def loss(w: dict[str, np.ndarray]) -> float:
 
 
 def by_documents(per_seed: list[dict[str, np.ndarray]], base: list[dict[str, np.ndarray]] | None) -> float:
-    """Half of a 95% interval over documents, by loops: residuals made unbiased, and a quantile by draws of our own."""
+    """Half of a 95% interval over documents, residuals made unbiased, and a quantile by draws of our own."""
     first = per_seed[0]
     documents = np.unique(first["document"])
     nll = np.mean([[w["nll"][w["document"] == d].sum() for d in documents] for w in per_seed], axis=0)
@@ -49,18 +50,21 @@ def by_documents(per_seed: list[dict[str, np.ndarray]], base: list[dict[str, np.
         nll = nll - np.mean([[w["nll"][w["document"] == d].sum() for d in documents] for w in base], axis=0)
     targets = np.array([first["targets"][first["document"] == d].sum() for d in documents])
     weights = targets / targets.sum()
+    _, error = mean_and_error(nll / targets, weights)
+    return float(error) * _quantile(tuple(weights))
 
-    def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-        mean = sum(w * v for w, v in zip(weights, values, strict=True))
-        each = [
-            (w * (v - mean)) ** 2 / ((1 - w) ** 2 + sum(weights**2) - w**2)
-            for w, v in zip(weights, values, strict=True)
-        ]
-        return mean, math.sqrt(sum(each))
 
-    random = np.random.default_rng(99)
-    drawn = [mean_and_error(random.normal(size=len(weights))) for _ in range(4000)]
-    return mean_and_error(nll / targets)[1] * float(np.quantile([abs(mean) / error for mean, error in drawn], 0.95))
+def mean_and_error(values: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weighted mean of values [..., documents], and the root of its variance."""
+    mean = np.average(values, weights=w, axis=-1)
+    unbiased = (1 - w) ** 2 + sum(w**2) - w**2
+    return mean, np.sqrt(((w * (values - mean[..., None])) ** 2 / unbiased).sum(-1))
+
+
+@cache
+def _quantile(weights: tuple[float, ...]) -> float:
+    mean, error = mean_and_error(np.random.default_rng(99).normal(size=(20_000, len(weights))), np.array(weights))
+    return float(np.quantile(np.abs(mean) / error, 0.95))
 
 
 def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, written: Path) -> None:
@@ -92,8 +96,15 @@ def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, writ
         }
         for name, value in expected.items():
             assert float(row[name]) == pytest.approx(value, rel=1e-9, abs=1e-12), (row["scheme"], name)
-        assert float(row["loss_documents"]) == pytest.approx(by_documents(own, None), rel=0.06)
-        assert float(row["gap_documents"]) == pytest.approx(by_documents(own, base), rel=0.06, abs=1e-12)
+        assert float(row["loss_documents"]) == pytest.approx(by_documents(own, None), rel=0.03)
+        assert float(row["gap_documents"]) == pytest.approx(by_documents(own, base), rel=0.03, abs=1e-12)
+        trained = [windows(experiment, {**row, "length": "256"}, row["scheme"], seed) for seed in SEEDS]
+        changes = np.array([loss(w) - loss(b) for w, b in zip(own, trained, strict=True)])
+        change_half = stats.t.ppf(0.975, 3) * changes.std(ddof=1) / 2
+        for name, value in (("", 0), ("_low", -change_half), ("_high", change_half)):
+            assert float(row[f"change{name}"]) == pytest.approx(changes.mean() + value, rel=1e-9, abs=1e-12)
+        assert float(row["change_documents"]) == pytest.approx(by_documents(own, trained), rel=0.03, abs=1e-12)
+        assert row["gap_joint"] == ""  # four seeds are too few
         is_pair = row["protocol"] == "validation" and row["scheme"] != "qk_rope"
         plain = stats.ttest_1samp(gaps, 0).pvalue if is_pair else math.nan  # four schemes: the plain test
         for name in ("gap_p", "gap_p_plain"):
@@ -102,6 +113,7 @@ def test_every_cell_is_recomputed_from_the_stored_windows(experiment: Path, writ
         told = (
             {"gap_p", "gap_p_plain", "gap_p_holm"}
             | set(expected)
+            | {"change", "change_low", "change_high", "change_documents", "gap_joint"}
             | {"loss_documents", "gap_documents", "scheme", "protocol", "split", "length"}
         )
         assert set(row) == told  # no cell is left unchecked
@@ -119,7 +131,7 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         assert float(row["by_order"]) == pytest.approx(np.mean(orders))
         assert float(row["by_order_high"]) == pytest.approx(np.mean(orders) + half)
         drop = [{**w, "document": w["start"], "nll": w["control_nll"] - w["second_nll"]} for w in each]
-        assert float(row["drop_texts"]) == pytest.approx(by_documents(drop, None), rel=0.06)
+        assert float(row["drop_texts"]) == pytest.approx(by_documents(drop, None), rel=0.03)
         assert (row["trials"], row["targets"]) == (str(len(each[0]["gap"])), str(each[0]["targets"].sum()))
     for row in read(written / "order.csv"):
         place = {"protocol": "order", "length": row["length"]}
@@ -128,7 +140,7 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         for score, column in (("lost_order", "shuffled_nll"), ("lost_identity", "other_nll")):
             lost = [{"document": w["document"], "targets": w["targets"], "nll": w[column] - w["nll"]} for w in each]
             assert float(row[score]) == pytest.approx(np.mean([loss(w) for w in lost]))
-            assert float(row[f"{score}_texts"]) == pytest.approx(by_documents(lost, None), rel=0.06)
+            assert float(row[f"{score}_texts"]) == pytest.approx(by_documents(lost, None), rel=0.03)
         half = (
             stats.t.ppf(0.975, 3) * np.std([loss({**w, "nll": w["shuffled_nll"] - w["nll"]}) for w in each], ddof=1) / 2
         )
@@ -138,8 +150,18 @@ def test_probes_are_recomputed_too(experiment: Path, written: Path) -> None:
         place = {"protocol": "position", "length": row["length"]}
         each = [windows(experiment, place, row["scheme"], seed) for seed in SEEDS]
         inside = [w["bucket_start"] == int(row["bucket_start"]) for w in each]
-        losses = [w["nll"][i].sum() / w["targets"][i].sum() for w, i in zip(each, inside, strict=True)]
-        assert float(row["loss"]) == pytest.approx(np.mean(losses))
+        each = [{name: column[i] for name, column in w.items()} for w, i in zip(each, inside, strict=True)]
+        assert float(row["loss"]) == pytest.approx(np.mean([loss(w) for w in each]))
+        assert float(row["loss_texts"]) == pytest.approx(by_documents(each, None), rel=0.03)
+        if row["scheme"] == "qk_rope":
+            assert row["gap"] == row["gap_low"] == row["gap_texts"] == ""
+            continue
+        base = [windows(experiment, place, "qk_rope", seed) for seed in SEEDS]
+        base = [{name: column[i] for name, column in w.items()} for w, i in zip(base, inside, strict=True)]
+        gaps = np.array([loss(w) - loss(b) for w, b in zip(each, base, strict=True)])
+        assert float(row["gap"]) == pytest.approx(gaps.mean(), abs=1e-12)
+        assert float(row["gap_high"]) == pytest.approx(gaps.mean() + stats.t.ppf(0.975, 3) * gaps.std(ddof=1) / 2)
+        assert float(row["gap_texts"]) == pytest.approx(by_documents(each, base), rel=0.03, abs=1e-9)
 
 
 def test_pairs_hold_the_tests_of_the_chain(experiment: Path, written: Path) -> None:

@@ -32,6 +32,9 @@ class Position(Windowed):
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"], "the loss"),)
+    has_gaps: ClassVar[bool] = True
+    texts: ClassVar[tuple[str, ...]] = ("document",)
+    counts: ClassVar[Mapping[str, str]] = {"targets": "targets"}
     chart: ClassVar[tuple[str, str] | None] = ("eval/position/nll*", "eval/position/token")
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -48,10 +51,15 @@ class Position(Windowed):
 
 
 def bucket_edges(length: int) -> np.ndarray:
-    """Log-spaced edges of buckets over positions 0 .. length - 1, the first positions each alone, int64."""
+    """Log-spaced edges of buckets over positions 0 .. length - 1, the first positions each alone, int64.
+
+    No bucket is narrower than the one before it: what is left over at the end belongs to the last.
+    """
     octaves = int(np.ceil(np.log2(length)))
     edges = 2.0 ** (np.arange(0, octaves * BUCKETS_AN_OCTAVE + 1) / BUCKETS_AN_OCTAVE) - 1
-    return np.unique(np.append(edges[edges < length].round().astype(np.int64), length))
+    edges = np.unique(np.append(edges[edges < length].round().astype(np.int64), length))
+    widths = np.diff(edges)
+    return np.delete(edges, -2) if len(widths) > 1 and widths[-1] < widths[-2] else edges
 
 
 def tabulate_positions(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:

@@ -58,6 +58,7 @@ class Protocol(ABC):
     is_by_length: ClassVar[bool] = False  # perplexity against length
     groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
     scores: ClassVar[tuple[Score, ...]] = ()
+    has_gaps: ClassVar[bool] = False  # whether a report gives the first score as a gap to the baseline too
     texts: ClassVar[tuple[str, ...]] = ()  # columns: rows that agree in them are one text, for intervals over texts
     counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
 

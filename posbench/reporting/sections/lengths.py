@@ -1,14 +1,18 @@
-"""Beyond the training length: perplexity by length, loss by position, retrieval."""
+"""Beyond the training length: perplexity by length and what changes, retrieval."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posbench.evaluation.protocols import NONOVERLAPPING, POSITION, PROTOCOLS, RETRIEVAL, Protocol
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import records
+from posbench.reporting.measure import Measurement
 from posbench.reporting.sections.section import Section, pictures
-from posbench.reporting.tables import DASH, Table, length_text, perplexity_text, plus_minus
+from posbench.reporting.statistics import larger
+from posbench.reporting.tables import DASH, Table, half_text, length_text, perplexity_text, plus_minus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,11 +39,15 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
     words = [
         f"{protocol.caption} On the {some.split} split, {_scored(findings, protocol.name)}. exp of the mean loss "
-        f"over {seeds}; * marks the training length."
+        f"over {seeds}; * marks the training length. Decimals end where the larger of the intervals of the loss, over "
+        "seeds and over documents, begins to tell; neighbours are compared by the changes and not by these."
     ]
-    caption = f"Perplexity against length, both on log scales ({protocol.name})."
+    caption = f"Perplexity against length, both on log scales ({protocol.name}). {_BANDS}"
     shown = pictures(drawn, f"perplexity-{protocol.name}", caption)
-    section = Section(table.title, words, [table], shown, short=f"Perplexity: {protocol.name}")
+    changed = change_tables(findings, protocol.name)
+    section = Section(table.title, words, [table, *changed], shown, short=f"Perplexity: {protocol.name}")
+    if changed:
+        section.words.append(_change_words(protocol))
     if protocol.same_rows:
         section.words += _just_past(findings, protocol)
     if protocol is NONOVERLAPPING:
@@ -59,10 +67,14 @@ def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) ->
     section.pictures += pictures(drawn, "protocols", _PROTOCOLS_CAPTION)
 
 
+_BANDS = (
+    "Bands are by the change against the training length, where they have no width: the larger of its 95 % intervals "
+    "over seeds and over documents."
+)
 _PROTOCOLS_CAPTION = (
     "The same runs by both protocols: loss against length, from the loss at the training length, by fixed targets "
     "(solid) and in non-overlapping windows (dashed); dotted: an estimate of what fewer early tokens alone would give "
-    "the latter. Scales differ between panels."
+    f"the latter. {_BANDS} Scales differ between panels."
 )
 
 
@@ -95,10 +107,48 @@ def perplexity_table(findings: Findings, protocol: str) -> Table:
     places = {length: findings.at(protocol, length) for length in lengths}
     headers = ["scheme", *(length_text(n) + ("*" if n == findings.training_length else "") for n in lengths)]
     schemes = [s for s in findings.schemes if any(s in places[n] for n in lengths)]
-    rows = [
-        [s, *(perplexity_text(places[n][s].perplexity) if s in places[n] else DASH for n in lengths)] for s in schemes
-    ]
+    rows = [[s, *(_perplexity(places[n][s]) if s in places[n] else DASH for n in lengths)] for s in schemes]
     return Table(f"Perplexity by length in tokens: {protocol}", headers, rows)
+
+
+def _perplexity(m: Measurement) -> str:
+    return perplexity_text(m.perplexity, float(larger(m.loss.half_width, m.loss_documents)))
+
+
+def change_tables(findings: Findings, protocol: str) -> list[Table]:
+    """The change of the loss against the training length, ± over documents, and its ± over seeds; one row a scheme."""
+    at = findings.training_length
+    lengths = [n for n in findings.lengths(protocol) if n != at]
+    places = {n: findings.at(protocol, n) for n in lengths}
+    known = [m for n in lengths for m in places[n].values() if not math.isnan(m.change.mean)]
+    if not known:
+        return []
+    schemes = [s for s in findings.schemes if any(m.scheme == s for m in known)]
+    headers = ["scheme", *map(length_text, lengths)]
+    title = f"change of the loss against {length_text(at)}: {protocol}"
+
+    def table(name: str, text: Callable[[Measurement], str]) -> Table:
+        rows = [[s, *(text(places[n][s]) if s in places[n] else DASH for n in lengths)] for s in schemes]
+        return Table(name, headers, rows)
+
+    tables = [table(title.capitalize(), lambda m: plus_minus(m.change.mean, m.change_documents, sign=True))]
+    if any(not math.isnan(m.change.low) for m in known):
+        tables.append(table(f"± over seeds, {title}", lambda m: half_text(m.change.half_width)))
+    return tables
+
+
+def _change_words(protocol: Protocol) -> str:
+    """What is paired."""
+    paired = (
+        "the same targets at both lengths"
+        if protocol.same_rows
+        else "the same text, of which a length that does not divide the longest leaves out the end of each stretch"
+    )
+    return (
+        f"Change: the loss (nats/token) less that of the same runs at the training length, paired by seed and by "
+        f"document ({paired}). ± is half its 95 % interval over documents, then over seeds (Student's t), each by "
+        "itself."
+    )
 
 
 def early_table(findings: Findings) -> Table:
@@ -125,17 +175,6 @@ def early_table(findings: Findings) -> Table:
     return Table(f"Gain over windows of {at}, and of fewer early tokens alone, nats/token", headers, rows)
 
 
-def position(drawn: list[str]) -> Section | None:
-    """Loss by position in the longest windows."""
-    found = pictures(
-        drawn,
-        POSITION.name,
-        "Mean loss by position in the longest windows there are, in log-spaced buckets; below, the same as gaps to the "
-        "baseline.",
-    )
-    return Section("Loss by position", pictures=found, on_terminal=False) if found else None
-
-
 def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
     """The retrieval probe, by two scores: one row a scheme, one column a gap."""
     rows = findings.probes[RETRIEVAL.name]
@@ -154,7 +193,10 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
             "The part by order: the same against a reading whose first copy is shuffled. Both hold the same words, so "
             "only a model that uses the order of the passage gains."
         )
-    caption = "How much easier a passage is for having been read before, against the gap between its two copies."
+    caption = (
+        "How much easier a passage is for having been read before, against the gap between its two copies. Bands are "
+        "95 % intervals over trials of the mean over seeds."
+    )
     return Section("Retrieval", words, tables, pictures(drawn, RETRIEVAL.name, caption))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.chains import letters
 from posbench.reporting.findings import Findings
@@ -41,6 +43,11 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
         words.append(
             "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
             "leaves around the gap of these models."
+            + (
+                " “Seeds and texts” is both together: half the 95% interval of the gap over other seeds of the same "
+                "training text and other documents like the held-out ones; another text or size may differ by more."
+            )
+            * _has_joint(findings)
         )
     words += ngram_words(findings)
     words += cost_words(findings)
@@ -62,7 +69,9 @@ def loss_table(findings: Findings) -> Table:
     headers = ["scheme", "position", "loss\nnats/token"]
     headers += [f"gap to {base}\nnats/token"] if base else []
     headers += ["group"] * bool(groups) + ["seeds"] * has_seeds
+    has_joint = _has_joint(findings)
     headers += ["gap\nby texts"] if base else []
+    headers += ["seeds\nand texts"] * has_joint
     headers += ["bits\nper byte"]
     rows = []
     for scheme in findings.schemes:
@@ -74,6 +83,7 @@ def loss_table(findings: Findings) -> Table:
         row += [groups[scheme]] if groups else []
         row += [_seeds_text(findings, scheme, len(m.seeds) if m else len(runs))] if has_seeds else []
         row += [half_text(m.gap_documents) if m and scheme != base else DASH] if base else []
+        row += [half_text(m.gap_joint) if m and scheme != base else DASH] * has_joint
         row += [bits_text(m.bits_per_byte, m.loss) if m else number(runs["bits_per_byte"].mean())]
         rows.append(row)
     for scheme, status in absent.items():
@@ -82,6 +92,11 @@ def loss_table(findings: Findings) -> Table:
         rows.append(row)
     foot = ngram_rows(findings, headers)
     return Table("Loss on held-out text", headers, rows, left=frozenset({0, 1}), foot=foot)
+
+
+def _has_joint(findings: Findings) -> bool:
+    """Whether a gap has an interval over seeds and texts together: it takes enough seeds and documents."""
+    return any(not math.isnan(m.gap_joint) for m in findings.at(VALIDATION.name).values())
 
 
 def _seeds_text(findings: Findings, scheme: str, compared: int) -> str:
@@ -121,13 +136,3 @@ def _left(findings: Findings) -> dict[str, str]:
         of = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         texts[str(scheme)] = f"{plus_minus(loss.mean, loss.half_width)} ({of})"
     return texts
-
-
-def training(drawn: list[str]) -> Section | None:
-    """The loss curves."""
-    caption = (
-        "Validation loss while training (mean over seeds) and, below, the same as gaps to the baseline with their 95% "
-        "intervals; the scale of the gaps is that of the last three quarters."
-    )
-    found = pictures(drawn, "curves", caption)
-    return Section("Training", pictures=found, on_terminal=False) if found else None
