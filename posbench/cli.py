@@ -228,6 +228,25 @@ def plan(
 
 
 @app.command(context_settings=HYDRA)
+def tune(
+    ctx: typer.Context,
+    words: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Of the pilots: one that is not scored.", min=0)] = 1000,
+    fraction: Annotated[
+        float, typer.Option(help="The part of the train documents that pilots are measured by.", min=0.001, max=0.5)
+    ] = 0.05,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Find the learning rate of each scheme of an experiment, on text that is never scored. Resumes like a sweep.
+
+    `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope hydra/launcher=joblib`
+    """
+    from posbench.tune import tune as tune_rates
+
+    tune_rates(_words(words, ctx, config_dir), _train_job, _say_inert, _console(), seed, fraction)
+
+
+@app.command(context_settings=HYDRA)
 def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
     from posbench.composition import compose

@@ -14,7 +14,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,10 @@ def _between(what: str, value: float, low: float, high: float) -> None:
     )
 
 
+def _check_rate(what: str, value: float) -> None:
+    _between(what, value, 1e-12, 10)
+
+
 def _check_path(what: str, value: Any) -> None:
     """Hold a path, or a list of them, to what the file system can look up on this machine."""
     for word in value if isinstance(value, list) else [value]:
@@ -103,6 +107,7 @@ class SchemeConfig:
     kind: str  # the registered class that carries it out, such as `rotary`
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
+    lr: float | None = None  # peak learning rate of this row; None: train.lr
 
     def __post_init__(self) -> None:
         check_name("scheme.name", self.name)
@@ -111,6 +116,8 @@ class SchemeConfig:
             isinstance(self.attention, dict),
             f"scheme.attention={self.attention!r} is not a mapping: give scheme.attention={{kind: softmax}}",
         )
+        if self.lr is not None:
+            _check_rate("scheme.lr", self.lr)
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -120,14 +127,15 @@ class SchemeConfig:
                 key in mapping,
                 f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme",
             )
-        ours = ("name", "kind", "attention")
+        ours = ("name", "kind", "attention", "lr")
         options = {key: value for key, value in mapping.items() if key not in ours}
-        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {})
+        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, mapping.get("lr"))
 
     def to_mapping(self) -> dict[str, Any]:
         """The flat form of `conf/scheme/*.yaml`."""
         attention = {"attention": self.attention} if self.attention else {}
-        return {"name": self.name, "kind": self.kind, **attention, **self.options}
+        lr = {} if self.lr is None else {"lr": self.lr}
+        return {"name": self.name, "kind": self.kind, **lr, **attention, **self.options}
 
 
 @dataclass
@@ -200,12 +208,14 @@ class DataConfig:
     token_budget: int | None = None  # stop reading train text once it gave this many tokens (about); null: all of it
     validation_fraction: float = 0.05  # of the documents, where validation or test is cut from `path` or train by hash
     test_fraction: float = 0.10
+    tuning_fraction: float = 0.0  # above 0, text to tune by: this part of train is validation, and no test is there
     cache_dir: str | None = None  # token shards; null: $POSBENCH_CACHE, else posbench in the user's cache folder
 
     def __post_init__(self) -> None:
         _one_of("data.source", self.source, SOURCES)
         _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         _between("data.test_fraction", self.test_fraction, 0.0, 0.5)
+        _between("data.tuning_fraction", self.tuning_fraction, 0.0, 0.5)
         _require(
             self.validation_fraction + self.test_fraction < 1,
             f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} "
@@ -267,6 +277,7 @@ class TrainConfig:
     batch_size: int = MISSING  # B, sequences a step (all micro-batches together)
     accumulation: int = 1  # micro-batches a step
     lr: float = MISSING  # peak learning rate
+    lr_of: Any = None  # {scheme: rate}: rates of single schemes in place of lr (`posbench tune` finds them)
     lr_end_ratio: float = 0.1  # the last learning rate as a part of the peak
     warmup_ratio: float = 0.05  # part of the steps
     schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
@@ -315,7 +326,12 @@ class TrainConfig:
             f"train.steps={self.steps} of {self.tokens_per_step} tokens are more than {_MOST_TOKENS:.0e} tokens: "
             "lower train.steps, train.batch_size or train.context_length",
         )
-        _between("train.lr", self.lr, 1e-12, 10)
+        _check_rate("train.lr", self.lr)
+        _require(
+            self.lr_of is None or isinstance(self.lr_of, dict), f"train.lr_of={self.lr_of!r} is not {{scheme: rate}}"
+        )
+        for scheme, rate in (self.lr_of or {}).items():
+            _check_rate(f"train.lr_of.{scheme}", rate)
         _between("train.lr_end_ratio", self.lr_end_ratio, 0, 1)
         _between("train.warmup_ratio", self.warmup_ratio, 0, 1)
         _one_of("train.schedule", self.schedule, SCHEDULES)
@@ -527,6 +543,8 @@ class Config:
         if not isinstance(self.scheme, SchemeConfig):
             _require(isinstance(self.scheme, dict), f"scheme={self.scheme!r} is no scheme: give a name of conf/scheme")
             self.scheme = SchemeConfig.from_mapping(self.scheme)
+        if self.scheme.lr is None:
+            self.scheme.lr = (self.train.lr_of or {}).get(self.scheme.name)
         entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0)
         _require(
             self.model.vocab_size is None or self.model.vocab_size >= entries,
@@ -538,6 +556,11 @@ class Config:
         _check_path("runs_dir", self.runs_dir)
         _between("seed", self.seed, 0, (1 << 63) - 1)
         _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
+
+    @property
+    def row_train(self) -> TrainConfig:
+        """`train` with the learning rate of this row."""
+        return self.train if self.scheme.lr is None else replace(self.train, lr=self.scheme.lr)
 
     @property
     def trunk_name(self) -> str | None:

@@ -10,7 +10,7 @@ PACKAGE = Path(posbench.__file__).parent
 TIERS = (
     "__main__",
     "cli",
-    "plan bench",
+    "plan bench tune",
     "reporting training",
     "evaluation",
     "tracking verify",

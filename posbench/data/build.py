@@ -22,7 +22,7 @@ from posbench.data import tokenization
 from posbench.data.overlap import measure_overlap, overlap_warning
 from posbench.data.shards import FORMAT, SplitWriter, open_split, write_file, write_manifest
 from posbench.data.sources import Source
-from posbench.data.splitting import SPLITS, split_of
+from posbench.data.splitting import SPLITS, split_of, tuning_split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,12 +102,16 @@ class Documents:
 
     def _read(self, source: Source, streams: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
         fractions = {name: getattr(source.config, f"{name}_fraction") for name in source.cut}
-        for name in SPLITS:
+        tuning = source.config.tuning_fraction if source.by_document else 0.0
+        for name in ("train",) if tuning else SPLITS:
             for text in streams.get(name, ()):
                 if name == "train" and self.train_is_full:
                     break
                 if text and not text.isspace():
-                    yield (split_of(text.encode(), fractions) if name == "train" else name), text
+                    split = split_of(text.encode(), fractions) if name == "train" else name
+                    of_tuning = tuning_split(split, text.encode(), tuning)
+                    if of_tuning is not None:
+                        yield of_tuning, text
 
 
 def _sample(documents: Documents, head: list[tuple[str, str]], num_bytes: int) -> Iterator[str]:
@@ -165,7 +169,13 @@ def _check_splits(
 ) -> None:
     """Refuse an empty split that should have text; tell of one that was left empty on purpose."""
     documents = {name: splits[name]["documents"] for name in SPLITS}
-    for name in (name for name in SPLITS if not documents[name]):
+    tuning = source.config.tuning_fraction
+    if tuning and not documents["validation"]:
+        raise ConfigError(
+            f"{source.describe('train')} gives {documents['train']:,} documents to tune by, of which "
+            f"data.tuning_fraction={tuning:g} leaves none to measure by: raise it, or give more documents"
+        )
+    for name in (name for name in SPLITS if not documents[name] and not tuning):
         fraction = getattr(source.config, f"{name}_fraction", None)
         if not any(documents.values()) or (name in streams and not (name == "train" and source.cut)):
             raise ConfigError(f"{source.describe(name)} holds no text: every document is empty or blank")

@@ -10,6 +10,16 @@ from hashlib import sha256
 SPLITS = ("train", "validation", "test")
 
 
+def tuning_split(split: str, document: bytes, fraction: float) -> str | None:
+    """The split that a document of `split` has in a text to tune by, which holds out `fraction` of train.
+
+    None where it is not in that text: what others are scored on is not read. With a fraction of 0, `split`.
+    """
+    if fraction == 0:
+        return split
+    return split_of(b"tuning\0" + document, {"validation": fraction}) if split == "train" else None
+
+
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
     """The split of a document (UTF-8): each of `fractions` gets about its part of all documents, train the rest.
 

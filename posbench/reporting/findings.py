@@ -24,6 +24,7 @@ from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.relativity import measure_relativity
+from posbench.reporting.spikes import Gradients, gradients
 from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
 from posbench.runs import Run, run_at
 
@@ -56,6 +57,7 @@ class Findings:
     costs: dict[str, Cost]  # by scheme
     equal_compute: EqualCompute | None  # None where there is nothing to tell apart: see `costs.equal_compute`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
+    gradients: list[Gradients]  # of the runs that logged their largest norms
     looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
@@ -146,6 +148,7 @@ def find(
         costs=costs(joined),
         equal_compute=equal_compute(joined, curves),
         curves=curves,
+        gradients=gradients(runs),
         looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],

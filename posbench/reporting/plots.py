@@ -22,11 +22,10 @@ from posbench.reporting.drawing import (
     tokens_text,
 )
 from posbench.reporting.palette import INK
-from posbench.reporting.statistics import larger, t_interval
+from posbench.reporting.statistics import larger
 from posbench.reporting.tables import printable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from posbench.reporting.findings import Findings
@@ -89,40 +88,20 @@ def gaps(findings: Findings, baseline: str) -> Figure:
 
 
 def curves(findings: Findings) -> Figure:
-    """Validation loss while training, and below it the same as gaps to the baseline, where small differences show."""
+    """Validation loss while training. Gaps are not drawn: before its end a run is no shorter run's end."""
     from matplotlib.ticker import FuncFormatter
 
-    look, base = findings.looks, findings.baseline
     table = findings.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     present = set(table.columns.get_level_values(0))
     there = [s for s in findings.schemes if s in present]
-    both = base in there and len(there) > 1
-    figure, panels = new_figure(5.6 if both else 3.3, rows=2 if both else 1)
-    draw_lines(panels[0], {s: (table.index, table[s].T.mean()) for s in there}, look, marker=False)
-    panels[0].set_ylabel("validation loss, nats/token")
-    if both:
-        _gap_curves(panels[1], {s: table[s] - table[base] for s in there}, look)
-        panels[1].set_ylabel(f"gap to {short(base or '')}, nats/token")
-    for axes in panels:
-        axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
-        axes.margins(x=0)
-    panels[-1].set_xlabel("tokens trained on")
-    name_lines(figure, panels[-1])
+    figure, (axes,) = new_figure(3.6)
+    draw_lines(axes, {s: (table.index, table[s].T.mean()) for s in there}, findings.looks, marker=False)
+    axes.set_ylabel("validation loss, nats/token")
+    axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
+    axes.margins(x=0)
+    axes.set_xlabel("tokens trained on")
+    name_lines(figure, axes)
     return figure
-
-
-def _gap_curves(axes: Axes, gaps: dict[str, Any], look: Any) -> None:
-    draw_lines(axes, {s: (gap.index, gap.T.mean()) for s, gap in gaps.items()}, look, marker=False)
-    for scheme, gap in gaps.items():
-        if gap.shape[1] > 1:
-            bands = [t_interval(row) for row in gap.to_numpy()]
-            low, high = [b.low for b in bands], [b.high for b in bands]
-            axes.fill_between(gap.index, low, high, color=look[scheme].colour, alpha=0.12, linewidth=0)
-    late = np.concatenate([gap.T.mean().to_numpy()[len(gap) // 4 :] for gap in gaps.values()])
-    late = late[np.isfinite(late)]
-    if len(late):
-        margin = 0.12 * (late.max() - late.min()) or 1e-3
-        axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
 def by_length(findings: Findings, protocol: str) -> Figure:

@@ -34,6 +34,7 @@ _ASIDE_IN_TRAIN = (
     "max_skipped_steps",
     "branch_tokens",
     "trunk_tokens",
+    "lr_of",  # what of it holds for a run is its scheme.lr
 )
 # Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.

@@ -16,7 +16,7 @@ from posbench.runs.run import Run
 
 
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """The runs that the words name, each once; all of `runs_dir` without a word."""
+    """The runs that the words name, each once; all of `runs_dir` but pilots without a word."""
     if not names and not runs_dir.is_dir():
         raise ConfigError(f"{runs_dir}/ does not exist: train first with posbench train scheme=vo_rope")
     runs: list[Run] = []
@@ -24,22 +24,29 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
         place = _place(name, runs_dir)
         if place is None:
             raise _no_run(name, runs_dir)
-        below = find_runs(place)
+        below = [run for run in find_runs(place) if names or not is_pilot(run.path.parent.parent)]
         if not below:
             raise ConfigError(f"{place} contains no runs: train one first (posbench train scheme=vo_rope)")
         runs.extend(run for run in below if run not in runs)
     return runs
 
 
+def is_pilot(experiment: Path) -> bool:
+    """Whether a folder is of pilots of `posbench tune`, `runs/demo-tune/lr=0.005`: taken only where they are named."""
+    return experiment.parent.name.endswith("-tune") and experiment.name.startswith("lr=")
+
+
 def experiment_named(name: str | None, runs_dir: Path) -> Path:
-    """The experiment's folder; without a name that of the only experiment, those under `reference/` aside."""
+    """The experiment's folder; without a name that of the only one, `reference/` and pilots aside."""
     folders = _experiments(runs_dir)
     if name is not None:
         place = _place(name, runs_dir)
         if place is None:
             raise _no_experiment(name, runs_dir, folders)
         return place
-    candidates = [folder for folder in folders if "reference" not in folder.relative_to(runs_dir).parts]
+    candidates = [
+        folder for folder in folders if "reference" not in folder.relative_to(runs_dir).parts and not is_pilot(folder)
+    ]
     if len(candidates) > 1:
         listed = ", ".join(map(str, candidates))
         raise ConfigError(f"which experiment? {runs_dir}/ contains {listed}: posbench report EXPERIMENT")

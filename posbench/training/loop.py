@@ -118,7 +118,7 @@ def fetch_losses(training: Training) -> None:
 
     Raises: Died after too many of them.
     """
-    train = training.config.train
+    train = training.config.row_train
     for n, loss, norm in training.state.fetch():
         lr = learning_rate(n, train)
         skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}, batch {n}"
@@ -132,7 +132,7 @@ def fetch_losses(training: Training) -> None:
 
 def log_step(training: Training, tokens_per_second: float) -> None:
     """The row of training since the last such row."""
-    state, train = training.state, training.config.train
+    state, train = training.state, training.config.row_train
     append_row(
         training,
         {

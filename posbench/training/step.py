@@ -42,7 +42,7 @@ class TrainingStep:
         if device.compiled:
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
-        self.optimizer = AdamW(self.model, config.train)
+        self.optimizer = AdamW(self.model, config.row_train)
 
     def __call__(self, n: int, tokens: Tensor, observe: Observer = unobserved) -> Tensor:
         """Step n (0-based), which sets the learning rate, with the whole batch [B, T + 1] int64 on the device.

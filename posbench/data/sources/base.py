@@ -25,6 +25,7 @@ class Source(ABC):
     """
 
     cut: tuple[str, ...] = ()
+    by_document = True  # False: the streams are whole splits, also of a text to tune by (`data.tuning_fraction`)
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config

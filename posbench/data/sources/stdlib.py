@@ -14,7 +14,7 @@ from typing import Any
 from posbench.config import DataConfig
 from posbench.data.grams import families, gram_hashes
 from posbench.data.sources.base import Source, stream
-from posbench.data.splitting import SPLITS, split_of
+from posbench.data.splitting import SPLITS, split_of, tuning_split
 
 # Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
 # points, and `pydoc_data` is the language reference as one table of strings.
@@ -35,6 +35,8 @@ class StandardLibrary(Source):
     (`posbench.data.grams.families`), and a family goes to one split, by a hash of the name of its first file. So the
     splits are the same on every machine with the same files.
     """
+
+    by_document = False
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
@@ -66,8 +68,11 @@ class StandardLibrary(Source):
                     grams.append(gram_hashes(text))
         files: dict[str, list[Path]] = {name: [] for name in SPLITS if fractions.get(name, 1)}
         for path, first in zip(paths, families(grams, _SIBLINGS), strict=True):
-            files[split_of(self._name(paths[first]).encode(), fractions)].append(path)
-        return files
+            name = self._name(paths[first]).encode()
+            split = tuning_split(split_of(name, fractions), name, self.config.tuning_fraction)
+            if split is not None:
+                files.setdefault(split, []).append(path)
+        return {split: found for split, found in files.items() if found or not self.config.tuning_fraction}
 
     def streams(self) -> dict[str, Iterable[str]]:
         return {split: stream(_decodable, paths) for split, paths in self.files_of.items()}

@@ -3,7 +3,17 @@
 from collections.abc import Iterable
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.sections import against, lengths, losses, next_runs, order, position, provenance, ranking
+from posbench.reporting.sections import (
+    against,
+    lengths,
+    losses,
+    next_runs,
+    order,
+    position,
+    provenance,
+    ranking,
+    training,
+)
 from posbench.reporting.sections.section import Section
 
 __all__ = ["Section", "sections"]
@@ -16,7 +26,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         losses.losses(findings, drawn),
         ranking.ranking(findings),
         *(against.against(findings, comparison) for comparison in findings.against),
-        losses.training(drawn),
+        training.training(findings, drawn),
         *lengths.extrapolation(findings, drawn),
         order.order(findings, drawn),
         position.position(findings, drawn),

@@ -136,13 +136,3 @@ def _left(findings: Findings) -> dict[str, str]:
         of = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         texts[str(scheme)] = f"{plus_minus(loss.mean, loss.half_width)} ({of})"
     return texts
-
-
-def training(drawn: list[str]) -> Section | None:
-    """The loss curves."""
-    caption = (
-        "Validation loss while training (mean over seeds) and, below, the same as gaps to the baseline with their 95% "
-        "intervals; the scale of the gaps is that of the last three quarters."
-    )
-    found = pictures(drawn, "curves", caption)
-    return Section("Training", pictures=found, on_terminal=False) if found else None

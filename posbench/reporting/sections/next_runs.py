@@ -126,7 +126,8 @@ def settings(config: Config) -> list[str]:
 def _flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+        is_group = isinstance(value, Mapping) and key != "lr_of"
+        flat |= _flat(value, f"{above}{key}.") if is_group else {f"{above}{key}": value}
     return flat
 
 
@@ -136,6 +137,8 @@ def _word(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_word(each)}' for key, each in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
     if isinstance(value, float):

@@ -10,6 +10,7 @@ from posbench.config import ConfigError
 from posbench.reporting.findings import Findings
 from posbench.reporting.frame import FINGERPRINTS, records
 from posbench.reporting.sections.section import Section
+from posbench.reporting.sections.training import spikes_text
 from posbench.reporting.tables import DASH, Table, millions, whole
 from posbench.runs import Run
 
@@ -30,6 +31,7 @@ def setup(findings: Findings) -> Section:
         ["tokens trained on", whole(frame["tokens"].max())],
         ["device", ", ".join(sorted({f"{r['device']} ({r['dtype']})" for r in runs}))],
         ["skipped steps", ", ".join(skipped) or "none"],
+        ["gradient spikes", spikes_text(findings)],
     ]
     for group in ("model", "data", "tokenizer", "train", "evaluation"):
         rows.append([group, ", ".join(f"{k}={v}" for k, v in mapping[group].items() if v is not None)])
