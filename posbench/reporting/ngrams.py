@@ -84,9 +84,10 @@ def _records(of_scheme: Measurement, runs: Mapping[Key, Run]) -> tuple[dict[int,
 def _line(order: int, records: Mapping[int, NgramLosses], table: list[Measurement], baseline: str | None) -> NgramLine:
     of_seeds = list(records.values())
     losses = np.array([record.losses[order] for record in of_seeds])
-    gaps = {m.scheme: t_interval(losses - np.array(m.losses)) for m in table}
-    is_better = {scheme: _sign(gap) for scheme, gap in gaps.items()}
-    better, worse, undecided = (tuple(s for s, sign in is_better.items() if sign == which) for which in (1, -1, 0))
+    best_first = sorted(table, key=lambda m: m.loss.mean)
+    gaps = {m.scheme: t_interval(losses - np.array(m.losses)) for m in best_first}
+    signs = {scheme: _sign(gap) for scheme, gap in gaps.items()}
+    better, worse, undecided = (tuple(s for s, sign in signs.items() if sign == which) for which in (1, -1, 0))
     return NgramLine(
         order=order,
         seeds=tuple(records),

@@ -149,8 +149,8 @@ def _parsed(content: Any) -> NgramLosses:
         losses = {int(order): float(loss) for order, loss in content["losses"].items()}
         counts = {name: int(content[name]) for name in _COUNTS}
         seconds = float(content["seconds"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(f"it holds no losses: {error}") from None
-    if min(counts.values()) < 1 or not all(loss >= 0 for loss in losses.values()):
+    if min(counts.values()) < 1 or not all(0 <= number < math.inf for number in (*losses.values(), seconds)):
         raise ValueError("it holds what losses and counts cannot be")
     return NgramLosses(task, losses, **counts, seconds=seconds)
