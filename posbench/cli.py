@@ -343,9 +343,14 @@ def evaluate(
 
 @app.command()
 def report(
-    experiment: Annotated[
-        str | None,
-        typer.Argument(help="An experiment, or its folder. Default: the only experiment.", show_default=False),
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT...]",
+            help="An experiment, or its folder. Default: the only one. Several, which differ in size or tokens alone: "
+            "the trend over them.",
+            show_default=False,
+        ),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)
@@ -365,21 +370,36 @@ def report(
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html."""
+    """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html.
+
+    `posbench report demo`, `posbench report ladder_s-512k ladder_s-1.02M ladder_s` (how gaps change with tokens)
+    """
     from posbench.machine.files import check_writable
     from posbench.reporting import report as write_report
+    from posbench.reporting import trend_report
+
+    named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
+    if "" in (*named, output):
+        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
+    folders = [_experiment_folder(name, runs_dir) for name in named]
+    place = folders[0] / ("trend" if len(folders) > 1 else "report")
+    if output is None and place.is_symlink():
+        raise ConfigError(f"{place} is a symbolic link: name the place with --output, or take it away")
+    check_writable(Path(output) if output else place, "report")
+    if len(folders) > 1:
+        trend_report(folders, against, baseline, output, _console(), family, margin)
+    else:
+        write_report(folders[0], against, baseline, output, _console(), family, margin)
+
+
+def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     from posbench.runs import find_runs
     from posbench.runs.named import experiment_named
 
-    if "" in (experiment, output):
-        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
-    folder = experiment_named(experiment, runs_dir)
+    folder = experiment_named(name, runs_dir)
     if any(run.path == folder for run in find_runs(folder)):
         raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
-    if output is None and (folder / "report").is_symlink():
-        raise ConfigError(f"{folder / 'report'} is a symbolic link: name the place with --output, or take it away")
-    check_writable(Path(output) if output else folder / "report", "report")
-    write_report(folder, against, baseline, output, _console(), family, margin)
+    return folder
 
 
 @app.command()

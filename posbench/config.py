@@ -58,10 +58,15 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+def short_count(count: int) -> str:
+    """`2.05M`: three digits and a unit."""
+    size, unit = next((each for each in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if count >= each[0]), (1, ""))
+    return f"{float(f'{count / size:.3g}'):g}{unit}"
+
+
 def branch_name(trunk: str, tokens: int) -> str:
-    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`, to three digits."""
-    size, unit = next((each for each in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if tokens >= each[0]), (1, ""))
-    return f"{trunk}-{float(f'{tokens / size:.3g}'):g}{unit}"
+    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
+    return f"{trunk}-{short_count(tokens)}"
 
 
 def _require(holds: bool, message: str) -> None:

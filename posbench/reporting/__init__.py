@@ -2,6 +2,7 @@
 
     frame = results("runs/demo")                      # one row a run
     paths = report("runs/demo", against="kexue-10862")  # prints the tables; table.csv, report.md, report.html, plots
+    trend_report(["runs/ladder_s-512k", "runs/ladder_s"])  # how gaps change with size and tokens
     compare(["runs/demo/qk_rope/seed=0", "runs/demo/vo_rope/seed=0"])
 
 The way of the data: `frame` (runs as rows) -> `joining` (which of them may be compared) -> `findings` (losses, gaps,
@@ -11,6 +12,6 @@ never changes a run.
 
 from posbench.reporting.compare import compare
 from posbench.reporting.frame import results
-from posbench.reporting.report import report
+from posbench.reporting.report import report, trend_report
 
-__all__ = ["compare", "report", "results"]
+__all__ = ["compare", "report", "results", "trend_report"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 _DASHES = {DASHED: "5 2.5", DASHDOT: "7 2 1.5 2", DOTTED: "1.5 2"}
 
 
-def render(findings: Findings, sections: list[Section], drawings: dict[str, str]) -> str:
-    """The page. `drawings` are the SVG documents of the pictures that the sections name."""
+def render(name: str, lede: str, sections: list[Section], drawings: dict[str, str], looks: Mapping[str, Look]) -> str:
+    """The page.
+
+    Arguments: name, of what is reported; lede, a sentence of what was compared; drawings, the SVG documents of the
+    pictures that the sections name; looks, how each scheme is drawn.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -33,12 +38,12 @@ def render(findings: Findings, sections: list[Section], drawings: dict[str, str]
     environment.filters["printable"] = printable
     template = environment.get_template("report.html.j2")
     return template.render(
-        title=f"posbench: {printable(findings.experiment)}",
-        lede=lede(findings),
+        title=f"posbench: {printable(name)}",
+        lede=printable(lede),
         version=__version__,
         sections=sections,
         inline={stem: Markup(inline_svg(drawing, stem)) for stem, drawing in drawings.items()},
-        swatches={scheme: Markup(swatch(findings.looks[scheme])) for scheme in findings.schemes},
+        swatches={scheme: Markup(swatch(look)) for scheme, look in looks.items()},
     )
 
 
@@ -52,9 +57,7 @@ def lede(findings: Findings) -> str:
         f"model {config.model.name}",
         f"{whole(runs['tokens'].max())} tokens of {config.data.name} a run",
     ]
-    return printable(
-        ", ".join(said) + f", trained at {config.train.context_length:,} tokens of context. Lower loss is better."
-    )
+    return ", ".join(said) + f", trained at {config.train.context_length:,} tokens of context. Lower loss is better."
 
 
 def inline_svg(drawing: str, prefix: str) -> str:

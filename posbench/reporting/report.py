@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
 from posbench.machine.files import write_bytes
-from posbench.reporting import drawing, page, plots, spreadsheet
+from posbench.reporting import drawing, page, plots, spreadsheet, trend_plots
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
+from posbench.reporting.sections.trend import trend_sections
 from posbench.reporting.statistics import MARGIN
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
+from posbench.reporting.trend import find_trend
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
     from rich.console import Console
+
+    from posbench.reporting.palette import Look
 
 
 def report(
@@ -41,20 +48,65 @@ def report(
     figures = plots.draw_all(findings)
     made = sections(findings, figures)
 
-    files = {name: spreadsheet.encode(frame) for name, frame in spreadsheet.frames(findings).items()}
+    tables = spreadsheet.frames(findings)
+    looks = {scheme: findings.looks[scheme] for scheme in findings.schemes}
+    return _publish(findings.experiment, page.lede(findings), made, tables, figures, looks, target, console)
+
+
+def trend_report(
+    folders: Sequence[str | Path],
+    against: str | None = None,
+    baseline: str | None = None,
+    output: str | Path | None = None,
+    console: Console | None = None,
+    family: str = "all",
+    margin: float = MARGIN,
+) -> list[Path]:
+    """Print the trend over experiments that differ in size or tokens alone, write its files, and return their paths.
+
+    Arguments: output, where files go (default: `trend` in the first folder); the others as of `report`.
+    Raises: ConfigError as `report`, and where the experiments cannot be compared, naming the field that differs.
+    """
+    from rich.console import Console
+
+    trend = find_trend(folders, baseline, against, family, margin)
+    figures = trend_plots.draw_trend(trend)
+    made = trend_sections(trend, list(figures))
+    lede = (
+        f"{len(trend.points)} experiments, {len(trend.sizes())} sizes, {len(trend.schemes)} position schemes: how gaps "
+        "change with size and tokens. Lower loss is better."
+    )
+    name = f"trend of {', '.join(point.name for point in trend.points)}"
+    target = Path(output) if output else Path(folders[0]) / "trend"
+    tables = spreadsheet.trend_frames(trend)
+    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Console())
+
+
+def _publish(
+    name: str,
+    lede: str,
+    made: list[Section],
+    tables: Mapping[str, pd.DataFrame],
+    figures: Mapping[str, Figure],
+    looks: Mapping[str, Look],
+    target: Path,
+    console: Console,
+) -> list[Path]:
+    """Write the files of a report and print its sections."""
+    files = {file: spreadsheet.encode(frame) for file, frame in tables.items()}
     drawings = {stem: drawing.svg(figure) for stem, figure in figures.items()}
-    files["report.md"] = as_markdown(findings.experiment, made).encode()
-    files["report.html"] = page.render(findings, made, drawings).encode()
+    files["report.md"] = as_markdown(name, made).encode()
+    files["report.html"] = page.render(name, lede, made, drawings, looks).encode()
     for stem, figure in figures.items():
         files[f"{stem}.svg"] = drawings[stem].encode()
         files[f"{stem}.png"] = drawing.png(figure)
-    for name, content in files.items():
-        write(target / name, content)
+    for file, content in files.items():
+        write(target / file, content)
     print_sections(made, console)
-    first = ("report.html", "report.md", "table.csv")
+    first = ("report.html", "report.md", next(iter(tables)))
     more = f"{', '.join(first)} and {len(files) - len(first)} more"
     console.print(f"wrote {more} in {target}/", highlight=False, markup=False, soft_wrap=True)
-    return [target / name for name in files]
+    return [target / file for file in files]
 
 
 def write(path: Path, content: bytes) -> None:

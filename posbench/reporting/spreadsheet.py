@@ -10,6 +10,7 @@ from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
 from posbench.reporting.statistics import NOTHING, Pair
 from posbench.reporting.tables import csv_text, printable
+from posbench.reporting.trend import Trend, link_verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,27 @@ def rates(findings: Findings) -> pd.DataFrame:
             row |= {"pilot_loss": pilots.get(lr, math.nan), "loss": m.loss.mean if m and is_own else math.nan}
             rows.append({**row, "gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high})
     return pd.DataFrame(rows)
+
+
+def trend_frames(trend: Trend) -> dict[str, pd.DataFrame]:
+    """trend.csv: one row an experiment and scheme. links.csv: one row an experiment and link of the published chain.
+
+    Losses and gaps are those of table.csv; `difference` is that of the second scheme of a link less the first.
+    """
+    import pandas as pd
+
+    rows, links = [], []
+    for point in trend.points:
+        where = {"experiment": point.name, "parameters": point.parameters, "tokens": point.tokens, "lr": point.lr}
+        for scheme, m in point.losses.items():
+            row = {**where, "scheme": scheme, "seeds": len(m.seeds), "loss": m.loss.mean}
+            row |= {"gap": m.gap.mean, "gap_low": m.gap.low, "gap_high": m.gap.high}
+            rows.append({**row, "gap_documents": m.gap_documents, "gap_joint": m.gap_joint})
+        for better, sign, worse in trend.links:
+            verdict, interval = link_verdict(point.findings, better, sign, worse)
+            link = {**where, "better": better, "sign": sign, "worse": worse, "verdict": verdict}
+            links.append({**link, "difference": interval.mean, "low": interval.low, "high": interval.high})
+    return {"trend.csv": pd.DataFrame(rows), **({"links.csv": pd.DataFrame(links)} if links else {})}
 
 
 def measurements(findings: Findings) -> pd.DataFrame:

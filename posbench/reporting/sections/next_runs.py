@@ -115,6 +115,10 @@ def settings(config: Config) -> list[str]:
     except ConfigError:  # a scheme of a name of one's own
         usual = _flat(compose(words).to_mapping())
     actual = _flat(config.to_mapping())
+    if config.trunk_name is not None:  # its trunk trains it too, for less
+        branches = usual["train.branch_tokens"] or [config.train.tokens]
+        trunk = {"tokens": config.train.trunk_tokens, "trunk_tokens": None, "branch_tokens": branches}
+        actual |= {"experiment_name": config.trunk_name, **{f"train.{key}": value for key, value in trunk.items()}}
     aside = ("scheme.", "experiment.", "tracking.", "launch.")
     return words + [
         f"{key}={_word(value)}"
