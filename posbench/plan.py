@@ -235,9 +235,11 @@ def show(plan: Plan, console: Console) -> None:
     table.add_column()
     memory, disk = plan.memory_bytes, plan.disk_bytes
     total = plan.parameters_embedding + plan.parameters_body
+    settings = plan.runs // (len(plan.schemes) * plan.seeds)
     rows: dict[str, Any] = {
         "experiment": plan.experiment + (f" (after {plan.source})" if plan.source else ""),
-        "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds",
+        "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds"
+        + (f" x {settings} other settings" if settings > 1 else ""),
         "parameters": f"{_big(total)}: {_big(plan.parameters_body)} in the layers, "
         f"{_big(plan.parameters_embedding)} in the embeddings",
         "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_in_all)} in all; context "
@@ -246,7 +248,7 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.evaluation_flops:.3g} to evaluate",
         "memory": f"{_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
         f"{_bytes(memory['state'])}, activations {_bytes(memory['activations'])}, logits {_bytes(memory['logits'])}",
-        "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.0f} "
+        "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} "
         f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, a run on each" if plan.gpus > 1 else ""),
         "disk": f"checkpoints {_bytes(disk['checkpoints'])}"
         + (f", token cache {_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),

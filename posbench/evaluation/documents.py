@@ -83,6 +83,6 @@ def _drawn_quantile(weights: tuple[float, ...], confidence: float) -> float:
 @cache
 def student(freedom: float, confidence: float) -> float:
     """The two-sided quantile of Student's t."""
-    from scipy import stats
+    from scipy.special import stdtrit
 
-    return float(stats.t.isf((1 - confidence) / 2, freedom))
+    return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -90,6 +90,19 @@ def split(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
     return noise
 
 
+def rare(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """Normal, and one scheme that fails to learn something with one seed of ten."""
+    noise = random.normal(size=shape)
+    noise[:, 0] += 20 * ((random.random(shape[0]) < 0.1) - 0.1)
+    return noise
+
+
+def related(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """Normal, three families of schemes; those of one family have 90 % of their variance in common."""
+    common = random.normal(size=(shape[0], 3))[:, np.arange(shape[1]) % 3]
+    return math.sqrt(0.9) * common + math.sqrt(0.1) * random.normal(size=shape)
+
+
 def same_scheme(trials: int, schemes: int, seeds: int, noise: Noise = normal, seed: int = 0) -> Rate:
     """A/A: trials in which the procedure tells one scheme under several names apart."""
     random = np.random.default_rng(seed)
@@ -178,6 +191,7 @@ def calibrate(trials: int = 2000) -> list[Rate]:
         same_scheme(trials, 3, 2),
         same_scheme(trials, 3, 5, heavy),
         same_scheme(trials, 3, 5, uneven),
+        same_scheme(trials, 11, 5, related),
         planted(trials, 2, 5),
         planted(trials, 2, 3),
         planted(trials, 3, 5),
@@ -194,7 +208,7 @@ def calibrate(trials: int = 2000) -> list[Rate]:
 
 def beyond(trials: int = 2000) -> list[Rate]:
     """A/A where the test's assumption fails: not promised, only measured."""
-    return [same_scheme(trials, count, seeds, noise) for noise in (skewed, split) for count, seeds in CASES]
+    return [same_scheme(trials, count, seeds, noise) for noise in (skewed, rare, split) for count, seeds in CASES]
 
 
 def calibration_table(rates: list[Rate], title: str = "Calibration of the statistics") -> Table:

@@ -23,6 +23,7 @@ from posbench.reporting.ngrams import NgramLine, ngram_lines
 from posbench.reporting.palette import Look, facts_of, looks
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
+from posbench.reporting.rates import OwnRates, own_rates
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.spikes import Gradients, gradients
 from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
@@ -58,6 +59,7 @@ class Findings:
     equal_compute: EqualCompute | None  # None where there is nothing to tell apart: see `costs.equal_compute`
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     gradients: list[Gradients]  # of the runs that logged their largest norms
+    rates: OwnRates | None  # None where no learning rate of a scheme's own was tried
     looks: dict[str, Look]  # scheme -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
@@ -125,7 +127,11 @@ def find(
     found = gather(runs, notes)
     measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
     schemes, seeds, losses = _matrix(joined, measurements)
-    pairs = compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
+
+    def test(losses: Floats, schemes: list[str]) -> list[Pair]:
+        return compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
+
+    pairs = test(losses, schemes)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
     curves = _curves(runs, notes)
     probed = [protocol for protocol in PROTOCOLS.values() if protocol.groups]
@@ -149,6 +155,7 @@ def find(
         equal_compute=equal_compute(joined, curves),
         curves=curves,
         gradients=gradients(runs),
+        rates=own_rates(Path(folder), joined, config, test, notes),
         looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],

@@ -14,6 +14,7 @@ the two-way variance of Cameron, Gelbach and Miller (2011), with Satterthwaite's
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -23,27 +24,31 @@ FEWEST_SEEDS = 5
 CONFIDENCE = 0.95
 
 
-def joint_error(nll: Floats, targets: Floats) -> float:
+def joint_error(nll: Floats, targets: Floats, fewest_seeds: int = FEWEST_SEEDS) -> Floats:
     """Half the 95 % interval of a gap over seeds and documents together, nats/token.
 
-    Arguments: nll [seeds, documents], the summed gaps (nats) of each document; targets [documents], its scored tokens.
-    Returns: NaN with fewer than FEWEST_SEEDS seeds, too few effective documents, or a loss that is no number.
+    Arguments: nll [..., seeds, documents], the summed gaps (nats) of each document; targets [documents], its scored
+    tokens.
+    Returns: [...]; NaN with fewer than `fewest_seeds` seeds, too few effective documents, or a loss that is no number.
     """
-    seeds, scored = len(nll), targets > 0
-    nll, targets = nll[:, scored], targets[scored]
-    if seeds < FEWEST_SEEDS or effective(targets) < FEWEST or not np.isfinite(nll).all():
-        return math.nan
-    mean = nll.mean(axis=0)
-    of_seeds = float((nll.sum(axis=1) / targets.sum()).var(ddof=1)) / seeds
-    of_documents = float(document_variance(mean, targets))
-    of_both = float(document_variance(nll - mean, targets).sum()) / (seeds * (seeds - 1))
-    variance = max(of_seeds + of_documents - of_both, of_seeds, of_documents)
-    if not variance:
-        return 0.0
-    freedom = variance**2 / (of_seeds**2 / (seeds - 1) + of_documents**2 / _freedom(quantile(targets / targets.sum())))
-    return student(freedom, CONFIDENCE) * math.sqrt(variance)
+    from scipy.special import stdtrit
+
+    seeds, scored = nll.shape[-2], targets > 0
+    nll, targets = nll[..., scored], targets[scored]
+    if seeds < fewest_seeds or effective(targets) < FEWEST:
+        return np.full(nll.shape[:-2], math.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = nll.mean(axis=-2)
+        of_seeds = (nll.sum(axis=-1) / targets.sum()).var(axis=-1, ddof=1) / seeds
+        of_documents = document_variance(mean, targets)
+        of_both = document_variance(nll - mean[..., None, :], targets).sum(axis=-1) / (seeds * (seeds - 1))
+        variance = np.maximum(of_seeds + of_documents - of_both, np.maximum(of_seeds, of_documents))
+        parts = of_seeds**2 / (seeds - 1) + of_documents**2 / _freedom(quantile(targets / targets.sum()))
+        half = stdtrit(variance**2 / parts, (1 + CONFIDENCE) / 2) * np.sqrt(variance)
+    return np.where(variance == 0, 0.0, half)
 
 
+@cache
 def _freedom(quantile: float) -> float:
     """The degrees of freedom at which Student's t has this quantile."""
     from scipy.optimize import brentq

@@ -148,7 +148,7 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
             gap=t_interval(losses[s] - losses[base]) if base else NOTHING,
             loss_documents=float(error[n]),
             gap_documents=float(error[len(schemes) + n]) if base else math.nan,
-            gap_joint=joint_error(gaps[n], targets) if base else math.nan,
+            gap_joint=float(joint_error(gaps[n], targets)) if base else math.nan,
             bits_per_byte=float(np.mean([place[s, seed].bits_per_byte for seed in seeds])),
             targets=int(targets.sum()),
             windows=windows if isinstance(windows, int) else len(first.windows),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from posbench.config import ConfigError
 from posbench.reporting.gathering import Key
 from posbench.runs import Run
@@ -54,8 +56,10 @@ def _measured(metrics: pd.DataFrame, warmup_steps: int) -> tuple[float, int] | N
     if not {"kind", "step", "grad_norm_max"} <= set(metrics):
         return None
     rows = metrics.loc[metrics["kind"] == "train", ["step", "grad_norm_max"]].astype(float).dropna()
-    usual = float(rows.loc[rows["step"] > warmup_steps, "grad_norm_max"].median())
-    if rows.empty or not 0 < usual < math.inf:
+    steps, norms = rows["step"].to_numpy(), rows["grad_norm_max"].to_numpy()
+    behind = norms[steps > warmup_steps]
+    usual = float(np.median(behind)) if len(behind) else math.nan
+    if not 0 < usual < math.inf:
         return None
-    largest = rows.loc[rows["grad_norm_max"].idxmax()]
-    return float(largest["grad_norm_max"]) / usual, int(largest["step"])
+    largest = int(norms.argmax())
+    return float(norms[largest]) / usual, int(steps[largest])

@@ -19,8 +19,31 @@ def frames(findings: Findings) -> dict[str, pd.DataFrame]:
     """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, and probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
     files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
+    files["rates.csv"] = rates(findings)
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
     return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
+
+
+def rates(findings: Findings) -> pd.DataFrame:
+    """rates.csv: one row a scheme and learning rate that was tried or trained at.
+
+    `pilot_loss` is that of a pilot; `gap`, `gap_low` and `gap_high` stand at the scheme's own rate, every scheme at its
+    own.
+    """
+    import pandas as pd
+
+    own = findings.rates
+    rows = []
+    for scheme in findings.schemes if own else []:
+        assert own is not None
+        pilots, m = own.pilots.get(scheme, {}), own.measurements.get(scheme)
+        for lr in sorted({*pilots, *([own.rates[scheme]] if m else [])}):
+            is_own = m is not None and lr == own.rates[scheme]
+            gap = m.gap if m is not None and is_own else NOTHING
+            row = {"scheme": scheme, "lr": lr, "is_shared": lr == own.shared, "is_own": is_own}
+            row |= {"pilot_loss": pilots.get(lr, math.nan), "loss": m.loss.mean if m and is_own else math.nan}
+            rows.append({**row, "gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high})
+    return pd.DataFrame(rows)
 
 
 def measurements(findings: Findings) -> pd.DataFrame:

@@ -295,7 +295,7 @@ def test_seeds_that_one_scheme_lacks_are_left_out_and_said(posbench: Give, runs:
             r"no experiment 'demoo' under runs/ \(experiments there: demo, reference/demo_cpu\); did you mean 'demo'",
         ),
         (["report", "xyz"], r"\(experiments there: demo, reference/demo_cpu\)$"),
-        (["report", "stdlib_1m"], r": train it first with posbench train -m experiment=stdlib_1m$"),
+        (["report", "ladder_s"], r": train it first with posbench train -m experiment=ladder_s$"),
         (["eval", "demoo"], r"there is no run 'demoo', here or under runs/; did you mean 'demo'\?"),
         (["compare", "demo/nope", "demo/vo_ropee"], r"no run 'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
         (["compare", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),

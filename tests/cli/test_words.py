@@ -127,8 +127,8 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
             r"there is no experiment 'dmo' under runs/ \(experiments there: none\); did you mean 'demo'\?",
         ),
         (
-            ["report", "stdlib_1m"],
-            r"\(experiments there: none\): train it first with posbench train -m experiment=stdlib_1m",
+            ["report", "ladder_s"],
+            r"\(experiments there: none\): train it first with posbench train -m experiment=ladder_s",
         ),
         (["compare", "a", "b"], r"there is no run 'a'"),
         (["prepare", "data=nosuch"], r"data=nosuch does not exist \(conf/data contains files, "),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from benchmarks.calibration import HELD_OUT, RULES, cells
+from benchmarks.calibration import HELD_OUT
+from benchmarks.calibration.pairs import RULES, cells
 from posbench.config import ConfigError
 from posbench.reporting.families import family_of, published_links
 from posbench.reporting.moderation import fit_prior, inverse_trigamma, moderated, own, plain

@@ -12,6 +12,7 @@ from posbench.reporting.sections import (
     position,
     provenance,
     ranking,
+    rates,
     training,
 )
 from posbench.reporting.sections.section import Section
@@ -26,6 +27,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         losses.losses(findings, drawn),
         ranking.ranking(findings),
         *(against.against(findings, comparison) for comparison in findings.against),
+        rates.rates(findings),
         training.training(findings, drawn),
         *lengths.extrapolation(findings, drawn),
         order.order(findings, drawn),

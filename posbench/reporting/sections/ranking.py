@@ -75,7 +75,7 @@ def _rule(findings: Findings) -> list[str]:
         "moderated t, Smyth 2004). A pair whose own variance is larger than the average keeps its own, and its test is "
         f"the plain one; here {helped} pairs use the average. The plain p stands beside the other in table.csv and "
         "pairs.csv. In simulations with one or two noisy schemes, or related ones, the rule told equal schemes apart "
-        "in up to 8% of trials of 3 seeds and up to 6% of 5 or 8 seeds (`python -m benchmarks.calibration`)."
+        "in up to 8% of trials of 3 seeds and up to 7% of 5 or 8 seeds (`python -m benchmarks.calibration`)."
     ]
 
 
