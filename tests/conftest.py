@@ -55,6 +55,7 @@ def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
         "train.dtype=float32",
         "train.device=cpu",
         "train.compile=false",
+        "evaluation.protocols=[fixed]",
         "tracking=none",
         f"runs_dir={runs}",
     ]

@@ -32,6 +32,8 @@ BOS = "one beginning-of-document token before each document; never a target"
 class Question:
     """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
 
+    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`).
+
     Raises: ConfigError for a protocol that is not known, or words that no scheme can have.
     """
 
@@ -132,7 +134,8 @@ def evaluate_run(
     results = []
     for name in question.protocols or own.protocols:
         protocol = protocol_named(name)
-        wanted = protocol.lengths(question.lengths, run.config.train.context_length, corpus.test, own.lengths)
+        asked = question.lengths if question.protocols or protocol.follows_lengths else ()
+        wanted = protocol.lengths(asked, run.config.train.context_length, corpus.test, own.lengths)
         have = {} if question.again else scorer.usable(protocol, stored)
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]

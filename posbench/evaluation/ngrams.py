@@ -115,6 +115,9 @@ def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, lo
     Returns: the tokens [N], and how many tokens up to and with each stand together in the window that reaches furthest
     back from it [N].
     """
-    places = np.unique(starts[:, None] + np.arange(context_length + 1))
-    furthest = starts[np.searchsorted(starts, places - context_length)]  # the first window that still reaches the place
-    return tokens[places].astype(np.int64), np.minimum(places - furthest + 1, longest)
+    columns = np.arange(context_length + 1)
+    places = starts[:, None] + columns
+    ends_before = np.concatenate([[-1], starts[:-1] + context_length])
+    is_new = places > ends_before[:, None]  # of the windows that hold a token the first reaches furthest back
+    depths = np.broadcast_to(np.minimum(columns + 1, longest), places.shape)
+    return tokens[places[is_new]].astype(np.int64), depths[is_new]

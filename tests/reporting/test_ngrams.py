@@ -60,7 +60,7 @@ def test_schemes_that_are_worse_than_the_bigram_and_the_trigram_are_named(beside
     assert "Worse than the bigram: nope. Every scheme's model is worse than the trigram." in words
     assert "(399,000 tokens, each once)" in words
     for run in find_runs(beside / "qk_rope"):
-        write_ngrams(run, run.manifest.loss + 0.01 * (-1) ** run.manifest.seed)  # type: ignore[operator]
+        write_ngrams(run, run.manifest.loss + 0.005 + 0.01 * (-1) ** run.manifest.seed)  # type: ignore[operator]
     assert (
         "Worse than the bigram: alibi, nope. Not told apart from the bigram by these seeds: qk_rope, qkvo_rope."
         in said(find(beside))

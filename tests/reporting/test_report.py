@@ -195,7 +195,9 @@ def test_the_first_sentence_says_what_is_ranked(written: Path, losses_only: Path
     size = "Ranked here are models of 6.82 million parameters after 399,360 tokens (0.059 tokens a parameter); "
     first = (written / "report.md").read_text().split("## Loss on held-out text\n\n")[1]
     assert re.match(
-        re.escape(size) + r"the best, (qk_rope|qkvo_rope), uses the order of tokens up to 16 tokens back\.\n", first
+        re.escape(size) + r"the best, (qk_rope|qkvo_rope), uses the order of tokens up to 16 tokens back, "
+        r"where it is worth \S+ ± \S+ nats/token\.\n",
+        first,
     )
     text = " ".join(said(losses_only, tmp_path).split())
     assert text.startswith(f"{size}whether they use the order of tokens was not measured (`posbench eval --protocol")

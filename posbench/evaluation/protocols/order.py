@@ -48,6 +48,7 @@ class Order(Protocol):
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
     facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "lost_order": float, "lost_identity": float}
     crosses_documents: ClassVar[bool] = False
+    follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (

@@ -45,6 +45,7 @@ class Protocol(ABC):
     facts: ClassVar[Mapping[str, type]] = {"nll_mean": float, "targets_total": int}  # that every header has
     split: ClassVar[str] = "test"  # of the text
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
+    follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
     same_rows: ClassVar[bool] = False  # whether the stored rows are of the same targets at every length
 

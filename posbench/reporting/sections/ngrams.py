@@ -19,12 +19,12 @@ def ngram_rows(findings: Findings, headers: Sequence[str]) -> list[list[str]]:
         cells = {
             "scheme": line.name,
             "position": "last token" if line.order == 2 else f"last {line.order - 1} tokens",
-            "loss": plus_minus(line.loss.mean, line.loss.half_width),
-            "gap to": plus_minus(line.gap.mean, line.gap.half_width, sign=True),
+            "loss\nnats/token": plus_minus(line.loss.mean, line.loss.half_width),
+            f"gap to {findings.baseline}\nnats/token": plus_minus(line.gap.mean, line.gap.half_width, sign=True),
             "seeds": str(len(line.seeds)),
-            "bits": bits_text(line.bits_per_byte, line.loss),
+            "bits\nper byte": bits_text(line.bits_per_byte, line.loss),
         }
-        rows.append([next((text for head, text in cells.items() if h.startswith(head)), DASH) for h in headers])
+        rows.append([cells.get(header, DASH) for header in headers])
     return rows
 
 

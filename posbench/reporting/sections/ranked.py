@@ -5,7 +5,7 @@ from __future__ import annotations
 from posbench.evaluation.protocols import ORDER
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.order import reaches
-from posbench.reporting.tables import DASH, millions, rough
+from posbench.reporting.tables import DASH, millions, plus_minus, rough
 
 
 def ranked(findings: Findings) -> str:
@@ -36,4 +36,10 @@ def _order(findings: Findings) -> str:
         return "how far back they use the order of tokens cannot be told from so few documents"
     if reach == "0":
         return f"the best, {best}, is not seen to use any order beyond the last token"
-    return f"the best, {best}, uses the order of tokens up to {reach.replace('≥', 'at least')} tokens back"
+    rows = frame[(frame["scheme"] == best) & (frame["length"] == length)].set_index("bucket_end")
+    end = int(reach.removeprefix("≥ ")) + 1
+    lost, half = (float(rows[column].to_dict()[end]) for column in ("lost_order", "lost_order_texts"))
+    return (
+        f"the best, {best}, uses the order of tokens up to {reach.replace('≥', 'at least')} tokens back, where it is "
+        f"worth {plus_minus(lost, half)} nats/token"
+    )
