@@ -108,7 +108,7 @@ def _tuning(words: Sequence[str], seed: int, fraction: float) -> Tuning:
     if str(seed) in seeds:
         raise ConfigError(f"--seed {seed} is scored in this experiment: a pilot needs one of its own, such as {SEED}")
     given = tuple(word for word in words if word.partition("=")[0] not in ("scheme", "seed"))
-    config = compose([*given, f"scheme={choices[0]}"])
+    config = compose([*given, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
     folder = Path(config.runs_dir) / f"{config.experiment_name}-tune"
     pilot = (
         f"seed={seed}",

@@ -184,7 +184,7 @@ def test_another_launch_on_the_same_folder_is_refused_and_changes_nothing(words:
     first = subprocess.Popen(command(words, "twice", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment())
     until(lambda: len(workers(first.pid)) == 2)
     second = subprocess.run(
-        [*command(words, "twice", 2, "ddp"), "train.lr=5e-3"],
+        [*command(words, "twice", 2, "ddp"), "train.lr=7e-3"],
         capture_output=True,
         text=True,
         env=environment(),
