@@ -40,11 +40,11 @@ def test_flops_are_those_of_the_products_that_run() -> None:
 
 def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     demo = plan(["experiment=demo"])
-    assert (demo.runs, len(demo.schemes), demo.seeds) == (11, 11, 1)
-    assert demo.tokens_a_run == 195 * 1024
+    assert (demo.runs, len(demo.schemes), demo.seeds) == (33, 11, 3)
+    assert demo.tokens_a_run == 977 * 1024
     more = plan(["experiment=demo", "seed=0,1,2", "scheme=nope,alibi", "train.tokens=400_000"])
     assert (more.runs, more.schemes, more.seeds) == (6, ["nope", "alibi"], 3)
-    assert more.training_flops == pytest.approx(6 / 11 * 390 / 195 * demo.training_flops)
+    assert more.training_flops == pytest.approx(6 / 33 * 390 / 977 * demo.training_flops)
     one = plan(["scheme=nope", "seed=4"])
     assert (one.runs, one.seeds) == (1, 1)
 
@@ -74,7 +74,7 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
     monkeypatch.setattr(Decoder, "nll", counted)
     for n in range(40):
         (tmp_path / f"{n}.txt").write_text(f"{n} " + "words " * 50, encoding="utf-8")
-    words = ["experiment=demo", "scheme=nope", "model=tiny", "tokenizer=bytes", "data=files"]
+    words = ["experiment=demo", "scheme=nope", "seed=0", "model=tiny", "tokenizer=bytes", "data=files"]
     words += [f"data.path={tmp_path}/*.txt"]
     words += [f"data.cache_dir={tmp_path}/cache", f"runs_dir={tmp_path}/runs", "data.validation_fraction=0.3"]
     words += ["train.steps=12", "train.context_length=32", "train.batch_size=2", f"train.validate_every={every}"]
@@ -97,7 +97,7 @@ def test_the_cost_in_an_experiments_header_is_what_plan_says(name: str) -> None:
 
 def test_memory_is_about_what_a_compiled_step_keeps() -> None:
     words = ["model=tiny", "model.d_model=128", "train.context_length=640", "train.batch_size=2", "scheme=qk_rope"]
-    config = compose(words)
+    config = compose([*words, "train.dtype=bfloat16"])
     model = build_model(config, 512)
     model.compute_dtype = torch.bfloat16
     model.compile_blocks()

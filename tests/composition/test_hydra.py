@@ -29,7 +29,7 @@ def assert_untouched(*_: object) -> None:
         assert type(GlobalHydra.instance().config_loader()) is LOADER
 
 
-@pytest.mark.parametrize("words", [["seed=1"], ["-m", "scheme=nope", "seed=0,1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("words", [["seed=1"], ["-m", "scheme=nope", "seed=0,1", "hydra/launcher=basic"]], ids=["run", "sweep"])
 def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> None:
     said: list[str] = []
     jobs: list[object] = []
@@ -67,7 +67,7 @@ def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path
 
 def test_completion_knows_choices_and_fields() -> None:
     assert complete("scheme=v") == ["scheme=v_rope", "scheme=vo_rope"]
-    assert complete("train.lr_") == ["train.lr_end_ratio="]
+    assert complete("train.lr_") == ["train.lr_end_ratio=", "train.lr_of="]
 
 
 def test_what_a_glob_stands_for_is_planned() -> None:

@@ -47,7 +47,7 @@ def trained(*words: str) -> Config:
 def test_names_become_rows_and_mappings_stay(folder: str) -> None:
     words = ["scheme=mixed", "train.context_length=32", folder]
     options = {"layers": [QK, QK, MINE, {"name": "x", "kind": "y", "of": [NOPE, 3]}]}
-    for config in (compose(words), trained(*words), trained("-m", *words, "seed=0")):
+    for config in (compose(words), trained(*words), trained("-m", *words, "seed=0", "hydra/launcher=basic")):
         assert (config.scheme.kind, config.scheme.options) == ("layered", options)
 
 
