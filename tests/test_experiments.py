@@ -14,7 +14,14 @@ from posbench.training import train
 EXPERIMENTS = choices("experiment")
 SHRUNK = [
     *("model.num_layers=1", "model.d_model=32", "model.num_heads=4", "model.head_dim=8", "model.ffn_dim=32"),
-    *("train.steps=2", "train.branch_tokens=[]", "train.context_length=32", "train.batch_size=2", "train.accumulation=1", "train.compile=false"),
+    *(
+        "train.steps=2",
+        "train.branch_tokens=[]",
+        "train.context_length=32",
+        "train.batch_size=2",
+        "train.accumulation=1",
+        "train.compile=false",
+    ),
     *("tokenizer=bytes", "tracking=none", "train.validation_tokens=64", "evaluation.max_tokens=256"),
     *("data.validation_fraction=0.3", "data.test_fraction=0.3"),
 ]

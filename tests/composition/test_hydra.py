@@ -29,7 +29,9 @@ def assert_untouched(*_: object) -> None:
         assert type(GlobalHydra.instance().config_loader()) is LOADER
 
 
-@pytest.mark.parametrize("words", [["seed=1"], ["-m", "scheme=nope", "seed=0,1", "hydra/launcher=basic"]], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "words", [["seed=1"], ["-m", "scheme=nope", "seed=0,1", "hydra/launcher=basic"]], ids=["run", "sweep"]
+)
 def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> None:
     said: list[str] = []
     jobs: list[object] = []
