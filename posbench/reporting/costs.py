@@ -27,7 +27,6 @@ class Cost:
     tokens: float  # of a run
     training_flops: float  # of a run
     tokens_per_second: float  # median over seeds
-    speed: float  # in that of the baseline
     peak_memory_bytes: float  # mean of the runs that recorded it
 
     @property
@@ -39,7 +38,6 @@ def costs(joined: Joined) -> dict[str, Cost]:
     """By scheme."""
     runs = joined.runs.groupby("scheme")
     speeds = runs["tokens_per_second"].median()
-    usual = float(speeds[joined.baseline]) if joined.baseline else math.nan
     return {
         str(scheme): Cost(
             scheme=str(scheme),
@@ -47,7 +45,6 @@ def costs(joined: Joined) -> dict[str, Cost]:
             tokens=float(of["tokens"].mean()),
             training_flops=float(of["training_flops"].mean()),
             tokens_per_second=float(speeds[scheme]),
-            speed=float(speeds[scheme]) / usual,
             peak_memory_bytes=float(of["peak_memory_bytes"].mean()),
         )
         for scheme, of in runs

@@ -143,15 +143,17 @@ def print_sections(made: list[Section], console: Console) -> None:
 
 
 def as_markdown(experiment: str, made: list[Section]) -> str:
-    """The sections as GitHub's Markdown, pictures by their files."""
+    """The sections as GitHub's Markdown, pictures by their files: tables first, then the words about them."""
     parts = [f"# posbench: {markdown_text(printable(experiment))}\n"]
     for section in made:
         parts.append(f"## {markdown_text(printable(section.title))}\n")
-        sentences = [section.lead, *section.words] if section.lead else section.words
-        parts += [f"{markdown_text(printable(words))}\n" for words in sentences]
+        shown = 1 if section.chain else 0  # the chain in words stands above its tables
+        leading = [*filter(None, [section.lead]), *section.words[:shown]]
+        parts += [f"{markdown_text(printable(words))}\n" for words in leading]
         parts += [markdown(table, table.title != section.title) for table in section.tables]
-        for what, command in section.commands:
-            parts.append(f"{markdown_text(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
         for stem, caption in section.pictures:
             parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n")
+        parts += [f"{markdown_text(printable(words))}\n" for words in section.words[shown:]]
+        for what, command in section.commands:
+            parts.append(f"{markdown_text(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
     return "\n".join(parts)

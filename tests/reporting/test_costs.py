@@ -68,9 +68,9 @@ def test_without_a_curve_there_is_no_gap_and_with_the_same_flops_no_view() -> No
     assert equal_compute(joined({"a": 7e9, "b": math.nan}), curves("ab")) is None
 
 
-def test_speed_is_the_median_over_seeds_beside_that_of_the_baseline() -> None:
+def test_speed_is_the_median_over_seeds() -> None:
     found = costs(joined({"a": 7e9, "b": 7e9}))["b"]
-    assert (found.tokens_per_second, found.speed, found.tokens_per_parameter) == (300, 2, 2)
+    assert (found.tokens_per_second, found.tokens_per_parameter) == (300, 2)
 
 
 def said(folder: Path, output: Path) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 from posbench.reporting.findings import Findings
-from posbench.reporting.tables import Table, flops_text, gap_text, number, rough, whole
+from posbench.reporting.tables import Table, flops_text, gap_text, rough, whole
 
 
 def cost_table(findings: Findings) -> Table:
     """One row a scheme, in the order of the losses."""
     base, equal = findings.baseline, findings.equal_compute
     headers = ["scheme", "parameters", "tokens a\nparameter", "training\nFLOPs", "speed\ntokens/s"]
-    headers += [f"speed to\n{base}"] if base else []
     headers += ["memory\nMiB"]
     headers += [f"gap to {base}\nat {flops_text(equal.flops)} FLOPs"] if equal else []
     rows = []
@@ -20,7 +19,6 @@ def cost_table(findings: Findings) -> Table:
         cost = findings.costs[scheme]
         row = [scheme, whole(cost.parameters), rough(cost.tokens_per_parameter), flops_text(cost.training_flops)]
         row += [whole(cost.tokens_per_second)]
-        row += [number(cost.speed, 2)] if base else []
         row += [whole(cost.peak_memory_bytes / 2**20)]
         if equal:
             gap = equal.gaps[scheme]
