@@ -236,11 +236,11 @@ class _Scorer:
         return store(self.run, self.reading(protocol, length), rows, header)
 
     def _device(self, protocol: Protocol) -> Device:
-        """Where to compute; the loss table in the number format of training unless another is asked for."""
+        """Where to compute: in the number format of training unless another is asked for."""
         from posbench.machine.device import choose_device
 
         dtype = self.question.dtype
-        if protocol.is_loss_table and dtype == "auto":
+        if dtype == "auto":
             dtype = str(self.manifest.device.get("dtype", "auto"))
         return choose_device(replace(self.run.config.train, device=self.question.device, dtype=dtype))
 

@@ -61,7 +61,10 @@ def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 @pytest.fixture
 def short(words: list[str]) -> list[str]:
     """The words of a run of two steps, without its runs folder: that is `runs`, here."""
-    return [word for word in words if not word.startswith(("runs_dir=", "train.steps="))] + ["train.steps=2"]
+    return [word for word in words if not word.startswith(("runs_dir=", "train.steps="))] + [
+        "train.steps=2",
+        "hydra/launcher=basic",  # sweeps in this process, whose output is read
+    ]
 
 
 @pytest.fixture(scope="session")

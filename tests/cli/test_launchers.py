@@ -29,7 +29,7 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
 ) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="pip install .[cluster]")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = [*short, "-m", f"hydra/launcher={launcher}"]
+    words = [word for word in short if "launcher" not in word] + ["-m", f"hydra/launcher={launcher}"]
     words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     said = posbench("train", *words, "scheme=nope,vo_rope", "seed=0,-1")
     assert said.status == 1 and "Traceback" not in said.error, said

@@ -149,6 +149,9 @@ BAD = {
 }
 
 
+SWEEP = ["train", "-m", "seed=0,1", "scheme=nope", "hydra/launcher=basic"]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path, name: str) -> None:
     make, says = BAD[name]
@@ -336,10 +339,16 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
     "given, says",
     [
         (["train", "runs_dir={}"], r"Not a directory|not a directory|File exists"),
-        (["train", "-m", "seed=0,1", "scheme=nope", "runs_dir={}"], r"Not a directory|File exists"),
+        (
+            ["train", "-m", "seed=0,1", "scheme=nope", "runs_dir={}", "hydra/launcher=basic"],
+            r"Not a directory|File exists",
+        ),
         (["train", "data.cache_dir={}"], r"token cache .* cannot be written \(.*set data\.cache_dir"),
         (["train", "runs_dir=/proc/nosuch"], r"/proc/nosuch"),
-        (["train", "-m", "seed=0,1", "scheme=nope", "runs_dir=/proc/nosuch"], r"/proc/nosuch: No such file or dir"),
+        (
+            ["train", "-m", "seed=0,1", "scheme=nope", "runs_dir=/proc/nosuch", "hydra/launcher=basic"],
+            r"/proc/nosuch: No such file or dir",
+        ),
         (["report", "demo", "--output", "{}"], r"report cannot be written to .*give another --output"),
         (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*give another --output"),
         (["report", "demo", "--output", ""], r"an empty name"),

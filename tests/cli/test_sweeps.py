@@ -148,7 +148,7 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
     words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
     words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[640,1280]"]
-    words += ["seed=0", "hydra/launcher=basic"]  # basic: in this process, whose output is read
+    words += ["seed=0"]
     said = posbench("train", "-m", *words, "scheme=nope,vo_rope")
     assert said.status == 0 and said.error.startswith("6 runs: 3 experiments x 2 schemes x 1 seed\n"), said.error
     lines = [line for line in said.error.splitlines() if "begins at step" in line]

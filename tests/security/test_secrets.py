@@ -45,7 +45,7 @@ def test_nothing_that_training_evaluation_and_reports_write_holds_a_secret(
     words = [word for word in short if not word.startswith(("tracking=", "data.cache_dir="))]
     words += [f"data.cache_dir={tmp_path}/here/cache", "tracking=wandb"]
     for command in (
-        ["train", "-m", *words, "scheme=nope,vo_rope", "seed=0,1"],
+        ["train", "-m", *words, "scheme=nope,vo_rope", "seed=0,1", "hydra/launcher=basic"],
         ["eval", "demo", "--length", "64"],
         ["report", "demo"],
         ["compare", "demo/nope/seed=0", "demo/vo_rope/seed=0"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from posbench.evaluation.protocols import ORDER
 from posbench.evaluation.protocols.order import reach
 from posbench.reporting.findings import Findings
@@ -27,9 +29,9 @@ def order(findings: Findings, drawn: list[str]) -> Section | None:
         "the order of the tokens beyond d is worth to a model. Identity lost: how much higher the loss is behind the "
         f"half of another document. {_counts(frame)}. ± is half the 95 % interval of the mean over seeds that the "
         "choice of documents leaves, unless a table says otherwise.",
-        "Reach: the greatest d in the unbroken row of columns from d = 1 in which order lost lies above 0 with its "
-        "whole interval. “≥” marks a row that is unbroken to the end of the window; 0 says that no order beyond the "
-        "last token is seen to matter.",
+        "Reach: the greatest d in the unbroken row of columns from d = 1 in which order lost lies above 0 with both "
+        "its intervals, over documents and over seeds. “≥” marks a row that is unbroken to the end of the window; 0 "
+        "says that no order beyond the last token is seen to matter.",
     ]
     tables = [table for length in sorted(set(frame["length"])) for table in _tables(findings, frame, length)]
     caption = (
@@ -45,7 +47,9 @@ def reaches(frame: pd.DataFrame, length: int) -> dict[str, str]:
     texts = {}
     for scheme, rows in frame[frame["length"] == length].groupby("scheme"):
         near_first = rows.sort_values("bucket_start")
-        value = reach(near_first["bucket_end"], near_first["lost_order"] - near_first["lost_order_texts"])
+        over_texts = near_first["lost_order"] - near_first["lost_order_texts"]
+        lows = over_texts.where(near_first["low"].isna(), np.fmin(over_texts, near_first["low"]))  # NaN: one seed
+        value = reach(near_first["bucket_end"], lows)
         is_whole = value == near_first["bucket_end"].iloc[-1] - 1
         texts[str(scheme)] = DASH if value is None else f"≥ {value}" if is_whole else str(value)
     return texts
