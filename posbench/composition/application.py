@@ -63,10 +63,9 @@ def _sweep(program: str, task: Task) -> list[str]:
     except (Stopped, KeyboardInterrupt) as interrupted:
         for outcome in _failed(task):
             task.say(f"posbench: {outcome}")
-        if task.outcomes and isinstance(interrupted, KeyboardInterrupt):
-            raise Stopped(
-                signal.SIGINT, "interrupted between two runs: give the same command again to resume"
-            ) from None
+        if isinstance(interrupted, KeyboardInterrupt) and (task.outcomes or task.has_workers):
+            where = "while runs were training side by side" if task.has_workers else "between two runs"
+            raise Stopped(signal.SIGINT, f"interrupted {where}: give the same command again to resume") from None
         raise
     failed = _failed(task)
     alike = len(failed) == len(task.outcomes) and len({str(outcome.error) for outcome in failed}) == 1

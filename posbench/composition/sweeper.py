@@ -72,6 +72,7 @@ class Task:
     home: tuple[str, int] = field(default_factory=_process)  # the sweep's own process
     said: set[str] = field(default_factory=set)
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended, filled by the sweeper
+    has_workers: bool = False  # whether jobs were handed to other processes, set by the sweeper
 
     def __call__(self, composed: DictConfig) -> Outcome:
         """Raises: Stopped and KeyboardInterrupt in the sweep's own process, to end the whole sweep."""
@@ -156,6 +157,7 @@ class PosbenchSweeper(Sweeper):
         return num_jobs if self.max_batch_size is None else max(1, self.max_batch_size)
 
     def _launch(self, batch: Sequence[Sequence[str]], first: int) -> None:
+        self.task.has_workers = not self._is_sequential
         try:
             returned = self.launcher.launch(batch, initial_job_idx=first)
         except Exception as error:

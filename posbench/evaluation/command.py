@@ -47,6 +47,8 @@ def evaluate_runs(
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
     """
+    if jobs < 1 and jobs != -1:
+        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     notices = _Notices(console)
     scorable = _scorable(runs, named, notices.say)
     answers: list[Answer] = []

@@ -122,7 +122,7 @@ def evaluate_run(
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
     Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
-    the new text, so that all lengths of a run stay comparable; `notice` is told.
+    the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
     Returns: the results, new and old, of the lengths asked for.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.

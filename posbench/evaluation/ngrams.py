@@ -31,7 +31,7 @@ Notice = Callable[[str], object]
 def add_ngrams(
     runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Notice, again: bool = False
 ) -> dict[str, Exception]:
-    """Compute and store what is lacking, once for all schemes of one seed; `notice` is told.
+    """Compute and store what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
 
     Arguments: runs, finished and with their validation losses; again, whether what is stored is made once more.
     Returns: what went wrong, by the name of the run.

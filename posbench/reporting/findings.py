@@ -104,7 +104,7 @@ def find(
 
     Arguments: baseline, default the experiment's own; against, the published results to set beside ours, default the
     experiment's; family, the pairs that are corrected together; margin of equivalence in nats/token. Raises:
-    ConfigError where there is no finished run, an unknown baseline, publication or family, or a file that cannot be
+    ConfigError where no run is finished, where the baseline, publication or family is unknown, or a file cannot be
     read.
     """
     check_family(family)

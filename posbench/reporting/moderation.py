@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FEWEST_SCHEMES = 6  # 15 pairs; of fewer a prior cannot be told
+FEWEST_SCHEMES = 6  # 15 pairs; with fewer a prior cannot be estimated
 Floats = NDArray[np.float64]
 
 

@@ -88,7 +88,7 @@ def gaps(findings: Findings, baseline: str) -> Figure:
 
 
 def curves(findings: Findings) -> Figure:
-    """Validation loss while training. Gaps are not drawn: before its end a run is no shorter run's end."""
+    """Validation loss while training. No gaps: a point inside a run is not the end of a shorter run."""
     from matplotlib.ticker import FuncFormatter
 
     table = findings.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")

@@ -28,6 +28,7 @@ def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbe
     assert "demo: perplexity by length" in said.out and "demo_cpu" not in said.out
     refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", *ASKED).refusal
     assert "weights of step 2" in refusal and "is missing" in refusal
+    assert "--jobs 0 is not a number of runs: give 1 or more, or -1" in posbench("eval", "--jobs", "0", *ASKED).refusal
     shutil.rmtree("runs/demo")
     assert "none of the finished runs has weights: train one first" in posbench("eval", *ASKED).refusal
 

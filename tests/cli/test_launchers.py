@@ -61,6 +61,9 @@ def _job(config: Config) -> None:
         raise Stopped(signal.SIGTERM, "seed 2 was stopped")
     if config.seed == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    if config.seed == 4:  # Ctrl-C at the sweep
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
 
 
 def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
@@ -73,6 +76,12 @@ def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> N
     assert failed[:2] == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
     assert len(failed) == 3 and failed[2].startswith("2 runs: JoblibLauncher failed (TerminatedWorkerError: ")
     assert failed[2].endswith("): give the same command again to resume, finished runs are skipped")
+
+
+def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    with pytest.raises(Stopped, match="interrupted while runs were training side by side: give the same command again"):
+        run_application("posbench train", [*words, "seed=4"], _job, lambda text: None)
 
 
 @pytest.mark.parametrize(

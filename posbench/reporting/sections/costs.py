@@ -36,7 +36,7 @@ def cost_words(findings: Findings) -> list[str]:
         "that the model's definition needs, forward and backward; what a scheme itself computes (rotations, biases) is "
         "not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that recorded it: "
         "on a CPU the first of each process) are of the machine as it was, not of the scheme alone: `posbench bench` "
-        "compares them. So there is no view at equal time.",
+        "compares them. So schemes are not compared at equal time.",
         _equal_compute(findings),
     ]
 
@@ -45,9 +45,9 @@ def _equal_compute(findings: Findings) -> str:
     """Whether the gaps at equal compute are others, and what they rest on."""
     equal, base = findings.equal_compute, findings.baseline
     if base is None:
-        return "Without a baseline there is no view at equal compute."
+        return "Without a baseline, schemes are not compared at equal compute."
     if any(math.isnan(cost.training_flops) for cost in findings.costs.values()):
-        return "Not every run recorded its FLOPs, so there is no view at equal compute."
+        return "Not every run recorded its FLOPs, so schemes are not compared at equal compute."
     if equal is None:
         return "All schemes took the same FLOPs to within 0.1%, so the gaps are also those at equal compute."
     return (
