@@ -105,4 +105,4 @@ def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path, tmp_path: P
     (tmp_path / "report").mkdir()
     text = said(own, tmp_path / "report")
     assert re.search(r"^alibi +6,819,152 +0\.059 +– ", text, re.MULTILINE)
-    assert "Not every run recorded its FLOPs, so there is no view at equal compute." in " ".join(text.split())
+    assert "Not every run recorded its FLOPs, so schemes are not compared at equal compute." in " ".join(text.split())
