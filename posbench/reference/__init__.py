@@ -8,6 +8,7 @@ Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.
 """
 
 from posbench.reference.decoder import logits
-from posbench.reference.schemes import DEFINITIONS, Definition, NoDefinitionError, define
+from posbench.reference.definition import Definition, NoDefinitionError
+from posbench.reference.schemes import DEFINITIONS, define
 
 __all__ = ["DEFINITIONS", "Definition", "NoDefinitionError", "define", "logits"]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from posbench.config import Config
+from posbench.reference.definition import Array, NoDefinitionError
 from posbench.reference.kinds import KINDS, options_of
-from posbench.reference.schemes import Array, NoDefinitionError, define
+from posbench.reference.schemes import define
 
 
 def logits(weights: Mapping[str, Any], config: Config, tokens: Collection[int], offset: int = 0) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from posbench.reference.schemes import Array, Definition, Gates
+from posbench.reference.definition import Array, Definition, Gates
 
 # (definition of the scheme, q, k, v [T, D] before the hooks, stream x [T, C], positions, head) -> o [T, D]
 Kind = Callable[[Definition, Array | None, Array | None, Array, Array, Sequence[int], int], Array]

@@ -53,6 +53,7 @@ class Scheme(nn.Module):
     is_relative: bool = True  # do the logits depend on differences of positions alone? measured by `posbench verify`
     keeps_norms: bool = True  # do q, k, v and o leave their hooks as long as they came in? measured too
     gate_width: int = 0  # N, the numbers a head that `gate` gives for each token
+    decayed: frozenset[str] = frozenset()  # own parameters that weight decay shrinks; a decayed table is pulled to 0
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posbench.config import TrainConfig
 from posbench.machine.shards import put_together, shard_like, shard_of
+from posbench.schemes import Scheme
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -44,6 +45,14 @@ def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
     return squares.sqrt()
 
 
+def decayed_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay shrinks: matrices, of a position scheme only those in its `decayed`."""
+    schemes = {name: module for name, module in model.named_modules() if isinstance(module, Scheme)}
+    named = {f"{name}.{own}" for name, scheme in schemes.items() for own in scheme.decayed}
+    theirs = {f"{name}.{own}" for name, scheme in schemes.items() for own, _ in scheme.named_parameters()}
+    return named | {name for name, p in model.named_parameters() if p.ndim >= 2 and name not in theirs}
+
+
 class AdamW:
     """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips and refuses bad gradients in the same pass.
 
@@ -57,8 +66,9 @@ class AdamW:
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.shards = {name: shard_of(p) for name, p in self.parameters.items()}
-        matrices = [self.shards[name] for name, p in self.parameters.items() if p.ndim >= 2]
-        others = [self.shards[name] for name, p in self.parameters.items() if p.ndim < 2]
+        decayed = decayed_parameters(model)
+        matrices = [self.shards[name] for name in self.parameters if name in decayed]
+        others = [self.shards[name] for name in self.parameters if name not in decayed]
         self.torch = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.lr,

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from posbench.attention import Kind, Softmax
 from posbench.model import Block, Decoder
+from posbench.reference.definition import Array
 from posbench.reference.kinds import softmax_weights
-from posbench.reference.schemes import Array, rotation
+from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
 from posbench.verify.specimen import FAR, LENGTH, SHIFT, VOCAB, Specimen

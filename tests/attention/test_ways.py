@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posbench.attention.ways import attend, blocks, masked
-from posbench.reference.schemes import alibi_slopes
+from posbench.reference.biases import alibi_slopes
 from posbench.schemes import At, Shape
 from posbench.schemes.alibi import Alibi
 

@@ -18,7 +18,9 @@ from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, shape_of
 from posbench.reference import kinds as reference_kinds
-from posbench.reference.schemes import DEFINITIONS, Definition, Rotated
+from posbench.reference.definition import Definition
+from posbench.reference.rotations import Rotated
+from posbench.reference.schemes import DEFINITIONS
 from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies
@@ -83,7 +85,7 @@ def define_linear(scheme, q, k, v, x, positions, h):
 
 
 def define_decay(scheme, q, k, v, x, positions, h):
-    m = reference.schemes.alibi_slopes(scheme.config.model.num_heads)[h]
+    m = reference.biases.alibi_slopes(scheme.config.model.num_heads)[h]
     rows = []
     for t, i in enumerate(positions):
         seen = list(enumerate(positions[: t + 1]))

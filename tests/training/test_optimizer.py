@@ -12,7 +12,8 @@ from torch import nn
 
 from posbench.composition import compose
 from posbench.config import TrainConfig
-from posbench.training.optimizer import AdamW, learning_rate
+from posbench.schemes import Scheme, Shape
+from posbench.training.optimizer import AdamW, decayed_parameters, learning_rate
 
 
 def _settings(**changes: object) -> TrainConfig:
@@ -115,3 +116,25 @@ def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
     rates = [learning_rate(n, settings) for n in range(100)]
     assert set(rates[10:80]) == {1.0}
     assert rates[89] == pytest.approx(0.5) and rates[99] == pytest.approx(0.0)
+
+
+class _Learns(Scheme):
+    decayed = frozenset({"matrix.weight"})
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.table, self.matrix = nn.Parameter(torch.zeros(4, 2)), nn.Linear(3, 2)
+
+
+def test_of_a_scheme_only_the_parameters_that_it_names_are_decayed() -> None:
+    class Several(Scheme):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__(shape)
+            self.members, self.scale = nn.ModuleList([_Learns(shape)]), nn.Parameter(torch.zeros(3, 3))
+
+    model = nn.Module()
+    model.scheme, model.linear, model.norm = Several(Shape(8, 2, 2, 4)), nn.Linear(3, 2), nn.LayerNorm(3)
+    assert decayed_parameters(model) == {"scheme.members.0.matrix.weight", "linear.weight"}
+    alone = nn.Module()
+    alone.scheme = _Learns(Shape(8, 2, 2, 4))
+    assert decayed_parameters(alone) == {"scheme.matrix.weight"}
