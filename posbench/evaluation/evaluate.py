@@ -124,8 +124,8 @@ def evaluate_run(
 
     Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
     the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
-    Returns: the results, new and old, of the lengths asked for. A length up to which the scheme is not defined has none;
-    it still counts as the longest, so that all schemes are scored on the same targets.
+    Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
+    counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """

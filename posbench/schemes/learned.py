@@ -1,4 +1,4 @@
-"""A learned vector for each position, added once to the token embeddings (GPT-2; Gehring et al. 2017, arXiv 1705.03122)."""
+"""A learned vector for each position, added once to the token embeddings (Gehring et al. 2017, arXiv 1705.03122)."""
 
 from __future__ import annotations
 
