@@ -17,14 +17,25 @@ from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import At, Bias, Scheme, Shape, check_hooks
 from posbench.schemes.composite import Combined, Interleaved
 from posbench.schemes.learned import Learned
+from posbench.schemes.learned_rotary import LearnedBase, LearnedFrequencies
+from posbench.schemes.partial import Hope, PartialRotary, ProportionalRotary
+from posbench.schemes.pope import Pope
 from posbench.schemes.rotary import Rotary, Turn, rotate, turn
 from posbench.schemes.sinusoidal import Sinusoidal
+from posbench.schemes.xpos import XPos
 
 __all__ = ["SCHEMES", "At", "Bias", "Scheme", "Shape", "Turn", "build_scheme", "rotate", "turn"]
 
 _OURS: dict[str, type[Scheme]] = {
     "nope": Scheme,
     "rotary": Rotary,
+    "learned_frequencies": LearnedFrequencies,
+    "learned_base": LearnedBase,
+    "partial_rotary": PartialRotary,
+    "p_rope": ProportionalRotary,
+    "hope": Hope,
+    "xpos": XPos,
+    "pope": Pope,
     "alibi": Alibi,
     "sinusoidal": Sinusoidal,
     "learned": Learned,

@@ -47,8 +47,8 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    for name in ("scheme", "position"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("scheme", overflow="fold")  # on a narrow terminal a long name takes two lines, and numbers stay
+    table.add_column("position", no_wrap=True)
     for check in certificates[0].checks:
         table.add_column(check.name, justify="right", no_wrap=True)
     table.add_column("")
