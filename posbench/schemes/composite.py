@@ -87,6 +87,10 @@ class Combined(Scheme):
     def acts_on(self) -> frozenset[str]:
         return frozenset[str]().union(*(member.acts_on for member in self._all))
 
+    @property
+    def moves_k_and_v_alike(self) -> bool:
+        return all(member.moves_k_and_v_alike for member in self._all)
+
     def layer(self, n: int) -> Scheme:
         return self._of_layers[n % len(self._of_layers)]
 
@@ -142,6 +146,14 @@ class Combined(Scheme):
                 result = result + term(b, h, i, j)
             return result
 
+        return total
+
+    def log_decay(self) -> Tensor | float | None:
+        total: Tensor | float = 0.0
+        for decay in [member.log_decay() for member in self._all]:
+            if decay is None:
+                return None
+            total = total + decay
         return total
 
     def _chained(self, hook: str, x: Tensor, pos: Any) -> Tensor:
