@@ -15,7 +15,7 @@ import numpy as np
 from posbench.config import Config, SchemeConfig
 from posbench.reference.biases import Alibi
 from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
-from posbench.reference.embeddings import Sinusoidal
+from posbench.reference.embeddings import Learned, Sinusoidal
 from posbench.reference.rotations import Rotated
 
 
@@ -103,6 +103,7 @@ DEFINITIONS: dict[str, Callable[..., Definition]] = {
     "rotary": Rotated,
     "alibi": Alibi,
     "sinusoidal": Sinusoidal,
+    "learned": Learned,
     "interleaved": Interleaved,
     "combined": Combined,
 }

@@ -16,6 +16,7 @@ from posbench.machine.plugins import Registry, check_options
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import At, Bias, Scheme, Shape, check_hooks
 from posbench.schemes.composite import Combined, Interleaved
+from posbench.schemes.learned import Learned
 from posbench.schemes.rotary import Rotary, Turn, rotate, turn
 from posbench.schemes.sinusoidal import Sinusoidal
 
@@ -26,6 +27,7 @@ _OURS: dict[str, type[Scheme]] = {
     "rotary": Rotary,
     "alibi": Alibi,
     "sinusoidal": Sinusoidal,
+    "learned": Learned,
     "interleaved": Interleaved,
     "combined": Combined,
 }

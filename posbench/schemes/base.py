@@ -70,6 +70,14 @@ class Scheme(nn.Module):
         """Do the hooks k and v do the same to one tensor? Where value and key are shared, one of them is then kept."""
         return type(self).k is Scheme.k and type(self).v is Scheme.v
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens up to which the scheme is defined: every position is below it. None: any length.
+
+        A run is not trained beyond it, is not evaluated beyond it (tables show a dash) and is certified within it.
+        """
+        return None
+
     def describe(self) -> str:
         """What the options amount to in this decoder, a phrase for the report; empty where they say it themselves."""
         return ""

@@ -66,7 +66,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
-    yield ("pos: relative (rel) or absolute (abs), as the shift measures it")
+    yield "pos: relative (rel) or absolute (abs), as the shift measures it"
     yield (
         f"shift: largest change of a logit when all positions grow by {SHIFT}: "
         f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
@@ -78,6 +78,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook"
     )
     for row in certificates:
+        if row.longest is not None:
+            yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
         if not row.defined:
             yield (
                 f"{row.scheme}: posbench/reference has no definition of this kind, so fp64 is not measured, and fp32 "
