@@ -353,7 +353,10 @@ def report(
         ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Published results to set beside ours, such as kexue-10862.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Published results to set beside ours, such as kexue-10862; list: what there is.", show_default=False
+        ),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
@@ -375,9 +378,12 @@ def report(
     `posbench report demo`, `posbench report ladder_s-512k ladder_s-1.02M ladder_s` (how gaps change with tokens)
     """
     from posbench.machine.files import check_writable
+    from posbench.reporting import list_published, trend_report
     from posbench.reporting import report as write_report
-    from posbench.reporting import trend_report
 
+    if against == "list":
+        list_published(_console())
+        return
     named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
     if "" in (*named, output):
         raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")

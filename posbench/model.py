@@ -111,6 +111,12 @@ class Decoder(nn.Module):
         tokens of the whole window.
         """
         first = offset + begin
+        longest = self.scheme.longest
+        if longest is not None and first + tokens.shape[1] > longest:
+            raise ConfigError(
+                f"the scheme is defined up to {longest} tokens, and this window reaches position "
+                f"{first + tokens.shape[1] - 1}: give a shorter one"
+            )
         pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         ats: dict[Scheme, At] = {}
         for scheme in (self.scheme, *self.schemes):
@@ -233,10 +239,16 @@ def shape_of(config: Config) -> Shape:
 def check_scheme(config: Config) -> None:
     """Build what `config.scheme` asks for, and throw it away: before any text is read or anything is written.
 
-    Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape.
+    Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape, and where the
+    training length is longer than the scheme is defined.
     """
     shape = shape_of(config)
-    build_scheme(config.scheme, shape)
+    longest = build_scheme(config.scheme, shape).longest
+    if longest is not None and longest < shape.context_length:
+        raise ConfigError(
+            f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length="
+            f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
+        )
     build_kind(config.scheme, shape)
 
 

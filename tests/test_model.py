@@ -156,7 +156,7 @@ def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name):
         queries.append(q.shape[2])
         return attend(q, *rest)
 
-    config = compose([f"scheme={name}", *MODEL])
+    config = compose([f"scheme={name}", *MODEL, "train.context_length=256"])
     model = build_model(config, VOCAB)
     randomise(model)
     model = model.double()

@@ -157,7 +157,13 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
         if is_new:
             lengths.setdefault(result.protocol, []).append(short_length(result.length))
     parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
-    done = [f"scored {'; '.join(parts)}"] if parts else ["already there"] if results else []
+    done = (
+        [f"scored {'; '.join(parts)}"]
+        if parts
+        else ["already there"]
+        if results
+        else ["nothing to score"] * (not has_failed)
+    )
     return ", then ".join([*done, *["failed"] * has_failed])
 
 
@@ -234,7 +240,7 @@ def _show(console: Console, experiment: str, protocol: str, under: Sequence[str]
         cells = [",".join(map(str, seeds[scheme]))] if uneven else []
         for length in lengths:
             headers = [a.result.header for a in answers if (a.scheme, a.result.length) == (scheme, length)]
-            cells.append(asked.headline_of(headers) if headers else "")
+            cells.append(asked.headline_of(headers) if headers else "–")
         table.add_row(scheme, *cells)
     console.print(table)
     if uneven:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
@@ -123,7 +124,8 @@ def evaluate_run(
 
     Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
     the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
-    Returns: the results, new and old, of the lengths asked for.
+    Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
+    counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
     on other text or with another tokenizer.
     """
@@ -146,6 +148,9 @@ def evaluate_run(
             )
             have = {length: result for length, result in have.items() if length not in moved}
         for length in sorted({*wanted, *moved}):
+            if scorer.longest is not None and length > scorer.longest:
+                notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer ones are not scored")
+                continue
             result = have.get(length) or scorer.score(protocol, length, anchor, advance)
             tell(result, length not in have)
             results.append(result)
@@ -180,6 +185,15 @@ class _Scorer:
         self.under = (*question.under, *(() if is_last else (f"step={step}",)))
         self._model: Decoder | None = None
 
+    @cached_property
+    def longest(self) -> int | None:
+        """Tokens up to which the scheme is defined; None: any length."""
+        from posbench.model import shape_of
+        from posbench.schemes import build_scheme
+
+        config = self.run.config_under(self.question.under)
+        return build_scheme(config.scheme, shape_of(config)).longest
+
     def reading(self, protocol: Protocol, length: int) -> Reading:
         return Reading(protocol.name, length, self.under)
 
@@ -200,7 +214,9 @@ class _Scorer:
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
         """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
         others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
-        return max([*wanted, *(result.length for result in others if self._has_same_settings(protocol, result))])
+        same = [result for result in others if self._has_same_settings(protocol, result)]
+        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
+        return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
 
     def _has_same_settings(self, protocol: Protocol, result: Result) -> bool:
         settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by

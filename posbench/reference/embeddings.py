@@ -27,6 +27,13 @@ class Sinusoidal(Definition):
         return x + self.size * sinusoids(p, len(x), self.base)
 
 
+class Learned(Definition):
+    """Row p of the table; none beyond it."""
+
+    def embed(self, x: Array, p: int) -> Array:
+        return x + self.weights["table"][p]
+
+
 def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
     """The sines and cosines of one position, [C]."""
     angles = [position / base ** ((channel - channel % 2) / width) for channel in range(width)]

@@ -15,7 +15,7 @@ import numpy as np
 from posbench.config import Config, SchemeConfig
 from posbench.reference.biases import T5, Alibi, Kerple
 from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
-from posbench.reference.embeddings import Sinusoidal
+from posbench.reference.embeddings import Learned, Sinusoidal
 from posbench.reference.rotations import Rotated
 
 
@@ -105,6 +105,7 @@ DEFINITIONS: dict[str, Callable[..., Definition]] = {
     "t5": T5,
     "kerple": Kerple,
     "sinusoidal": Sinusoidal,
+    "learned": Learned,
     "interleaved": Interleaved,
     "combined": Combined,
 }

@@ -12,6 +12,7 @@ never changes a run.
 
 from posbench.reporting.compare import compare
 from posbench.reporting.frame import results
+from posbench.reporting.published import list_published
 from posbench.reporting.report import report, trend_report
 
-__all__ = ["compare", "report", "results", "trend_report"]
+__all__ = ["compare", "list_published", "report", "results", "trend_report"]

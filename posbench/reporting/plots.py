@@ -63,7 +63,8 @@ def gaps(findings: Findings, baseline: str) -> Figure:
     order = [s for s in findings.schemes if s in there]
     look = findings.looks
     figure, (axes,) = new_figure(0.8 + 0.3 * len(order))
-    published = {row.scheme: row.their_gap for row in findings.against[0].rows} if findings.against else {}
+    theirs = {row.scheme: row.their_gap for row in findings.against[0].rows} if findings.against else {}
+    published = {scheme: gap for scheme, gap in theirs.items() if not math.isnan(gap)}
     for y, scheme in enumerate(order):
         m, colour = there[scheme], look[scheme].colour
         each = np.array(m.losses) - np.array(there[baseline].losses)
@@ -72,7 +73,7 @@ def gaps(findings: Findings, baseline: str) -> Figure:
             half = [[m.gap.half_width]]
             axes.errorbar([m.gap.mean], [y], xerr=half, color=colour, linewidth=1.3, capsize=3, capthick=1.1)
         axes.plot([m.gap.mean], [y], look[scheme].marker, color=colour, markersize=5, markeredgewidth=0)
-        if not math.isnan(published.get(scheme, math.nan)):
+        if scheme in published:
             axes.plot([published[scheme]], [y - 0.26], "o", markersize=3.6, **RING)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.plot([], [], ".", color=INK, markersize=4, label="a seed")

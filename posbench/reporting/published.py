@@ -7,6 +7,8 @@ otherwise (reports then say "not recorded here").
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,15 @@ from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
 from posbench.reporting.statistics import NOTHING, Interval, Pair, compare_all, t_interval
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from posbench.config import Config
     from posbench.reporting.measure import Measurement
 
 _FOLDER = Path(__file__).parent / "published"
 FEWEST = 4  # schemes: the order of fewer agrees by chance too often for Kendall's tau to say anything
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
+NOT_PUBLISHED = "not published"
 SETUP = (
     "runs a scheme",
     "parameters",
@@ -36,22 +41,42 @@ SETUP = (
     "seeds",
     "unit",
 )
+_LISTED = {  # of the set-up, in one line
+    "parameters": "{} parameters",
+    "data": "{}",
+    "training tokens": "{} tokens",
+    "context length": "context {}",
+}
+
+
+# Each metric as a number that is lower where a scheme is better; losses in nats/token.
+_METRICS: dict[str, Callable[[float], float]] = {
+    "loss": float,
+    "perplexity": math.log,
+    "mean reciprocal rank": operator.neg,
+}
 
 
 @dataclass(frozen=True)
 class PublishedMeasurement:
     """One column of a published table."""
 
-    metric: str  # loss (nats/token) | perplexity
+    metric: str  # loss (nats/token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known
     training_length: int | None  # tokens
     length: int | None  # tokens; None: the training length
     values: dict[str, float]
+    model: str | None = None  # which, where a publication has several
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the values are losses, so that gaps between them can be set beside ours."""
+        return self.metric in ("loss", "perplexity")
 
     @property
     def losses(self) -> dict[str, float]:
-        """nats/token of their tokens."""
-        return {s: v if self.metric == "loss" else math.log(v) for s, v in self.values.items()}
+        """nats/token of their tokens; of a metric that is no loss, numbers that are lower where a scheme is better."""
+        return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
     def ratio(self) -> float:
@@ -62,7 +87,8 @@ class PublishedMeasurement:
     def what(self) -> str:
         """Such as `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
         where = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
-        return f"{self.metric}, {self.protocol or 'protocol not recorded'}, {where}"
+        of = f"{self.model}, " if self.model else ""
+        return f"{of}{self.metric}, {self.protocol or 'protocol not recorded'}, {where}"
 
 
 @dataclass(frozen=True)
@@ -88,10 +114,36 @@ def load_published(name: str) -> Published:
     """The published results of this name. Raises: ConfigError for one we do not have."""
     known = published_names()
     if name not in known:
-        raise ConfigError(f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
+        raise ConfigError(
+            f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)}; --against list shows "
+            "what each is)"
+        )
     content: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     measurements = [PublishedMeasurement(**m) for m in content.pop("measurements")]
     return Published(measurements=measurements, **content)
+
+
+def list_published(console: Console) -> None:
+    """Print what `--against` accepts: the publication, the models, the lengths, the schemes."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, show_lines=True)
+    table.add_column("--against", no_wrap=True)
+    for column in ("publication", "models and text", "schemes"):
+        table.add_column(column)
+    for published in map(load_published, published_names()):
+        stated = {what: text for what, text in published.setup.items() if text != NOT_PUBLISHED}
+        units = {
+            "parameters": "{} parameters",
+            "data": "{}",
+            "training tokens": "{} tokens",
+            "context length": "context {}",
+        }
+        models = ", ".join(form.format(stated[what]) for what, form in units.items() if what in stated)
+        schemes = dict.fromkeys(scheme for each in published.measurements for scheme in each.values)
+        table.add_row(published.name, published.title, models or NOT_PUBLISHED, ", ".join(schemes))
+    console.print(table)
 
 
 @dataclass(frozen=True)
@@ -111,7 +163,7 @@ class Disagreement:
 
     better: str  # by them
     worse: str
-    their_difference: float  # worse - better, positive
+    their_difference: float  # worse - better, positive; of a metric that is no loss, in its own units
     pair: Pair  # ours: `left` is their worse one
 
 
@@ -154,7 +206,7 @@ def _compare(
         Row(
             scheme=s,
             theirs=theirs.values[s],
-            their_gap=theirs.losses[s] - theirs.losses[base] if base else math.nan,
+            their_gap=theirs.losses[s] - theirs.losses[base] if base and theirs.is_loss else math.nan,
             ours=ours[s],
             our_gap=t_interval(np.subtract(ours[s].losses, ours[base].losses)) if base else NOTHING,
         )

@@ -17,6 +17,7 @@ from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import At, Bias, Scheme, Shape, check_hooks
 from posbench.schemes.composite import Combined, Interleaved
 from posbench.schemes.kerple import Kerple
+from posbench.schemes.learned import Learned
 from posbench.schemes.rotary import Rotary, Turn, rotate, turn
 from posbench.schemes.sinusoidal import Sinusoidal
 from posbench.schemes.t5 import T5
@@ -30,6 +31,7 @@ _OURS: dict[str, type[Scheme]] = {
     "t5": T5,
     "kerple": Kerple,
     "sinusoidal": Sinusoidal,
+    "learned": Learned,
     "interleaved": Interleaved,
     "combined": Combined,
 }

@@ -65,6 +65,14 @@ class Scheme(nn.Module):
         sites = ("embed", "q", "k", "v", "o", "bias")
         return frozenset(site for site in sites if getattr(type(self), site) is not getattr(Scheme, site))
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens up to which the scheme is defined: every position is below it. None: any length.
+
+        A run is not trained beyond it, is not evaluated beyond it (tables show a dash) and is certified within it.
+        """
+        return None
+
     def describe(self) -> str:
         """What the options amount to in this decoder, a phrase for the report; empty where they say it themselves."""
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,11 @@ def _members(option: str, members: Sequence[Scheme]) -> nn.ModuleList:
     if not (isinstance(members, Sequence) and members and all(isinstance(member, Scheme) for member in members)):
         raise ConfigError(f"scheme.{option} must be a list of schemes, such as scheme.{option}=[qk_rope,nope]")
     return nn.ModuleList(dict.fromkeys(members))
+
+
+def _shortest(members: Iterable[Scheme]) -> int | None:
+    """Tokens up to which all of them are defined; None: any length."""
+    return min((member.longest for member in members if member.longest is not None), default=None)
 
 
 class Interleaved(Scheme):
@@ -48,6 +53,10 @@ class Interleaved(Scheme):
     @property
     def acts_on(self) -> frozenset[str]:
         return frozenset[str]().union(*(member.acts_on for member in self._used))
+
+    @property
+    def longest(self) -> int | None:
+        return _shortest(self._used)
 
     @property
     def _used(self) -> list[Scheme]:
@@ -86,6 +95,10 @@ class Combined(Scheme):
     @property
     def acts_on(self) -> frozenset[str]:
         return frozenset[str]().union(*(member.acts_on for member in self._all))
+
+    @property
+    def longest(self) -> int | None:
+        return _shortest(self._all)
 
     def layer(self, n: int) -> Scheme:
         return self._of_layers[n % len(self._of_layers)]

@@ -106,6 +106,7 @@ class Certificate:
     promised_relative: bool
     checks: tuple[Check, ...]
     defined: bool = True  # does `posbench.reference` define it?
+    longest: int | None = None  # tokens up to which the scheme is defined; None: any length
 
     @property
     def holds(self) -> bool:
@@ -159,6 +160,7 @@ def certify(config: Config) -> Certificate:
         result = wanted.measure(specimen)
         measured, where = result if isinstance(result, tuple) else (result, "")
         checks[wanted.name] = Check(wanted.name, measured, wanted.limit, wanted.at_least, where)
+    longest = specimen.wide.scheme.longest
     return Certificate(
-        config.scheme.name, specimen.promises_relative, tuple(checks.values()), defined=specimen.is_defined
+        config.scheme.name, specimen.promises_relative, tuple(checks.values()), specimen.is_defined, longest
     )

@@ -19,7 +19,7 @@ from posbench.reference.kinds import softmax_weights
 from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
-from posbench.verify.specimen import FAR, LENGTH, SHIFT, VOCAB, Specimen
+from posbench.verify.specimen import SHIFT, VOCAB, Specimen
 
 PIECE = 56  # tokens: three pieces, the last one short
 
@@ -35,21 +35,23 @@ def shift(specimen: Specimen) -> float:
 
 
 def shift_drift(model: Decoder, tokens: Tensor) -> float:
-    """... of any model and tokens."""
+    """... of any model and tokens, of which those are read that fit in where the scheme is defined."""
+    longest = model.scheme.longest
+    tokens = tokens if longest is None else tokens[:, : max(1, longest - SHIFT)]
     return distance(model(tokens), model(tokens, offset=SHIFT))
 
 
 def norm(specimen: Specimen) -> float:
     """How far the hooks change the length of a vector, as a part of it."""
     return max(
-        float((getattr(scheme, site)(x, _prepared(scheme)).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        float((getattr(scheme, site)(x, _prepared(scheme, specimen)).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in specimen.schemes
         for site, x in specimen.heads.items()
     )
 
 
-def _prepared(scheme: Scheme, first: int = 0) -> object:
-    return scheme.prepare(torch.arange(first, first + LENGTH), LENGTH)
+def _prepared(scheme: Scheme, specimen: Specimen) -> object:
+    return scheme.prepare(torch.arange(specimen.length), specimen.length)
 
 
 def is_rotary(specimen: Specimen) -> bool:
@@ -67,7 +69,7 @@ def round_trip(specimen: Specimen) -> float:
     worst = 0.0
     for scheme in specimen.schemes:
         if _rotates(scheme):
-            pos, angles = scheme.prepare(torch.arange(LENGTH), LENGTH), scheme.angles(torch.arange(LENGTH))
+            pos, angles = _prepared(scheme, specimen), scheme.angles(torch.arange(specimen.length))
             for site in scheme.sites:
                 turned = getattr(scheme, site)(specimen.heads[site], pos)
                 worst = max(worst, distance(rotate(turned, angles, inverse=site != "o"), specimen.heads[site]))
@@ -93,22 +95,22 @@ def offset_kernel(specimen: Specimen) -> float:
 
 
 def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
-    x, D, base = specimen.heads, scheme.shape.head_dim, scheme.base
-    pos = scheme.prepare(torch.arange(LENGTH), LENGTH)
+    x, D, base, T = specimen.heads, scheme.shape.head_dim, scheme.base, specimen.length
+    pos = scheme.prepare(torch.arange(T), T)
     kind = cast(Softmax, _kind(specimen.wide))
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
-    R = {p: rotation(p, D, base) for p in range(1 - LENGTH, LENGTH)}
+    R = {p: rotation(p, D, base) for p in range(1 - T, T)}
 
     def turned(site: str, h: int) -> Array:
         rows = x[site][0, h].numpy()
-        return np.stack([R[p] @ rows[p] for p in range(LENGTH)]) if site in scheme.sites else rows
+        return np.stack([R[p] @ rows[p] for p in range(T)]) if site in scheme.sites else rows
 
     worst = 0.0
     for h in range(scheme.shape.num_heads):
         kv = h // (scheme.shape.num_heads // scheme.shape.num_kv_heads)
         queries, keys, values = turned("q", h), turned("k", kv), x["v"][0, kv].numpy()
-        for i in range(LENGTH):
+        for i in range(T):
             a = softmax_weights(list(keys[: i + 1] @ queries[i] / math.sqrt(D)))
             expected = sum((a[j] * R[j - i] @ values[j] for j in range(i + 1)), np.zeros(D))
             worst = max(worst, distance(o[h, i], torch.from_numpy(expected)))
@@ -120,10 +122,10 @@ def future(specimen: Specimen) -> float:
 
     And when so many follow that attention runs another way.
     """
-    model, tokens = specimen.wide, specimen.tokens
+    model, tokens, T = specimen.wide, specimen.tokens, specimen.length
     before = model(tokens)
-    worst = distance(before, model(torch.cat((tokens, tokens.repeat(1, 4)), dim=1))[:, :LENGTH])
-    for t in (1, LENGTH // 2, LENGTH - 1):
+    worst = distance(before, model(tokens.repeat(1, 5)[:, : model.scheme.longest])[:, :T])
+    for t in (1, T // 2, T - 1):
         other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
         after = model(other)
         if torch.equal(before[:, t], after[:, t]):
@@ -135,8 +137,8 @@ def future(specimen: Specimen) -> float:
 def decode(specimen: Specimen) -> float:
     """How far the logits are off when tokens come one by one, and each layer has what its kind kept of those before."""
     model, tokens = specimen.wide, specimen.tokens
-    pasts = model.pasts(LENGTH)
-    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, pasts)) for t in range(LENGTH)]
+    pasts = model.pasts(specimen.length)
+    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, pasts)) for t in range(specimen.length)]
     return distance(torch.cat(steps, dim=1), model(tokens, offset=SHIFT))
 
 
@@ -170,10 +172,10 @@ def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator
                 cast(Block, block).attention.kind.way = way
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
-                yield f"{device} {path}", error(narrow(tokens, offset=FAR)[0], specimen.far_logits)
+                yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits)
         for scheme, exact in zip(dict.fromkeys(narrow.schemes), specimen.schemes, strict=True):
-            at = torch.arange(FAR, FAR + LENGTH)
-            rounded, precise = scheme.prepare(at.to(device), LENGTH), exact.prepare(at, LENGTH)
+            at = torch.arange(specimen.far, specimen.far + specimen.length)
+            rounded, precise = scheme.prepare(at.to(device), specimen.length), exact.prepare(at, specimen.length)
             for site, heads in specimen.heads.items():
                 x = heads.to(device, dtype)
                 expected = getattr(exact, site)(x.double().cpu(), precise)

@@ -73,6 +73,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook"
     )
     for row in certificates:
+        if row.longest is not None:
+            yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
         if not row.defined:
             yield (
                 f"{row.scheme}: posbench/reference has no definition of this kind, so fp64 is not measured, and fp32 "

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from posbench import reference
 from posbench.composition import compose
-from posbench.config import Config
+from posbench.config import Config, ConfigError
 from posbench.model import Decoder, build_model
 from posbench.schemes import At, Scheme
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
-LENGTH = 144  # T: more than one block of the blockwise path
+LENGTH = 144  # T: more than one block of the blockwise path; fewer where the scheme is not defined that far
 VOCAB = 64
 MODEL = (
     "model=tiny",
@@ -68,7 +68,25 @@ class Specimen:
         """With random weights. Raises: ConfigError where the scheme refuses its options or the shape."""
         narrow = build_model(config, VOCAB).eval()
         randomise(narrow)
-        return cls(config, narrow, copy.deepcopy(narrow).double(), random_tokens())
+        longest = narrow.scheme.longest
+        if longest is not None and longest < 2 * SHIFT:
+            raise ConfigError(
+                f"scheme={config.scheme.name} is defined up to {longest} tokens, too few to be certified: give "
+                f"train.context_length={2 * SHIFT} or more"
+            )
+        length = LENGTH if longest is None else min(LENGTH, longest - SHIFT)
+        return cls(config, narrow, copy.deepcopy(narrow).double(), random_tokens(length))
+
+    @property
+    def length(self) -> int:
+        """T, tokens."""
+        return self.tokens.shape[1]
+
+    @property
+    def far(self) -> int:
+        """`FAR`, or as far out as the tokens fit in where the scheme is not defined there."""
+        longest = self.wide.scheme.longest
+        return FAR if longest is None else min(FAR, longest - self.length)
 
     @property
     def promises_relative(self) -> bool:
@@ -96,8 +114,8 @@ class Specimen:
 
     @cached_property
     def far_logits(self) -> Tensor:
-        """`defined_logits` at `FAR`."""
-        return self.defined_logits(FAR)
+        """`defined_logits` at `far`."""
+        return self.defined_logits(self.far)
 
     @property
     def _weights(self) -> dict[str, np.ndarray]:
@@ -110,15 +128,16 @@ class Specimen:
         counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         random = np.random.RandomState(1)
         return {
-            site: torch.from_numpy(random.standard_normal((1, H, LENGTH, shape.head_dim))) for site, H in counts.items()
+            site: torch.from_numpy(random.standard_normal((1, H, self.length, shape.head_dim)))
+            for site, H in counts.items()
         }
 
     @cached_property
     def has_bias(self) -> bool:
         """Whether any layer adds to its scores."""
-        stream = torch.from_numpy(np.random.RandomState(2).standard_normal((1, LENGTH, self.config.model.d_model)))
+        stream = torch.from_numpy(np.random.RandomState(2).standard_normal((1, self.length, self.config.model.d_model)))
         for scheme in self.schemes:
-            at = At(scheme.prepare(torch.arange(LENGTH), LENGTH), 0, 0, LENGTH)
+            at = At(scheme.prepare(torch.arange(self.length), self.length), 0, 0, self.length)
             q = scheme.q(self.heads["q"], at.pos)
             if scheme.bias(q, scheme.gate(stream, at.pos), at) is not None:
                 return True

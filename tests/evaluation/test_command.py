@@ -20,6 +20,8 @@ from posbench.runs import Run
 from posbench.runs.readings import Reading, Result
 from posbench.training import train
 
+NAMES = ("learned", "nope")
+
 
 def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: Callable[..., Config]) -> None:
     names = [("qk_rope", 0), ("qk_rope", 1), ("nope", 0)]
@@ -36,6 +38,24 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
     assert "mean over its own seeds: `posbench report` compares" in text
     text = said([runs[0], runs[2]])
     assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
+
+
+def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config: Callable[..., Config]) -> None:
+    learned, nope = (train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in NAMES)
+    console = Console(file=io.StringIO(), width=100)
+    question = Question(lengths=(16, 32, 64), protocols=("fixed",), device="cpu", dtype="float32")
+    evaluate_runs([learned, nope], question, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("learned is defined up to 32 tokens: longer ones are not scored") == 1
+    assert re.search(r"learned +\d+\.\d\d +\d+\.\d\d +–\nnope( +\d+\.\d\d){3}\n", text)
+    stored = {run: [each for each in run.results()[0] if each.protocol == "fixed"] for run in (learned, nope)}
+    assert [result.length for result in stored[learned]] == [16, 32]
+    # The targets are those of the schemes that are scored at 64, also where only shorter lengths are asked for later.
+    evaluate_runs([learned], Question(lengths=(16,), protocols=("fixed",), device="cpu", dtype="float32"), console)
+    assert stored[learned][0].windows[["document", "start"]].equals(stored[nope][0].windows[["document", "start"]])
+    assert learned.results()[0][0].windows.equals(stored[learned][0].windows)
+    evaluate_runs([learned], Question(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32"), console)
+    assert console.file.getvalue().rstrip().endswith("learned/seed=0: nothing to score")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "retrieval"])

@@ -31,13 +31,13 @@ KEXUE = {
 
 
 def test_the_published_there_are() -> None:
-    assert published_names() == ["alibi-wikitext103", "haviv-2022", "kexue-10862", "rove"]
+    assert set(published_names()) >= {"gu-2025", "haviv-2022", "dape-v2", "drope", "p-rope", "kexue-10907"}
     for name in published_names():
         published = load_published(name)
         assert published.name == name and published.source.startswith("https://")
         assert set(published.setup) <= set(SETUP)
         for m in published.measurements:
-            assert m.metric in ("loss", "perplexity") and all(value > 0 for value in m.values.values())
+            assert len(m.losses) > 1 and all(value > 0 for value in m.values.values())
 
 
 def test_kexue_as_printed() -> None:
@@ -53,8 +53,19 @@ def test_a_perplexity_is_compared_by_its_logarithm() -> None:
     assert published.ratio == pytest.approx(1012 / 512)
 
 
+def test_of_ranks_the_higher_is_better_and_no_gap_is_shown(findings: Findings) -> None:
+    (comparison,) = beside(findings, "kazemnejad-2023")
+    assert [row.scheme for row in comparison.rows] == ["nope", "alibi", "qk_rope"]  # from their best
+    assert all(math.isnan(row.their_gap) for row in comparison.rows)
+    ours = {row.scheme: row.ours.loss.mean for row in comparison.rows}
+    assert comparison.tau == pytest.approx(stats.kendalltau([1, 2, 3], list(ours.values())).statistic)
+    section = against(findings, comparison)
+    assert "Theirs is no loss" in section.words[0] and section.tables[0].rows[0][1] == "–"
+    assert section.tables[0].rows[0][3] == "0.690"
+
+
 def test_an_unknown_one_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="'kexue' is not known; did you mean 'kexue-10862'"):
+    with pytest.raises(ConfigError, match="'kexue' is not known; did you mean 'kexue-10"):
         load_published("kexue")
 
 
@@ -121,8 +132,9 @@ def test_lengths_are_matched_in_training_lengths_and_by_protocol(findings: Findi
 
 
 def test_another_baseline_where_theirs_lacks_ours(findings: Findings) -> None:
-    (found,) = beside(findings, "haviv-2022")
-    assert found.baseline == "nope"
+    found, *larger = beside(findings, "haviv-2022")
+    assert found.baseline == "nope" and found.measurement.what.startswith("125M parameters, perplexity")
+    assert len(larger) == 3
     assert found.rows[0].their_gap == pytest.approx(math.log(19.94 / 22.15))
 
 

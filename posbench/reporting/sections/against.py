@@ -18,6 +18,8 @@ def against(findings: Findings, c: Comparison) -> Section:
         why = "no scheme of theirs is among ours" if c.where else "we have no evaluation near theirs"
         return Section(title, [f"Nothing of ours to set beside it: {why}."], on_terminal=False, short=short)
     words = [f"Ours: {c.where}. Gaps in nats/token, each side of its own tokens."]
+    if not c.measurement.is_loss:
+        words = [f"Ours: {c.where}, the loss. Theirs is no loss, so only the orders are compared."]
     tables = [values_table(c)]
     if len(c.rows) > 1:
         by_seed = f"; by seed {min(c.taus):.2f} to {max(c.taus):.2f}" if len(c.taus) > 1 else ""
@@ -36,14 +38,14 @@ def against(findings: Findings, c: Comparison) -> Section:
 
 def values_table(c: Comparison) -> Table:
     """The gaps side by side, and their column. Ours stands in our tables: of another model, text and tokens."""
-    base, loss = c.baseline or "?", c.measurement.metric == "loss"
+    base, is_perplexity = c.baseline or "?", c.measurement.metric == "perplexity"
     headers = ["scheme", f"published gap\nto {base}", f"our gap\nto {base}", f"published\n{c.measurement.metric}"]
     rows = [
         [
             row.scheme,
-            gap_text(row.their_gap, math.nan, row.scheme == base),
+            gap_text(row.their_gap, math.nan, row.scheme == base and c.measurement.is_loss),
             gap_text(row.our_gap.mean, row.our_gap.half_width, row.scheme == base),
-            number(row.theirs) if loss else perplexity_text(row.theirs),
+            perplexity_text(row.theirs) if is_perplexity else number(row.theirs),
         ]
         for row in c.rows
     ]
