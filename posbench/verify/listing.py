@@ -51,11 +51,13 @@ def _row(file: Path, config_dir: Path | None) -> tuple[str, str, str, str]:
     """Group, kind, promise and description of a scheme's file; the other rows are worth having where it is wrong."""
     from omegaconf import OmegaConf
 
+    kind = ""
     comment = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
     try:
         config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(OmegaConf.load(file)), config_dir))
+        kind = config.kind
         scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     except ConfigError as error:
-        return "not usable", "", "", str(error)
+        return "not usable", kind, "", str(error)
     group = "kinds of attention" if config.attention else scheme.group
-    return group, config.kind, "relative" if scheme.is_relative else "absolute", comment
+    return group, kind, "relative" if scheme.is_relative else "absolute", comment
