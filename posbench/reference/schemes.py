@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from posbench.config import Config, SchemeConfig
-from posbench.reference.biases import Alibi
+from posbench.reference.biases import T5, Alibi, Kerple
 from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
 from posbench.reference.embeddings import Learned, Sinusoidal
 from posbench.reference.rotations import (
@@ -126,6 +126,8 @@ DEFINITIONS: dict[str, Callable[..., Definition]] = {
     "xpos": XPos,
     "pope": Pope,
     "alibi": Alibi,
+    "t5": T5,
+    "kerple": Kerple,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
     "interleaved": Interleaved,

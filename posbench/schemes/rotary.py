@@ -118,6 +118,11 @@ class Rotary(Scheme):
         return self.sites
 
     @property
+    def moves_k_and_v_alike(self) -> bool:
+        own = type(self).k is not Rotary.k or type(self).v is not Rotary.v
+        return not own and ("k" in self.sites) == ("v" in self.sites)
+
+    @property
     def width(self) -> int:
         """r, the channels of each head that are rotated, from the first on, in pairs (t, t + r/2); even."""
         return self.shape.head_dim

@@ -26,6 +26,10 @@ REFUSED = [
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
     ("sinusoidal", {"amplitude": float("inf")}, "must lie between"),
     ("sinusoidal", {"base": 0.5}, "scheme.base=0.5 must lie above 1"),
+    ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 must be an even whole number above 0 (32 is usual)"),
+    ("t5", {"num_buckets": True}, "must be an even whole number"),
+    ("t5", {"max_distance": 16}, "scheme.max_distance=16 must be a whole number of tokens above"),
+    ("t5", {"max_distance": 128.0}, "must be a whole number of tokens above"),
 ]
 
 

@@ -20,12 +20,9 @@ def console():
 def test_verify_prints_a_row_a_scheme_and_holds(console):
     assert verify(None, console)
     lines = console.file.getvalue().splitlines()
-    rows = [line.split() for line in lines]
     for name in choices("scheme"):
-        # A long name goes on in the line below.
-        at = next(n for n, row in enumerate(rows) if row and name in (row[0], row[0] + "".join(rows[n + 1])))
-        row = rows[at]
-        assert row[1] in ("relative", "absolute") and row[-1] == "ok" and len(row) == 12
+        row = next(line.split() for line in lines if line.split()[:1] == [name])
+        assert row[1] in ("rel", "abs") and row[-1] == "ok" and len(row) == 12
     assert lines[-1] == f"{len(choices('scheme'))} schemes: every certificate holds"
     assert "…" not in console.file.getvalue() and max(map(len, lines)) <= 80
 
@@ -75,6 +72,10 @@ def test_schemes_are_listed_with_their_promises(console):
     for name in choices("scheme"):
         assert f"\n{name}" in said
     assert f"kinds: {', '.join(SCHEMES)}" in " ".join(said.split())
+    places = [
+        said.index(f"\n{row}") for row in ("no position", "nope", "rotations", "qk_rope", "biases", "alibi", "added")
+    ]
+    assert places == sorted(places)
 
 
 def test_a_scheme_made_of_named_rows_is_listed_and_certified(console, tmp_path):
