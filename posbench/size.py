@@ -9,6 +9,7 @@ from __future__ import annotations
 from posbench.attention import build_kind
 from posbench.config import Config
 from posbench.model import shape_of
+from posbench.schemes import build_scheme
 
 
 def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
@@ -21,7 +22,9 @@ def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
 
 def forward_flops_per_token(config: Config, vocab_size: int, length: int) -> float:
     """Model FLOPs of the forward pass over windows of `length` tokens, per token."""
-    mixing = config.model.num_layers * build_kind(config.scheme, shape_of(config)).flops_per_token(length)
+    shape = shape_of(config)
+    kind, scheme = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
+    mixing = sum(kind.flops_per_token(length, scheme.layer(n)) for n in range(config.model.num_layers))
     return 2.0 * (_matrices(config) + vocab_size * config.model.d_model) + mixing
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class Past:
     def __init__(self, length: int) -> None:
         self.length, self.filled = length, 0  # tokens
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
-        self.state: Tensor | None = None
+        self.state: tuple[Tensor, ...] = ()  # of fixed size
 
     def advance(self, tokens: int) -> None:
         """So many more tokens are in. Raises: ConfigError where they are more than the past was made for."""
@@ -43,7 +43,7 @@ class Past:
     @property
     def num_bytes(self) -> int:
         """Of memory, for all sequences of the batch."""
-        tensors = [x for x in (*self.tensors, self.state) if x is not None]
+        tensors = [x for x in (*self.tensors, *self.state) if x is not None]
         return sum(x.numel() * x.element_size() for x in tensors)
 
 
@@ -80,8 +80,13 @@ class Kind(nn.Module, ABC):
         """Room for what one layer keeps of a window of `length` tokens."""
         return Past(length)
 
-    def ways(self, has_bias: bool, device: torch.device) -> Mapping[str, Callable[..., Tensor] | None]:
-        """The ways in which this kind may run, by name: `posbench verify` sets `way` to each. None: the usual one."""
+    def ways(
+        self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
+    ) -> Mapping[str, Callable[..., Tensor] | None]:
+        """The ways in which this kind may run, by name: `posbench verify` sets `way` to each. None: the usual one.
+
+        Arguments: schemes, the distinct ones of the layers; has_bias, whether any of them adds to its scores.
+        """
         return {"mix": None}
 
     @abstractmethod
@@ -97,7 +102,7 @@ class Kind(nn.Module, ABC):
         """
 
     @abstractmethod
-    def flops_per_token(self, length: int) -> float:
+    def flops_per_token(self, length: int, scheme: Scheme) -> float:
         """Model FLOPs of mixing in one layer's forward pass over windows of `length` tokens, per token.
 
         Those that the definition needs: in causal attention each query meets half the keys on average.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -14,13 +14,18 @@ from posbench.schemes import At, Bias, Scheme
 
 
 class Softmax(Kind):
-    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys, values and gates are kept."""
+    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys, values and gates are kept.
+
+    A shared key and value that stay equal behind their hooks are one tensor, kept once (kexue.fm/archives/10862).
+    """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
         """Attention behind the hooks, by `way` or the best there is: see `posbench.attention.ways`."""
         return (ways.attend if self.way is None else self.way)(q, k, v, bias, scale)
 
-    def ways(self, has_bias: bool, device: torch.device) -> Mapping[str, Callable[..., Tensor] | None]:
+    def ways(
+        self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
+    ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = "fused" if not has_bias else "masked" if device.type == "cpu" else "blocks"
         flex = {"flex": ways.flex} if has_bias and self.shape.head_dim >= ways.FLEX_FROM else {}
         return {usual: ways.attend, "blocks": ways.blocks, **flex}
@@ -30,11 +35,12 @@ class Softmax(Kind):
     ) -> Tensor:
         assert q is not None and k is not None
         gate = scheme.gate(x, at.pos)
-        q, k, v = scheme.q(q, at.pos), scheme.k(k, at.pos), scheme.v(v, at.pos)
+        is_one = self.shared_kv and scheme.moves_k_and_v_alike
+        q, k, values = scheme.q(q, at.pos), scheme.k(k, at.pos), None if is_one else scheme.v(v, at.pos)
         if past is not None:
-            k, v, gate = cast(tuple[Tensor, Tensor, Tensor | None], past.extended(k, v, gate))
-        o = self.attend(q, k, v, scheme.bias(q, gate, at), self.scale)
+            k, values, gate = cast(tuple[Tensor, Tensor | None, Tensor | None], past.extended(k, values, gate))
+        o = self.attend(q, k, k if values is None else values, scheme.bias(q, gate, at), self.scale)
         return scheme.o(o, at.pos)
 
-    def flops_per_token(self, length: int) -> float:
+    def flops_per_token(self, length: int, scheme: Scheme) -> float:
         return 2.0 * self.shape.num_heads * self.shape.head_dim * length

@@ -44,3 +44,7 @@ class Alibi(Scheme):
             return torch.exp2(self.exponents[h]) * ((j + at.key) - (i + at.query))
 
         return penalty
+
+    def log_decay(self) -> Tensor:
+        """[H]: under linear attention e^bias is retention's decay (arXiv 2307.08621), at ALiBi's slopes."""
+        return -torch.exp2(self.exponents)

@@ -60,10 +60,22 @@ class Scheme(nn.Module):
         self.shape = shape
 
     @property
+    def group(self) -> str:
+        """Its heading in `posbench schemes`: where position enters, unless a class knows better."""
+        if "bias" in self.acts_on:
+            return "biases on the scores"
+        return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
+
+    @property
     def acts_on(self) -> frozenset[str]:
         """Where position enters: any of embed, q, k, v, o and bias; by default the hooks that the class overrides."""
         sites = ("embed", "q", "k", "v", "o", "bias")
         return frozenset(site for site in sites if getattr(type(self), site) is not getattr(Scheme, site))
+
+    @property
+    def moves_k_and_v_alike(self) -> bool:
+        """Do the hooks k and v do the same to one tensor? Where value and key are shared, one of them is then kept."""
+        return type(self).k is Scheme.k and type(self).v is Scheme.v
 
     @property
     def longest(self) -> int | None:
@@ -129,8 +141,16 @@ class Scheme(nn.Module):
         """
         return None
 
+    def log_decay(self) -> Tensor | float | None:
+        """What `bias` adds a token of distance, at most 0, where it is `log_decay[h] * (i - j)`: [H], or one for all.
 
-_HOOKS = ("layer", "prepare", "embed", "q", "k", "v", "o", "gate", "bias")
+        0 where nothing is added, None where the bias is another function. Attention without a softmax runs in linear
+        time where this is known, and gives what it gives by `bias`.
+        """
+        return 0.0 if type(self).bias is Scheme.bias else None
+
+
+_HOOKS = ("layer", "prepare", "embed", "q", "k", "v", "o", "gate", "bias", "log_decay")
 
 
 def check_hooks(scheme: type[Scheme]) -> None:

@@ -43,6 +43,10 @@ class Interleaved(Scheme):
                 )
 
     @property
+    def group(self) -> str:
+        return "layers"
+
+    @property
     def is_relative(self) -> bool:  # type: ignore[override]
         return all(member.is_relative for member in self._used)
 
@@ -95,6 +99,10 @@ class Combined(Scheme):
     @property
     def acts_on(self) -> frozenset[str]:
         return frozenset[str]().union(*(member.acts_on for member in self._all))
+
+    @property
+    def moves_k_and_v_alike(self) -> bool:
+        return all(member.moves_k_and_v_alike for member in self._all)
 
     @property
     def longest(self) -> int | None:
@@ -155,6 +163,14 @@ class Combined(Scheme):
                 result = result + term(b, h, i, j)
             return result
 
+        return total
+
+    def log_decay(self) -> Tensor | float | None:
+        total: Tensor | float = 0.0
+        for decay in [member.log_decay() for member in self._all]:
+            if decay is None:
+                return None
+            total = total + decay
         return total
 
     def _chained(self, hook: str, x: Tensor, pos: Any) -> Tensor:

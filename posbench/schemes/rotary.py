@@ -83,6 +83,11 @@ class Rotary(Scheme):
     def acts_on(self) -> frozenset[str]:
         return self.sites
 
+    @property
+    def moves_k_and_v_alike(self) -> bool:
+        own = type(self).k is not Rotary.k or type(self).v is not Rotary.v
+        return not own and ("k" in self.sites) == ("v" in self.sites)
+
     def angles(self, pos: Tensor) -> Tensor:
         """`pos * inv_freq`, [T, D/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not)."""
         return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base, pos.device)

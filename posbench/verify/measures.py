@@ -171,7 +171,7 @@ def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator
         narrow = copy.deepcopy(specimen.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = specimen.tokens.to(device)
-        ways = _kind(narrow).ways(specimen.has_bias, narrow.embedding.weight.device)
+        ways = _kind(narrow).ways(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
         for path, way, piece in [*((name, way, None) for name, way in ways.items()), ("pieces", None, PIECE)]:
             narrow.piece = piece
             for block in narrow.blocks:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+NARROW = 5  # characters of a number in the table
+
 
 def verify(words: Sequence[str] | None, console: Console) -> bool:
     """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
@@ -41,19 +43,21 @@ def verify(words: Sequence[str] | None, console: Console) -> bool:
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """One row a scheme, what broke in red; 80 characters wide."""
+    """One row a scheme, what broke in red; 80 characters wide with names of up to 21."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    for name in ("scheme", "position"):
+    for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
     for check in certificates[0].checks:
-        table.add_column(check.name, justify="right", no_wrap=True)
+        half = len(check.name) // 2
+        narrow = f"{check.name[:half]}-\n{check.name[half:]}" if len(check.name) > NARROW else check.name
+        table.add_column(narrow, justify="right", no_wrap=True)
     table.add_column("")
     for row in certificates:
-        measured = Text(row.measured, style="" if row.measured == row.promised else "bold red")
+        measured = Text(row.measured[:3], style="" if row.measured == row.promised else "bold red")
         cells = [Text(str(check), style="" if check.holds else "bold red") for check in row.checks]
         verdict = Text("ok", style="green") if row.holds else Text("NO", style="bold red")
         table.add_row(row.scheme, measured, *cells, verdict)
@@ -62,6 +66,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
+    yield "pos: relative (rel) or absolute (abs), as the shift measures it"
     yield (
         f"shift: largest change of a logit when all positions grow by {SHIFT}: "
         f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"

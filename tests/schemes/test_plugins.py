@@ -64,7 +64,7 @@ def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_
     )
     without_file = ["nope", "scheme.name=near", "scheme.kind=distance_bias", "+scheme.distances=24"]
     verified = run("verify", *without_file)
-    assert "\nnear   relative" in verified
+    assert "\nnear   rel" in verified
     assert "near: posbench/reference has no definition of this kind" in verified  # and verify does not pretend to
     assert "1 scheme: every certificate holds" in verified
     assert "distance_bias" in run("schemes").splitlines()[-2]

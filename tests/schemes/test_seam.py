@@ -48,7 +48,7 @@ class Linear(Kind):
         o = (scheme.q(q, at.pos) @ rotated.mT * decay) @ v / (q @ k.mT * decay).sum(-1, keepdim=True)
         return scheme.o(o, at.pos)
 
-    def flops_per_token(self, length):
+    def flops_per_token(self, length, scheme):
         return 6.0 * self.shape.num_heads * self.shape.head_dim**2
 
 
@@ -63,12 +63,12 @@ class Decay(Kind):
         v = scheme.v(v, at.pos).repeat_interleave(self.shape.num_heads // v.shape[1], 1)
         past, rows = past or self.past(v.shape[2]), []
         for t in range(v.shape[2]):
-            past.state = v[:, :, t].to(wide) + (0 if past.state is None else gamma * past.state)
-            rows.append(past.state)
+            past.state = (v[:, :, t].to(wide) + (gamma * past.state[0] if past.state else 0),)
+            rows.append(past.state[0])
         past.advance(v.shape[2])
         return scheme.o(torch.stack(rows, 2).to(v.dtype), at.pos)
 
-    def flops_per_token(self, length):
+    def flops_per_token(self, length, scheme):
         return 2.0 * self.shape.num_heads * self.shape.head_dim
 
 

@@ -1,0 +1,116 @@
+"""Values that are keys: held to transformers' Gemma 4, and one cache where both stay equal behind their hooks."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
+
+from posbench.model import build_model
+from posbench.schemes.rotary import Rotary
+from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+
+D, H, HKV, C = 16, 6, 2, 48
+CACHES = {"shared_kv_nope": 1, "shared_kv_qk_rope": 2, "shared_kv_qkv_rope": 1, "shared_kv_qkvo_rope": 1, "qk_rope": 2}
+
+
+def built(name, *words):
+    model = build_model(certificate_config(name, words), VOCAB)
+    randomise(model)
+    return model.double()
+
+
+def gemma(attention):
+    """Gemma 4's global attention, whose values are its keys before norm and rotation, with our weights and no norms."""
+    theirs = Gemma4TextAttention(
+        Gemma4TextConfig(
+            hidden_size=C,
+            num_hidden_layers=1,
+            num_attention_heads=H,
+            num_global_key_value_heads=HKV,
+            num_key_value_heads=HKV,
+            head_dim=D,
+            global_head_dim=D,
+            layer_types=["full_attention"],
+            num_kv_shared_layers=0,
+            attention_k_eq_v=True,
+            attn_implementation="sdpa",  # their eager softmax is in float32
+        ),
+        layer_idx=0,
+    ).double()
+    theirs.q_norm = theirs.k_norm = theirs.v_norm = nn.Identity()
+    theirs.scaling = D**-0.5  # without norms, that of everybody else
+    q, k = attention.qkv.weight.split([H * D, HKV * D])
+    weights = {"q_proj.weight": q, "k_proj.weight": k, "o_proj.weight": attention.out.weight}
+    theirs.load_state_dict(weights, strict=True)
+    return theirs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("offset", [0, 37])
+def test_a_value_that_is_the_unrotated_key_equals_gemma_4(offset):
+    model, T = built("shared_kv_qk_rope"), 75
+    x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), offset, 0, T)
+    cos, sin = (torch.cat((half, half), dim=-1)[None] for half in at.pos)
+    causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    theirs, _ = gemma(attention)(x, (cos, sin), causal, {})
+    assert theirs.abs().max() > 0.5
+    assert (attention(x, at, model.schemes[0]) - theirs).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_with_qkvo_the_output_is_a_sum_of_keys_turned_by_distance():
+    """`o_i = sum_j a_ij R_(j-i) k_j`, pairs as complex numbers, where Gemma 4 has no such row."""
+    model, T = built("shared_kv_qkvo_rope", "model.num_kv_heads=6"), 60
+    x = torch.randn(1, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), 11, 0, T)
+    q, k = (x @ attention.qkv.weight.T)[0].view(T, 2, H, D).unbind(1)
+    q, k = (torch.complex(*y.transpose(0, 1).chunk(2, dim=-1)) for y in (q, k))  # [H, T, D/2]
+    distances = torch.arange(T)[:, None] - torch.arange(T)
+    turns = torch.exp(-1j * distances[..., None] * 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D))
+    scores = torch.einsum("htc,hsc,tsc->hts", q.conj(), k, turns).real / D**0.5
+    a = scores.masked_fill(distances < 0, -torch.inf).softmax(-1)
+    o = torch.einsum("hts,tsc,hsc->htc", a.to(turns.dtype), turns, k)
+    expected = torch.cat((o.real, o.imag), dim=-1).transpose(0, 1).reshape(1, T, H * D) @ attention.out.weight.T
+    assert (attention(x, at, model.schemes[0]) - expected).abs().max() < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, caches", CACHES.items())
+def test_what_is_equal_behind_its_hooks_is_kept_once(name, caches):
+    model = built(name)
+    pasts = model.pasts(20)
+    tokens = random_tokens(20)
+    pieces = [model.hidden(tokens[:, t : t + 5], 3, pasts) for t in range(0, 20, 5)]
+    assert [past.num_bytes for past in pasts] == [20 * caches * HKV * D * 8] * 2
+    assert (torch.cat(pieces, dim=1) - model.hidden(tokens, 3)).abs().max() < 1e-12
+
+
+class Louder(Rotary):
+    """Keys of its own: values, which are rotated alone, are no longer equal to them."""
+
+    def k(self, x, pos):
+        return 2 * super().k(x, pos)
+
+
+def test_a_scheme_whose_keys_are_its_own_keeps_both():
+    shape = build_model(certificate_config("nope"), VOCAB).scheme.shape
+    assert Rotary(shape, "qkvo").moves_k_and_v_alike and not Louder(shape, "qkvo").moves_k_and_v_alike
+
+
+def test_the_projection_of_values_is_gone_and_the_gradient_of_keys_has_both_ways():
+    shared, plain = built("shared_kv_qk_rope"), built("qk_rope")
+    lost = sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in shared.parameters())
+    assert lost == 2 * HKV * D * C
+    tokens = random_tokens(40)
+    shared.nll(tokens[:, :-1], tokens[:, 1:]).mean().backward()
+    weight = shared.blocks[0].attention.qkv.weight
+    step = 1e-5 * torch.nn.functional.one_hot(torch.tensor(H * D * C + 7), weight.numel()).view(weight.shape)
+    with torch.no_grad():
+        losses = []
+        for sign in (1, -1):
+            weight += sign * step
+            losses.append(shared.nll(tokens[:, :-1], tokens[:, 1:]).mean().item())
+            weight -= sign * step
+    assert weight.grad.flatten()[H * D * C + 7].item() == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-5)
