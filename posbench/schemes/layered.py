@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from posbench.schemes.base import Scheme, Shape
 
@@ -26,8 +26,15 @@ class Layered(Scheme):
         return self.layer(0).acts_on
 
     @property
+    def moves_k_and_v_alike(self) -> bool:
+        return self.layer(0).moves_k_and_v_alike
+
+    @property
     def longest(self) -> int | None:
         return self.layer(0).longest
+
+    def log_decay(self) -> Tensor | float | None:
+        return self.layer(0).log_decay()
 
     def layer(self, n: int) -> Scheme:
         layer = self.layers[n]

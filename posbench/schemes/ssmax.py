@@ -18,6 +18,8 @@ class Ssmax(Layered):
     position, since a causal query at position i sees i + 1 tokens: the scores are not relative.
     """
 
+    group = "biases on the scores"  # by way of q
+
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, [SsmaxLayer(shape) for _ in range(shape.num_layers)])
 

@@ -29,6 +29,8 @@ class TransformerXL(Layered):
     Raises: ConfigError where that is not an even number above 0.
     """
 
+    group = "biases on the scores"  # by way of q and k
+
     def __init__(self, shape: Shape, channels: int | None = None) -> None:
         channels = shape.head_dim if channels is None else channels
         if not isinstance(channels, int) or isinstance(channels, bool) or channels < 2 or channels % 2:
