@@ -444,14 +444,39 @@ def pack(
 
 
 @app.command()
-def schemes(config_dir: ConfigDir = None) -> None:
-    """List the position schemes."""
+def schemes(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="With --plot: finished runs whose learned numbers are drawn.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw what each scheme does, over distance.", show_default=False),
+    ] = None,
+    config_dir: ConfigDir = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """List the position schemes, or draw them.
+
+    `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
+    """
     from posbench.composition.words import refuse_folder
-    from posbench.verify import list_schemes
 
     if config_dir:
         refuse_folder(config_dir)
-    list_schemes(_console(), config_dir)
+    if plot is None:
+        from posbench.verify import list_schemes
+
+        if runs:
+            raise ConfigError("posbench schemes lists all schemes; runs are for --plot FOLDER, which draws theirs")
+        list_schemes(_console(), config_dir)
+        return
+    from posbench.machine.files import check_writable
+    from posbench.reporting import plot_schemes
+    from posbench.runs.named import runs_named
+
+    check_writable(plot, "plot")
+    plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], _console(), config_dir)
 
 
 @app.command()

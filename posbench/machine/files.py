@@ -160,7 +160,7 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"the {what} cannot be written to {folder} ({why}): give another --output") from error
+        raise ConfigError(f"the {what} cannot be written to {folder} ({why}): name another folder") from error
     finally:
         for place in missing:
             with suppress(OSError):

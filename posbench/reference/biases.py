@@ -1,10 +1,13 @@
-"""Schemes that add to the scores, entry by entry."""
+"""Schemes that add to the scores or scale them, entry by entry."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from functools import cache
-from math import exp, floor, log
+from math import cos, exp, floor, log, sin, sqrt
+
+import numpy as np
 
 from posbench.config import Config
 from posbench.reference.definition import Array, Definition, Gates
@@ -46,6 +49,75 @@ class Kerple(Definition):
 def softplus(x: float) -> float:
     """A positive number for any: ln(1 + e^x)."""
     return log(1 + exp(x))
+
+
+class Fire(Definition):
+    """`MLP(ln(1 + c d) / ln(1 + c max(L, i)))`, L in training lengths (arXiv 2310.04418)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], hidden: int = 32) -> None:
+        super().__init__(config, weights)
+
+    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+        W = self.weights
+        c, L = softplus(float(W["c"])), softplus(float(W["L"])) * self.config.train.context_length
+        share = log(1 + c * (i - j)) / log(1 + c * max(L, i))
+        hidden = np.maximum(0, W["hidden_weight"][:, 0] * share + W["hidden_bias"])
+        return float(W["output_weight"][h] @ hidden + W["output_bias"][h])
+
+
+class Layered(Definition):
+    """What learns tensors of each layer's own, `layers.n.name`; in the definition of layer n they are `name`."""
+
+    def layer(self, n: int) -> Definition:
+        layer, prefix = copy(self), f"layers.{n}."
+        layer.weights = {name.removeprefix(prefix): array for name, array in self.weights.items()}
+        return layer
+
+
+class Shaw(Layered):
+    """`q_i . a_d / sqrt(D)`, with one a for all d from `clip` on (arXiv 1803.02155)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], clip: int = 16) -> None:
+        super().__init__(config, weights)
+        self.clip = clip
+
+    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+        a = self.weights["table"][min(i - j, self.clip)]
+        return float(q[: len(a)] @ a) / sqrt(len(a))
+
+
+class TransformerXL(Layered):
+    """`(q_i + u) . k_j + (q_i + v) . W r_d`, all by sqrt(D), r the sines and then the cosines (arXiv 1901.02860)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], channels: int | None = None) -> None:
+        super().__init__(config, weights)
+
+    def q(self, x: Array, p: int, h: int) -> Array:
+        return x + self.weights["content"][h]
+
+    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+        D, W = len(q), self.weights["matrix"]
+        frequencies = [10000 ** (-2 * t / W.shape[1]) for t in range(W.shape[1] // 2)]
+        r = np.array([sin((i - j) * w) for w in frequencies] + [cos((i - j) * w) for w in frequencies])
+        q = q - self.weights["content"][h] + self.weights["position"][h]
+        return float(q @ W[h * D : (h + 1) * D] @ r) / sqrt(D)
+
+
+class Fox(Layered):
+    """`sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
+
+    def gate(self, x: Array, h: int) -> Array | None:
+        return np.array([-log(1 + exp(-float(self.weights["w"][h] @ x + self.weights["b"][h])))])
+
+    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+        return sum(float(gates(p)[0]) for p in range(j + 1, i + 1))
+
+
+class Ssmax(Layered):
+    """`s_h ln(i + 1) q_i` (arXiv 2501.19399)."""
+
+    def q(self, x: Array, p: int, h: int) -> Array:
+        return np.asarray(float(self.weights["s"][h]) * log(p + 1) * x)
 
 
 @cache

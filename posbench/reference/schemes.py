@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from posbench.config import Config, SchemeConfig
-from posbench.reference.biases import T5, Alibi, Kerple
+from posbench.reference.biases import T5, Alibi, Fire, Fox, Kerple, Shaw, Ssmax, TransformerXL
 from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
 from posbench.reference.embeddings import Learned, Sinusoidal
 from posbench.reference.rotations import Rotated
@@ -104,6 +104,11 @@ DEFINITIONS: dict[str, Callable[..., Definition]] = {
     "alibi": Alibi,
     "t5": T5,
     "kerple": Kerple,
+    "fire": Fire,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "fox": Fox,
+    "ssmax": Ssmax,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
     "interleaved": Interleaved,

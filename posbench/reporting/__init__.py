@@ -14,5 +14,6 @@ from posbench.reporting.compare import compare
 from posbench.reporting.frame import results
 from posbench.reporting.published import list_published
 from posbench.reporting.report import report, trend_report
+from posbench.reporting.scheme_plots import plot_schemes
 
-__all__ = ["compare", "list_published", "report", "results", "trend_report"]
+__all__ = ["compare", "list_published", "plot_schemes", "report", "results", "trend_report"]

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,7 @@ def _unreadable(path: Path, reason: str) -> dict[str, Any]:
     digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
     losses = ("initial_loss", "loss", "bits_per_byte", "perplexity")
     counts = ("num_steps", "tokens", "skipped_steps", "training_flops")
-    costs = ("tokens_per_second", "train_seconds", "peak_memory_bytes")
+    costs = [field.name for field in fields(Costs)]
     words = (
         "diverged",
         "device",

@@ -115,7 +115,7 @@ def write(path: Path, content: bytes) -> None:
         write_bytes(path, content)
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"the report cannot be written to {path.parent} ({why}): give another --output") from error
+        raise ConfigError(f"the report cannot be written to {path.parent} ({why}): name another folder") from error
 
 
 def print_sections(made: list[Section], console: Console) -> None:

@@ -45,6 +45,7 @@ class Costs:
     tokens_per_second: float | None
     train_seconds: float | None
     peak_memory_bytes: int | None
+    first_step_seconds: float | None = None  # of each process, which compiles: not among the others
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,16 @@ from posbench.machine.plugins import Registry, check_options
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import At, Bias, Scheme, Shape, check_hooks
 from posbench.schemes.composite import Combined, Interleaved
+from posbench.schemes.fire import Fire
+from posbench.schemes.fox import Fox
 from posbench.schemes.kerple import Kerple
 from posbench.schemes.learned import Learned
 from posbench.schemes.rotary import Rotary, Turn, rotate, turn
+from posbench.schemes.shaw import Shaw
 from posbench.schemes.sinusoidal import Sinusoidal
+from posbench.schemes.ssmax import Ssmax
 from posbench.schemes.t5 import T5
+from posbench.schemes.transformer_xl import TransformerXL
 
 __all__ = ["SCHEMES", "At", "Bias", "Scheme", "Shape", "Turn", "build_scheme", "rotate", "turn"]
 
@@ -30,6 +35,11 @@ _OURS: dict[str, type[Scheme]] = {
     "alibi": Alibi,
     "t5": T5,
     "kerple": Kerple,
+    "fire": Fire,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "fox": Fox,
+    "ssmax": Ssmax,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
     "interleaved": Interleaved,

@@ -60,6 +60,13 @@ class Scheme(nn.Module):
         self.shape = shape
 
     @property
+    def group(self) -> str:
+        """Its heading in `posbench schemes`: where position enters, unless a class knows better."""
+        if "bias" in self.acts_on:
+            return "biases on the scores"
+        return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
+
+    @property
     def acts_on(self) -> frozenset[str]:
         """Where position enters: any of embed, q, k, v, o and bias; by default the hooks that the class overrides."""
         sites = ("embed", "q", "k", "v", "o", "bias")

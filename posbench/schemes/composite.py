@@ -43,6 +43,10 @@ class Interleaved(Scheme):
                 )
 
     @property
+    def group(self) -> str:
+        return "layers"
+
+    @property
     def is_relative(self) -> bool:  # type: ignore[override]
         return all(member.is_relative for member in self._used)
 

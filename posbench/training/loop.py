@@ -73,7 +73,7 @@ def train_steps(training: Training) -> None:
     checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
     if state.steps_done == 0:
         validate(training)  # before anything is learnt
-    watch, logged = Stopwatch(state.train_seconds), state.steps_done
+    watch, first, logged = Stopwatch(state.train_seconds), state.steps_done, state.steps_done
     for n in range(state.steps_done, train.num_steps):
         # Batch n: windows drawn from (seed, n), the same for every scheme.
         rows = training.batches.batch(n)  # [B, T + 1] int64
@@ -85,14 +85,20 @@ def train_steps(training: Training) -> None:
         # The result stays on the device, and the host does not wait for it.
         state.pending.append(step(n, tokens, training.observe))  # [2]: loss (nats per token), gradient norm
         state.steps_done = n + 1
+        if n == first:  # it compiles, so it is timed apart
+            fetch_losses(training)
+            state.first_step_seconds += watch.leave_out()
+            logged = state.steps_done
+        else:
+            state.timed_steps += 1
         training.bar.advance(state.steps_done)
         is_last = state.steps_done == train.num_steps
 
         if state.steps_done % train.log_every == 0 or is_last:
             fetch_losses(training)  # here the host waits
-            speed = (state.steps_done - logged) * train.tokens_per_step / watch.lap()
+            timed, seconds = (state.steps_done - logged) * train.tokens_per_step, watch.lap()
             logged = state.steps_done
-            log_step(training, speed)
+            log_step(training, timed / seconds if timed else None)
 
         if state.steps_done % validate_every == 0 and not is_last:  # the last step's is stored (`finish`)
             fetch_losses(training)  # so that the watch is paused once the device is done
@@ -130,8 +136,8 @@ def fetch_losses(training: Training) -> None:
             )
 
 
-def log_step(training: Training, tokens_per_second: float) -> None:
-    """The row of training since the last such row."""
+def log_step(training: Training, tokens_per_second: float | None) -> None:
+    """The row of training since the last such row. No speed of a process's first step alone, which compiles."""
     state, train = training.state, training.config.row_train
     append_row(
         training,
@@ -142,7 +148,7 @@ def log_step(training: Training, tokens_per_second: float) -> None:
             "lr": learning_rate(state.steps_done - 1, train),
             **state.take_row(),
             "skipped_steps": state.skipped_steps,
-            "tokens_per_second": round(tokens_per_second, 1),
+            "tokens_per_second": None if tokens_per_second is None else round(tokens_per_second, 1),
         },
     )
 

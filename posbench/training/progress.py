@@ -50,7 +50,7 @@ class TrainingProgress:
         if row["kind"] != "train":
             return
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
-        speed = f"{_short(row['tokens_per_second'])} tok/s"
+        speed = "first step" if row["tokens_per_second"] is None else f"{_short(row['tokens_per_second'])} tok/s"
         if not self.bar.disable:
             self.bar.update(self.task, loss=loss, speed=speed)
         elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:

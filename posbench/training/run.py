@@ -187,11 +187,12 @@ def finish(training: Training, peak_memory_bytes: int | None) -> None:
 def _close(training: Training, validation: dict[str, Any]) -> None:
     """Say in the manifest that the run is finished, with its losses and costs."""
     state = training.state
-    tokens = state.steps_done * training.config.train.tokens_per_step
+    tokens = state.timed_steps * training.config.train.tokens_per_step
     costs = Costs(
         tokens_per_second=round(tokens / state.train_seconds, 1) if state.train_seconds else None,
         train_seconds=round(state.train_seconds, 2),
         peak_memory_bytes=validation["peak_memory_bytes"],
+        first_step_seconds=round(state.first_step_seconds, 2),
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
     losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from posbench.data.batches import chained
 
-_SAVED = ("batches", "loss_sum", "loss_count", "grad_norm_max", "skipped_steps", "train_seconds")
+_SAVED = (
+    "batches",
+    "loss_sum",
+    "loss_count",
+    "grad_norm_max",
+    "skipped_steps",
+    "train_seconds",
+    "timed_steps",
+    "first_step_seconds",
+)
 
 
 @dataclass
@@ -29,7 +38,9 @@ class LoopState:
     loss_count: int = 0
     grad_norm_max: float | None = None  # of the same steps, before clipping
     skipped_steps: int = 0
-    train_seconds: float = 0.0
+    train_seconds: float = 0.0  # of the timed steps: all but the first of each process, which compiles
+    timed_steps: int = 0
+    first_step_seconds: float = 0.0  # of the others
     pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
     grad_norm: float | None = None  # of the last fetched step, before clipping; None where it was skipped
 
@@ -39,9 +50,9 @@ class LoopState:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take back what `saved` gave, and the `step` beside it."""
-        self.steps_done = saved["step"]
-        for name in _SAVED:
-            setattr(self, name, saved.get(name))  # a checkpoint of an older posbench lacks the largest norm
+        self.steps_done = self.timed_steps = saved["step"]
+        for name in _SAVED:  # a checkpoint of an older posbench lacks some
+            setattr(self, name, saved.get(name, getattr(self, name)))
 
     def consume(self, rows: NDArray[np.int64]) -> None:
         """Chain a batch to those before it."""
@@ -74,7 +85,7 @@ class LoopState:
 
 
 class Stopwatch:
-    """Seconds of training steps, without those of what it is paused for."""
+    """Seconds of training steps, without those of what it is paused for and of laps that are left out."""
 
     def __init__(self, seconds: float) -> None:
         self._began = time.perf_counter() - seconds
@@ -82,13 +93,19 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since the first step of the run, over all its resumptions."""
+        """Since the run began, over all its resumptions."""
         return time.perf_counter() - self._began
 
     def lap(self) -> float:
         """Seconds since the last call."""
         before, self._lap = self._lap, self.seconds
         return self._lap - before
+
+    def leave_out(self) -> float:
+        """Seconds since the last call of `lap` or this, which do not count."""
+        seconds = self.seconds - self._lap
+        self._began += seconds
+        return seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:

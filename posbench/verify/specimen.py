@@ -38,14 +38,16 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def randomise(model: Decoder) -> None:
-    """Weights of size 1 / sqrt(fan-in), norms and vectors about 1: the same numbers on every machine.
+    """Weights of size 1 / sqrt(fan-in), vectors about where they start, or about 1: the same numbers on every machine.
 
     What a scheme learns is drawn too: a table of zeros would certify nothing. From NumPy's frozen stream by name:
     torch's normal numbers differ in the last bits between kinds of CPU.
     """
     for name, parameter in model.named_parameters():
         normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
-        array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 1 + 0.2 * normal
+        start = parameter.detach().numpy().astype(np.float64)
+        about = start if start.all() else 1.0  # 1 for norms; a zero would be drawn as a zero
+        array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else about * (1 + 0.2 * normal)
         parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
 
 

@@ -349,14 +349,14 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
             ["train", "-m", "seed=0,1", "scheme=nope", "runs_dir=/proc/nosuch", "hydra/launcher=basic"],
             r"/proc/nosuch: No such file or dir",
         ),
-        (["report", "demo", "--output", "{}"], r"report cannot be written to .*give another --output"),
-        (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*give another --output"),
+        (["report", "demo", "--output", "{}"], r"report cannot be written to .*name another folder"),
+        (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*name another folder"),
         (["report", "demo", "--output", ""], r"an empty name"),
         (["report", ""], r"an empty name"),
         (["report", "demo/nope/seed=0"], r"runs/demo/nope/seed=0 is one run: give its experiment, runs/demo"),
         (["bench", "--output", "."], r"--output \. is a folder: name a file, such as bench\.json"),
-        (["bench", "--output", "{}/x.json"], r"figures cannot be written to .*give another --output"),
-        (["bench", "--output", "/proc/nosuch/x.json"], r"figures cannot be written to .*give another --output"),
+        (["bench", "--output", "{}/x.json"], r"figures cannot be written to .*name another folder"),
+        (["bench", "--output", "/proc/nosuch/x.json"], r"figures cannot be written to .*name another folder"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_named(

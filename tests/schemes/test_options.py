@@ -30,6 +30,10 @@ REFUSED = [
     ("t5", {"num_buckets": True}, "must be an even whole number"),
     ("t5", {"max_distance": 16}, "scheme.max_distance=16 must be a whole number of tokens above"),
     ("t5", {"max_distance": 128.0}, "must be a whole number of tokens above"),
+    ("fire", {"hidden": 0}, "scheme.hidden=0 must be a whole number above 0 (32 is the paper's)"),
+    ("shaw", {"clip": 0}, "scheme.clip=0 must be a whole number of tokens above 0 (16 is the paper's)"),
+    ("transformer_xl", {"channels": 15}, "scheme.channels=15 must be an even number above 0"),
+    ("transformer_xl", {"channels": "C"}, "16 is as wide as a head, 64 the paper's choice"),
 ]
 
 

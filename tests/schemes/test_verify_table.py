@@ -72,6 +72,10 @@ def test_schemes_are_listed_with_their_promises(console):
     for name in choices("scheme"):
         assert f"\n{name}" in said
     assert f"kinds: {', '.join(SCHEMES)}" in " ".join(said.split())
+    places = [
+        said.index(f"\n{row}") for row in ("no position", "nope", "rotations", "qk_rope", "biases", "alibi", "added")
+    ]
+    assert places == sorted(places)
 
 
 def test_a_scheme_made_of_named_rows_is_listed_and_certified(console, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from posbench import tracking
 from posbench.composition import compose
@@ -24,6 +27,7 @@ from posbench.runs import Manifest, Run, append_metrics, run_folder, state_of
 from posbench.tracking import recordings
 from posbench.training import folder, train
 from posbench.training import run as training_run
+from posbench.training.step import TrainingStep
 from tests.conftest import small_run, write_documents
 from tests.faults.kills import digest
 from tests.training.conftest import after_step, files
@@ -73,6 +77,28 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(
     for name in ("model", "optimizer"):
         last = f"checkpoints/step=00000012/{name}.safetensors"
         assert found["sums"][last] == whole["sums"][last]
+
+
+def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles, so tokens a second are of the others. By a clock that the steps themselves advance."""
+    clock, take = [0.0], TrainingStep.__call__
+
+    def step(self: TrainingStep, n: int, *others: object) -> torch.Tensor:
+        clock[0] += 100 if n in (0, 3) else 2
+        return take(self, n, *others)
+
+    monkeypatch.setattr(TrainingStep, "__call__", step)
+    monkeypatch.setattr("posbench.training.state.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    made = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
+    tokens = made.train.tokens_per_step
+    with pytest.raises(Stopped):
+        train(made, observe=after_step(2, signalled(signal.SIGTERM)))
+    run = train(made)
+    costs = run.manifest.costs
+    assert costs is not None
+    assert (costs.first_step_seconds, costs.train_seconds, costs.tokens_per_second) == (200, 8, tokens / 2)
+    speeds = run.metrics.query("kind == 'train'")["tokens_per_second"].tolist()
+    assert [None if math.isnan(speed) else speed for speed in speeds] == 2 * [None, tokens / 2, tokens / 2]
 
 
 def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""FIRE: a learned function of the distance as a share of the query's position (Li et al. 2023, arXiv 2310.04418)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.config import ConfigError
+from posbench.schemes.base import At, Bias, Scheme, Shape
+from posbench.schemes.distances import distances
+
+
+def before_softplus(x: float) -> float:
+    """The number whose softplus is `x`."""
+    return math.log(math.expm1(x))
+
+
+class Fire(Scheme):
+    """`bias_h(i, j) = MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`, a ReLU in the MLP, shared by all layers.
+
+    c and L are learned and positive, by softplus: c begins at 0.1 (the authors' code), L at the training length. Up to
+    L tokens the bias depends on the distance alone, beyond it on the query's position too: so it is not relative.
+
+    Options: `hidden`, units of the MLP between its one input and the heads (32 in the paper).
+    Raises: ConfigError where that is not a whole number above 0.
+    """
+
+    is_relative = False
+    decayed = frozenset({"hidden_weight", "output_weight"})
+
+    def __init__(self, shape: Shape, hidden: int = 32) -> None:
+        super().__init__(shape)
+        if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
+            raise ConfigError(f"scheme.hidden={hidden} must be a whole number above 0 (32 is the paper's)")
+        self.c = nn.Parameter(torch.tensor(before_softplus(0.1)))
+        self.L = nn.Parameter(torch.tensor(before_softplus(1.0)))  # in training lengths
+        self.hidden_weight = nn.Parameter(torch.empty(hidden, 1))
+        self.hidden_bias = nn.Parameter(torch.zeros(hidden))
+        self.output_weight = nn.Parameter(torch.empty(shape.num_heads, hidden))
+        self.output_bias = nn.Parameter(torch.zeros(shape.num_heads))
+        for matrix in (self.hidden_weight, self.output_weight):
+            nn.init.normal_(matrix, std=shape.embedding_std)  # as the model's matrices
+
+    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
+        c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
+        by_distance = torch.log1p(c * distances(q, at))
+        by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
+        units = list(zip(self.hidden_weight[:, 0], self.hidden_bias, self.output_weight.unbind(1), strict=True))
+        output_bias = self.output_bias
+
+        def mlp(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            share = by_distance[(i + at.query - (j + at.key)).clamp(min=0)] / by_query[i]  # later keys are masked
+            bias = output_bias[h]
+            for weight, hidden_bias, outputs in units:  # one after another: [H, T, T, hidden] would not fit
+                bias = bias + outputs[h] * F.relu(weight * share + hidden_bias)
+            return bias
+
+        return mlp

@@ -1,0 +1,43 @@
+"""Scalable softmax: scores grow with the logarithm of how many tokens compete (Nakanishi 2025, arXiv 2501.19399)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.layered import Layered
+
+
+class Ssmax(Layered):
+    """`q_i -> s_h ln(i + 1) q_i`, s learned in each layer and head; without the bias that the paper tries beside it.
+
+    s begins at 1 / ln(training length), so that the last query of a training window begins unscaled. `i` is the
+    position, since a causal query at position i sees i + 1 tokens: the scores are not relative.
+    """
+
+    group = "biases on the scores"  # by way of q
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape, [SsmaxLayer(shape) for _ in range(shape.num_layers)])
+
+
+class SsmaxLayer(Scheme):
+    """The factors of one layer."""
+
+    is_relative = False
+    keeps_norms = False
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.s = nn.Parameter(torch.full((shape.num_heads,), 1 / math.log(max(2, shape.context_length))))
+
+    def prepare(self, pos: Tensor, length: int) -> Tensor:
+        """`ln(i + 1)`, [T, 1] float64."""
+        return (pos.to(torch.float64)[:, None] + 1).log()
+
+    def q(self, x: Tensor, pos: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(wide) * (self.s[:, None, None] * pos)).to(x.dtype)
