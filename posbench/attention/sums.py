@@ -62,7 +62,7 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None, chunk
 
 
 def _fading(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights in a chunk: of earlier rows for each, [H, L, L]; since the chunk before and until the last row, [H, L]."""
+    """Weights in a chunk: of earlier rows for each, [H, L, L]; since the chunk before, until the last row, [H, L]."""
     row = torch.arange(length, device=log_decay.device)
     distance = (row[:, None] - row).clamp(min=0)
     within = (log_decay[:, None, None] * distance).exp().tril()
