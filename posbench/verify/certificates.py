@@ -9,10 +9,12 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
     future  do other tokens from t on leave the logits before t as they were?
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
     fp64    do the logits equal those of `posbench.reference`, the definition?
+    grad    are gradients of what the scheme learns, by every way of the kind, those of finite differences?
 
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: by every
 way that the kind of attention has, and piece by piece on what it keeps, are the logits those of the definition, but for
-roundings? Does each hook alone give what it gives in float64?
+roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores are rounded in
+proportion, and as many more roundings are allowed.
 
 A certificate that does not apply shows as "-". What `posbench.reference` does not define (a plug-in's kind) cannot be
 held to a definition, and the table says so; its formats are held to its own float64 logits instead.
@@ -28,9 +30,11 @@ import torch
 
 from posbench.config import Config
 from posbench.verify import measures
+from posbench.verify.gradients import gradients, learns
 from posbench.verify.specimen import Specimen
 
 EXACT = 1e-12  # of float64 logits of size 1
+SLOPE = 1e-7  # of derivatives of size 0.01 to 10, of which finite differences were measured to leave 2e-9
 APART = 1e-3  # an absolute scheme's logits move by more
 # Root-mean-square errors, in roundings of the root mean square: twice what fp32 was measured to need (10 to 11.5), half
 # again what bf16 was (3.2 to 3.9, by every path of every scheme).
@@ -69,6 +73,7 @@ PROPERTIES = (
     Property("future", _always, measures.future, EXACT),
     Property("decode", _always, measures.decode, EXACT),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
+    Property("grad", learns, gradients, SLOPE),
     Property("fp32", _always, _fp32, ROUNDINGS["fp32"]),
     Property("bf16", _always, _bf16, ROUNDINGS["bf16"]),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from posbench.composition import choices
 from posbench.config import ConfigError
-from posbench.verify.certificates import APART, EXACT, ROUNDINGS, Certificate, certify
+from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NARROW = 5  # characters of a number in the table
+TOGETHER = {"trip": "turn", "kernel": "turn"}  # certificates that share a column, which shows the worst of them
 
 
 def verify(words: Sequence[str] | None, console: Console) -> bool:
@@ -51,17 +52,30 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
-    for check in certificates[0].checks:
-        half = len(check.name) // 2
-        narrow = f"{check.name[:half]}-\n{check.name[half:]}" if len(check.name) > NARROW else check.name
+    for name in _columns(certificates[0]):
+        half = len(name) // 2
+        narrow = f"{name[:half]}-\n{name[half:]}" if len(name) > NARROW else name
         table.add_column(narrow, justify="right", no_wrap=True)
     table.add_column("")
     for row in certificates:
         measured = Text(row.measured[:3], style="" if row.measured == row.promised else "bold red")
-        cells = [Text(str(check), style="" if check.holds else "bold red") for check in row.checks]
+        cells = [Text(str(check), style="" if check.holds else "bold red") for check in _columns(row).values()]
         verdict = Text("ok", style="green") if row.holds else Text("NO", style="bold red")
         table.add_row(row.scheme, measured, *cells, verdict)
     return table
+
+
+def _columns(row: Certificate) -> dict[str, Check]:
+    """The check that each column shows: the one furthest beyond its limit where several share it."""
+    columns: dict[str, Check] = {}
+    for check in row.checks:
+        name = TOGETHER.get(check.name, check.name)
+        columns[name] = max(columns.get(name, check), check, key=_badness)
+    return columns
+
+
+def _badness(check: Check) -> tuple[bool, float]:
+    return not check.holds, -1.0 if check.measured is None else check.measured
 
 
 def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
@@ -71,11 +85,16 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         f"shift: largest change of a logit when all positions grow by {SHIFT}: "
         f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
     )
-    yield f"norm trip kernel future decode fp64: largest error in float64, at most {EXACT:g} (fp64: posbench/reference)"
+    yield (
+        f"norm turn future decode fp64: largest error in float64, at most {EXACT:g} (turn: "
+        "trip, a rotation undone, and kernel, V with O; fp64: posbench/reference)"
+    )
+    yield f"grad: error of derivatives by what is learned, against finite differences, at most {SLOPE:g}"
     limits = ", ".join(f"{name} {limit:g}" for name, limit in ROUNDINGS.items())
     yield (
         f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
-        "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook"
+        "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook; "
+        "counted for the size of scores where q and k come out of their hooks longer"
     )
     for row in certificates:
         if row.longest is not None:

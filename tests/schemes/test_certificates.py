@@ -10,7 +10,7 @@ from posbench.attention import Past
 from posbench.attention import ways as attention
 from posbench.composition import choices
 from posbench.config import SchemeConfig
-from posbench.schemes import SCHEMES, Scheme, alibi, rotary
+from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
 from posbench.verify import certificate_config, certify
 
 SUBSETS = [sites for size in range(5) for sites in combinations("qkvo", size)]
@@ -18,6 +18,10 @@ SUBSETS = [sites for size in range(5) for sites in combinations("qkvo", size)]
 
 def failures(config):
     return {check.name: str(check) for check in certify(config).checks if not check.holds}
+
+
+def failures_of(certificate):
+    return {check.name for check in certificate.checks if not check.holds}
 
 
 @pytest.mark.parametrize("name", choices("scheme"))
@@ -64,7 +68,7 @@ def turn_with(**broken):
 
 
 def angles_in(dtype):
-    def angles(self, pos):
+    def angles(self, pos, length):
         return (pos.to(dtype)[:, None] * rotary.inverse_frequencies(self.shape.head_dim, self.base).to(dtype)).double()
 
     return angles
@@ -84,7 +88,7 @@ ROTARY_FAULTS = {
     ),
     "positions in bfloat16": (rotary.Rotary, "angles", angles_in(torch.bfloat16), "fp64"),
     "angles in float32": (rotary.Rotary, "angles", angles_in(torch.float32), "fp64 fp32"),
-    "half the angle": (rotary.Rotary, "angles", lambda self, pos: angles_in(torch.float64)(self, pos) / 2, "fp64"),
+    "half the angle": (rotary.Rotary, "angles", lambda self, *at: angles_in(torch.float64)(self, *at) / 2, "fp64"),
 }
 
 
@@ -145,6 +149,34 @@ def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
     certificate = certify(certificate_config(name))
     for numbers in ("fp32", "bf16"):
         assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
+
+
+def without_gradient(way):
+    """A way that attention runs whose bias gets no gradient."""
+    return lambda q, k, v, bias, *rest: way(q, k, v, lambda *at: bias(*at).detach(), *rest)
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "fox"])
+@pytest.mark.parametrize("path", ["masked", "blocks"])
+def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
+    monkeypatch.setattr(attention, path, without_gradient(getattr(attention, path)))
+    certificate = certify(certificate_config(name))
+    assert failures_of(certificate) == {"grad"} and certificate["grad"].where.startswith(f"{path}, ")
+
+
+def test_a_shared_vector_without_a_gradient_is_noticed_and_named(monkeypatch):
+    q = transformer_xl.TransformerXLLayer.q
+
+    def broken(self, x, pos):
+        return torch.cat((q(self, x, pos)[..., :16].detach(), q(self, x, pos)[..., 16:]), dim=-1)
+
+    monkeypatch.setattr(transformer_xl.TransformerXLLayer, "q", broken)
+    certificate = certify(certificate_config("transformer_xl"))
+    assert failures_of(certificate) == {"grad"}
+
+
+def test_what_learns_nothing_has_no_gradient_to_certify():
+    assert certify(certificate_config("alibi"))["grad"].measured is None
 
 
 def test_a_base_that_is_not_used_is_noticed(monkeypatch):

@@ -1,0 +1,75 @@
+"""Does a gradient reach what a scheme learns, the right one, by every way that attention runs?"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench.attention import Kind
+from posbench.attention import ways as softmax_ways
+from posbench.model import Block, Decoder
+from posbench.verify.specimen import VOCAB, Specimen
+
+STEP = 1e-6  # of finite differences: below it rounding grows, above it FIRE's ReLU is crossed by more scores
+
+
+def learns(specimen: Specimen) -> bool:
+    """Whether the scheme has parameters of its own."""
+    return any(True for _ in specimen.wide.scheme.parameters())
+
+
+def gradients(specimen: Specimen) -> tuple[float, str]:
+    """The largest error of a learned tensor's gradient along a direction, in float64, and by which way of which tensor.
+
+    Of a random sum of the logits of about size 1, against its central difference when the tensor moves that way: every
+    entry by +1 or -1, drawn once, so that no entry's share can be missing.
+    """
+    model = copy.deepcopy(specimen.wide)
+    learned = dict(model.scheme.named_parameters())
+    directions = {name: _signs(name, parameter) for name, parameter in learned.items()}
+    weights = torch.from_numpy(np.random.RandomState(3).standard_normal((specimen.length, VOCAB)))
+    weights /= weights.numel() ** 0.5
+    expected = {name: _difference(model, specimen, weights, learned[name], directions[name]) for name in learned}
+    errors = {}
+    for path, way in _kind(model).ways(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
+        if way is softmax_ways.flex:
+            continue  # on a CPU it has no gradient, and is never used for training there
+        for block in model.blocks:
+            cast(Block, block).attention.kind.way = way
+        with torch.enable_grad(), warnings.catch_warnings():
+            scalar = _scalar(model, specimen, weights)
+            found = torch.autograd.grad(scalar, list(learned.values()), allow_unused=True)
+        for name, gradient in zip(learned, found, strict=True):
+            along = 0.0 if gradient is None else float((gradient * directions[name]).sum())
+            errors[f"{path}, {name}"] = abs(along - expected[name])
+    worst = max(errors, key=lambda place: (np.isnan(errors[place]), errors[place]))
+    return errors[worst], worst
+
+
+def _kind(model: Decoder) -> Kind:
+    return cast(Block, model.blocks[0]).attention.kind
+
+
+def _signs(name: str, parameter: Tensor) -> Tensor:
+    signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
+    return torch.as_tensor(signs, dtype=parameter.dtype)
+
+
+def _scalar(model: Decoder, specimen: Specimen, weights: Tensor) -> Tensor:
+    return (model(specimen.tokens)[0] * weights).sum()
+
+
+def _difference(model: Decoder, specimen: Specimen, weights: Tensor, parameter: Tensor, direction: Tensor) -> float:
+    """The scalar's central difference as `parameter` moves along `direction`."""
+    start, ends = parameter.detach().clone(), []
+    for sign in (1, -1):
+        parameter.data.copy_(start + sign * STEP * direction)
+        ends.append(float(_scalar(model, specimen, weights)))
+    parameter.data.copy_(start)
+    return (ends[0] - ends[1]) / (2 * STEP)
