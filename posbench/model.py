@@ -233,6 +233,7 @@ def shape_of(config: Config) -> Shape:
         num_layers=model.num_layers,
         context_length=config.train.context_length,
         embedding_std=model.init_std,
+        attention=str(config.scheme.attention.get("kind", "softmax")),
     )
 
 

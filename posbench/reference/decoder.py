@@ -29,6 +29,7 @@ def logits(weights: Mapping[str, Any], config: Config, tokens: Collection[int], 
     mix = partial(KINDS[name], **options_of(attention))
     learned = {key.removeprefix("scheme."): array for key, array in W.items() if key.startswith("scheme.")}
     scheme = define(config.scheme, config, learned)
+    scheme.window(len(tokens))
     positions = range(offset, offset + len(tokens))
     x = np.stack([scheme.embed(W["embedding.weight"][token], p) for token, p in zip(tokens, positions, strict=True)])
 

@@ -26,6 +26,9 @@ class Definition:
     def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:
         self.config, self.weights = config, weights
 
+    def window(self, length: int) -> None:
+        """The tokens of the whole window, told before any hook is asked."""
+
     def layer(self, n: int) -> Definition:
         """The definition of layer n."""
         return self

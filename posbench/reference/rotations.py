@@ -4,42 +4,163 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import cos, sin
+from math import cos, exp, floor, log1p, pi, sin
 
 import numpy as np
 
 from posbench.config import Config
 from posbench.reference.definition import Array, Definition
+from posbench.reference.rescaling import rescaled, temperature
 
 
 class Rotated(Definition):
     """R_p on the sites q, k, v; its transpose, the way back, on o."""
 
     def __init__(
-        self, config: Config, weights: Mapping[str, Array], sites: Sequence[str], base: float = 10000.0
+        self,
+        config: Config,
+        weights: Mapping[str, Array],
+        sites: Sequence[str],
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
     ) -> None:
         super().__init__(config, weights)
-        self.sites, self.base = tuple(sites), float(base)
+        self.L = config.train.context_length
+        self.sites, self.base = tuple(sites), float(self.L if isinstance(base, str) else base)
+        self.rescale, self.factor, self.length = rescale, factor, self.L
+
+    def window(self, length: int) -> None:
+        self.length = length
+
+    def frequencies(self, D: int) -> list[float]:
+        """Of the pairs (t, t + r/2) of the first r channels: as many as there are."""
+        return [self.base ** (-2 * t / D) for t in range(D // 2)]
+
+    def matrix(self, p: int, D: int) -> Array:
+        w = self.frequencies(D)
+        if self.rescale is not None:
+            w = rescaled(w, self.rescale, self.s, self.base, self.L)
+        return rotation(p, D, tuple(w))
+
+    @property
+    def s(self) -> float:
+        return max(1.0, self.length / self.L) if self.factor is None else self.factor
 
     def q(self, x: Array, p: int, h: int) -> Array:
-        return rotation(p, len(x), self.base) @ x if "q" in self.sites else x
+        both = "q" in self.sites and "k" in self.sites
+        softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
+        hot = temperature(self.rescale, self.s) if both and softmax else 1.0
+        return hot * (self.matrix(p, len(x)) @ x) if "q" in self.sites else x
 
     def k(self, x: Array, p: int, h: int) -> Array:
-        return rotation(p, len(x), self.base) @ x if "k" in self.sites else x
+        return self.matrix(p, len(x)) @ x if "k" in self.sites else x
 
     def v(self, x: Array, p: int, h: int) -> Array:
-        return rotation(p, len(x), self.base) @ x if "v" in self.sites else x
+        return self.matrix(p, len(x)) @ x if "v" in self.sites else x
 
     def o(self, x: Array, p: int, h: int) -> Array:
-        return rotation(p, len(x), self.base).T @ x if "o" in self.sites else x
+        return self.matrix(p, len(x)).T @ x if "o" in self.sites else x
 
 
 @cache
-def rotation(position: int, head_dim: int, base: float) -> Array:
-    """R_p, [D, D]: block t turns the coordinates (t, t + D/2) by p * base ** (-2t / D) radians."""
-    R = np.zeros((head_dim, head_dim))
-    for t in range(head_dim // 2):
-        angle, u = position * base ** (-2 * t / head_dim), t + head_dim // 2
+def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Array:
+    """R_p, [D, D]: block t turns the coordinates (t, t + r/2) by p * frequencies[t] radians; those after r stay."""
+    R, half = np.eye(head_dim), len(frequencies)
+    for t, frequency in enumerate(frequencies):
+        angle, u = position * frequency, t + half
         R[t, t], R[t, u] = cos(angle), -sin(angle)
         R[u, t], R[u, u] = sin(angle), cos(angle)
     return R
+
+
+class LearnedFrequencies(Rotated):
+    """Each frequency times the exponential of a learned number."""
+
+    def frequencies(self, D: int) -> list[float]:
+        scales = [exp(number) for number in self.weights["log_scale"]]
+        return [scale * w for scale, w in zip(scales, super().frequencies(D), strict=True)]
+
+
+class LearnedBase(Rotated):
+    """The base times the exponential of a learned number."""
+
+    def frequencies(self, D: int) -> list[float]:
+        return [(self.base * exp(self.weights["log_scale"][0])) ** (-2 * t / D) for t in range(D // 2)]
+
+
+class Fraction(Rotated):
+    """Of the channels, or of the frequencies."""
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], fraction: float, sites: Sequence[str], **options: object
+    ) -> None:
+        super().__init__(config, weights, sites, **options)  # type: ignore[arg-type]
+        self.fraction = fraction
+
+
+class PartialRotary(Fraction):
+    """The first r of D channels, with r in the exponent."""
+
+    def frequencies(self, D: int) -> list[float]:
+        return super().frequencies(int(D * self.fraction))
+
+
+class ProportionalRotary(Fraction):
+    """All D channels; the slowest pairs do not turn."""
+
+    def frequencies(self, D: int) -> list[float]:
+        kept = floor(self.fraction * D / 2)
+        return [w if t < kept else 0.0 for t, w in enumerate(super().frequencies(D))]
+
+
+class Hope(Rotated):
+    """What does not come round within the training length does not turn."""
+
+    def frequencies(self, D: int) -> list[float]:
+        return [0.0 if 2 * pi / w > self.L else w for w in super().frequencies(D)]
+
+
+class XPos(Rotated):
+    """`zeta_t ** (d / span)` on pair t: q takes the power of its position, k the inverse."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], span: float = 512.0, **options: object) -> None:
+        super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
+        self.span = span
+
+    def power(self, p: int, D: int) -> Array:
+        zetas = [(t / (D / 2) + 0.4) / 1.4 for t in range(D // 2)]
+        return np.array([zeta ** (p / self.span) for zeta in zetas + zetas])
+
+    def q(self, x: Array, p: int, h: int) -> Array:
+        return super().q(x, p, h) * self.power(p, len(x))
+
+    def k(self, x: Array, p: int, h: int) -> Array:
+        return super().k(x, p, h) * self.power(-p, len(x))
+
+
+class Pope(Definition):
+    """`sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, the cosine of a difference by two products."""
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], base: float = 10000.0, delta: Array | None = None
+    ) -> None:
+        super().__init__(config, weights)
+        self.base, self.delta = base, delta
+
+    def layer(self, n: int) -> Definition:
+        return Pope(self.config, self.weights, self.base, self.weights[f"layers.{n}.delta"])
+
+    def q(self, x: Array, p: int, h: int) -> Array:
+        assert self.delta is not None
+        return self.polar(x, p, self.delta[h])
+
+    def k(self, x: Array, p: int, h: int) -> Array:
+        return self.polar(x, p, np.zeros(len(x)))
+
+    def polar(self, x: Array, p: int, delta: Array) -> Array:
+        D = len(x)
+        magnitudes = [max(y, 0) + log1p(exp(-abs(y))) for y in x]  # softplus
+        angles = [p * self.base ** (-c / D) + delta[c] for c in range(D)]
+        waves = [wave(angle) for wave in (cos, sin) for angle in angles]
+        return np.array(magnitudes + magnitudes) * np.array(waves)

@@ -16,7 +16,16 @@ from posbench.config import Config, SchemeConfig
 from posbench.reference.biases import T5, Alibi, Fire, Fox, Kerple, Shaw, Ssmax, TransformerXL
 from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
 from posbench.reference.embeddings import Learned, Sinusoidal
-from posbench.reference.rotations import Rotated
+from posbench.reference.rotations import (
+    Hope,
+    LearnedBase,
+    LearnedFrequencies,
+    PartialRotary,
+    Pope,
+    ProportionalRotary,
+    Rotated,
+    XPos,
+)
 
 
 class Interleaved(Definition):
@@ -25,6 +34,10 @@ class Interleaved(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], layers: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(config, weights)
         self.members = members_of(layers, config, weights)
+
+    def window(self, length: int) -> None:
+        for member in self.members:
+            member.window(length)
 
     def layer(self, n: int) -> Definition:
         return self.members[n % len(self.members)].layer(n)
@@ -37,6 +50,10 @@ class Combined(Definition):
         super().__init__(config, weights)
         self.members = members_of(of, config, weights)
         self.widths = [0] * len(self.members)  # of each member's gate
+
+    def window(self, length: int) -> None:
+        for member in self.members:
+            member.window(length)
 
     def layer(self, n: int) -> Definition:
         layer = Combined(self.config, self.weights, [])
@@ -101,6 +118,13 @@ def members_of(rows: Sequence[Mapping[str, Any]], config: Config, weights: Mappi
 DEFINITIONS: dict[str, Callable[..., Definition]] = {
     "nope": Definition,
     "rotary": Rotated,
+    "learned_frequencies": LearnedFrequencies,
+    "learned_base": LearnedBase,
+    "partial_rotary": PartialRotary,
+    "p_rope": ProportionalRotary,
+    "hope": Hope,
+    "xpos": XPos,
+    "pope": Pope,
     "alibi": Alibi,
     "t5": T5,
     "kerple": Kerple,

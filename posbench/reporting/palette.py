@@ -65,8 +65,12 @@ def looks(schemes: Mapping[str, Facts]) -> dict[str, Look]:
     ours = _ours()
     others = {name: facts for name, facts in schemes.items() if ours.get(name) != facts}
     given: dict[str, Look] = {}
+    for name, facts in ours.items():  # first those whose own look no other of them has yet
+        if _asked(facts) not in given.values():
+            given[name] = _asked(facts)
     for name, facts in ours.items():
-        given[name] = _free(name, facts, given.values(), given.values())
+        if name not in given:
+            given[name] = _free(name, facts, given.values(), given.values())
     looks_of_ours = list(given.values())
     taken = list(looks_of_ours)
     for name, facts in sorted(others.items(), key=lambda item: (item[1].kind, item[0])):
@@ -96,8 +100,7 @@ def _free(name: str, facts: Facts, taken: Collection[Look], ours: Collection[Loo
 
     Which one, the name says, so that it is the same in every report unless another stranger has it already.
     """
-    line = _line(facts)
-    asked = Look(_colour(facts.acts_on), line, _marker(facts.acts_on))
+    asked, line = _asked(facts), _line(facts)
     if line != DOTTED and asked not in taken:
         return asked
     colours = Counter(look.colour for look in ours if look.line == line)
@@ -107,6 +110,11 @@ def _free(name: str, facts: Facts, taken: Collection[Look], ours: Collection[Loo
     free = [look for look in candidates[start:] + candidates[:start] if look not in taken]
     assert free, "more schemes of one line style than there are colours and markers"
     return min(free, key=lambda look: (colours[look.colour], markers[look.marker]))
+
+
+def _asked(facts: Facts) -> Look:
+    """The look that the facts ask for."""
+    return Look(_colour(facts.acts_on), _line(facts), _marker(facts.acts_on))
 
 
 def _line(facts: Facts) -> str:

@@ -17,7 +17,7 @@ from posbench.reporting.drawing import new_figure, png, style, svg
 from posbench.reporting.palette import INK
 from posbench.reporting.scheme_curves import Curve, Curves, curves_of, distinct, long_term_decay, similarity
 from posbench.schemes import Scheme, build_scheme
-from posbench.schemes.rotary import Rotary, inverse_frequencies
+from posbench.schemes.rotary import Rotary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +127,7 @@ def _frequencies(name: str, scheme: Scheme) -> dict[str, list[float]]:
     """The frequencies of the scheme's rotation, in radians a token; of several layers, the first that rotates."""
     for _, layer in distinct(scheme):
         if isinstance(layer, Rotary) and layer.sites:
-            return {name: inverse_frequencies(layer.shape.head_dim, layer.base).tolist()}
+            return {name: layer.frequencies().tolist()}
     return {}
 
 

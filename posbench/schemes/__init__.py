@@ -20,18 +20,29 @@ from posbench.schemes.fire import Fire
 from posbench.schemes.fox import Fox
 from posbench.schemes.kerple import Kerple
 from posbench.schemes.learned import Learned
+from posbench.schemes.learned_rotary import LearnedBase, LearnedFrequencies
+from posbench.schemes.partial import Hope, PartialRotary, ProportionalRotary
+from posbench.schemes.pope import Pope
 from posbench.schemes.rotary import Rotary, Turn, rotate, turn
 from posbench.schemes.shaw import Shaw
 from posbench.schemes.sinusoidal import Sinusoidal
 from posbench.schemes.ssmax import Ssmax
 from posbench.schemes.t5 import T5
 from posbench.schemes.transformer_xl import TransformerXL
+from posbench.schemes.xpos import XPos
 
 __all__ = ["SCHEMES", "At", "Bias", "Scheme", "Shape", "Turn", "build_scheme", "rotate", "turn"]
 
 _OURS: dict[str, type[Scheme]] = {
     "nope": Scheme,
     "rotary": Rotary,
+    "learned_frequencies": LearnedFrequencies,
+    "learned_base": LearnedBase,
+    "partial_rotary": PartialRotary,
+    "p_rope": ProportionalRotary,
+    "hope": Hope,
+    "xpos": XPos,
+    "pope": Pope,
     "alibi": Alibi,
     "t5": T5,
     "kerple": Kerple,

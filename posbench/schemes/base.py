@@ -26,6 +26,7 @@ class Shape:
     num_layers: int = 1
     context_length: int = 1024  # of training, tokens
     embedding_std: float = 0.02  # of the token embeddings at initialisation
+    attention: str = "softmax"  # the kind of attention
 
 
 class At(NamedTuple):
@@ -52,6 +53,7 @@ class Scheme(nn.Module):
 
     is_relative: bool = True  # do the logits depend on differences of positions alone? measured by `posbench verify`
     keeps_norms: bool = True  # do q, k, v and o leave their hooks as long as they came in? measured too
+    is_streaming: bool = True  # do the tokens before a position decide its logits, however many come after it? measured
     gate_width: int = 0  # N, the numbers a head that `gate` gives for each token
     decayed: frozenset[str] = frozenset()  # own parameters that weight decay shrinks; a decayed table is pulled to 0
 

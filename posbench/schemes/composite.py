@@ -55,6 +55,10 @@ class Interleaved(Scheme):
         return all(member.keeps_norms for member in self._used)
 
     @property
+    def is_streaming(self) -> bool:  # type: ignore[override]
+        return all(member.is_streaming for member in self._used)
+
+    @property
     def acts_on(self) -> frozenset[str]:
         return frozenset[str]().union(*(member.acts_on for member in self._used))
 
@@ -95,6 +99,10 @@ class Combined(Scheme):
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
         return all(member.keeps_norms for member in self._all)
+
+    @property
+    def is_streaming(self) -> bool:  # type: ignore[override]
+        return all(member.is_streaming for member in self._all)
 
     @property
     def acts_on(self) -> frozenset[str]:

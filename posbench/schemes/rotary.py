@@ -10,13 +10,14 @@ Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.rescaling import Rescaling, Trained
 
 SITES = ("q", "k", "v", "o")
 
@@ -28,6 +29,14 @@ class Turn(NamedTuple):
     sin: Tensor
 
 
+class TemperedTurn(NamedTuple):
+    """... and what q is multiplied by, 0-d; never part of the cosine, which turns v and o too."""
+
+    cos: Tensor
+    sin: Tensor
+    temperature: Tensor
+
+
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
     """Turn the channel pairs (t, t + D/2) of x [..., T, D] by `angles` [T, D/2] radians, or back where `inverse`.
 
@@ -36,7 +45,7 @@ def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
 
-def turn(x: Tensor, by: Turn, inverse: bool = False) -> Tensor:
+def turn(x: Tensor, by: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
     """`rotate` with the cosines and sines at hand, for callers that share them between layers."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = by.cos.to(dtype), by.sin.to(dtype)
@@ -53,13 +62,23 @@ def inverse_frequencies(head_dim: int, base: float, device: torch.device | None 
 
 
 class Rotary(Scheme):
-    """Rotate the sites named, and no other.
+    """Rotate the sites named, and no other. A subclass has other `frequencies`, or rotates fewer channels (`width`).
 
-    Options: `sites`, any of q, k, v, o; `base`, the wavelength's growth (10000 as in the paper).
-    Raises: ConfigError for an unknown or repeated site or a base that is not above 1.
+    Options: `sites`, any of q, k, v, o; `base`, the wavelength's growth (10000 as in the paper), or `context_length`
+    for the training length. `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and
+    its `factor`, by default length of the window / training length: meant for `posbench eval --under rescale=yarn`.
+    YaRN's temperature multiplies q, where q and k are rotated under softmax attention.
+    Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or a bad rescaling.
     """
 
-    def __init__(self, shape: Shape, sites: Sequence[str], base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        sites: Sequence[str],
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
+    ) -> None:
         super().__init__(shape)
         if not isinstance(sites, Sequence):
             raise ConfigError(
@@ -69,15 +88,30 @@ class Rotary(Scheme):
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):
             raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once")
+        if base == "context_length":
+            base = shape.context_length
         if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e15:
             raise ConfigError(f"scheme.base={base} must lie above 1 and below 1e15 (10000 is usual)")
+        if rescale is None and factor is not None:
+            raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
         self.base = float(base)
+        self.rescaling = None if rescale is None else Rescaling(rescale, factor)
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
         """If and only if rotations come in pairs: q with k, v with o."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
+
+    @property
+    def keeps_norms(self) -> bool:  # type: ignore[override]
+        """But for a temperature, which makes q longer."""
+        return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
+
+    @property
+    def is_streaming(self) -> bool:  # type: ignore[override]
+        """Unless the factor follows the length of the window: the angles of the first tokens then depend on it."""
+        return self.rescaling is None or self.rescaling.factor is not None
 
     @property
     def acts_on(self) -> frozenset[str]:
@@ -88,23 +122,56 @@ class Rotary(Scheme):
         own = type(self).k is not Rotary.k or type(self).v is not Rotary.v
         return not own and ("k" in self.sites) == ("v" in self.sites)
 
-    def angles(self, pos: Tensor) -> Tensor:
-        """`pos * inv_freq`, [T, D/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not)."""
-        return pos.to(torch.float64)[:, None] * inverse_frequencies(self.shape.head_dim, self.base, pos.device)
+    @property
+    def width(self) -> int:
+        """r, the channels of each head that are rotated, from the first on, in pairs (t, t + r/2); even."""
+        return self.shape.head_dim
 
-    def prepare(self, pos: Tensor, length: int) -> Turn:
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """`inv_freq` as trained, [r/2] float64, radians a token."""
+        return inverse_frequencies(self.width, self.base, device)
+
+    def angles(self, pos: Tensor, length: int) -> Tensor:
+        """`pos * inv_freq`, [T, r/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not).
+
+        Arguments: length, tokens of the whole window.
+        """
+        inv_freq = self.frequencies(pos.device)
+        if self.rescaling is not None:
+            inv_freq = self.rescaling.inv_freq(Trained(inv_freq, self.base, self.shape.context_length), length)
+        return pos.to(torch.float64)[:, None] * inv_freq
+
+    def prepare(self, pos: Tensor, length: int) -> Any:
         """Cosines and sines of the angles at the positions, computed in float64."""
-        angles = self.angles(pos)
-        return Turn(angles.cos(), angles.sin())
+        angles = self.angles(pos, length)
+        if self.keeps_norms or self.rescaling is None:
+            return Turn(angles.cos(), angles.sin())
+        temperature = self.rescaling.temperature(length, self.shape.context_length)
+        return TemperedTurn(angles.cos(), angles.sin(), angles.new_tensor(temperature))
 
-    def q(self, x: Tensor, pos: Turn) -> Tensor:
-        return turn(x, pos) if "q" in self.sites else x
+    def q(self, x: Tensor, pos: Any) -> Tensor:
+        if not isinstance(pos, TemperedTurn):
+            return self._turned("q", x, pos)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return self._turned("q", x.to(wide) * pos.temperature.to(wide), pos).to(x.dtype)
 
-    def k(self, x: Tensor, pos: Turn) -> Tensor:
-        return turn(x, pos) if "k" in self.sites else x
+    def k(self, x: Tensor, pos: Any) -> Tensor:
+        return self._turned("k", x, pos)
 
-    def v(self, x: Tensor, pos: Turn) -> Tensor:
-        return turn(x, pos) if "v" in self.sites else x
+    def v(self, x: Tensor, pos: Any) -> Tensor:
+        return self._turned("v", x, pos)
 
-    def o(self, x: Tensor, pos: Turn) -> Tensor:
-        return turn(x, pos, inverse=True) if "o" in self.sites else x
+    def o(self, x: Tensor, pos: Any) -> Tensor:
+        return self._turned("o", x, pos)
+
+    @property
+    def _takes_temperature(self) -> bool:
+        return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
+
+    def _turned(self, site: str, x: Tensor, by: Turn | TemperedTurn) -> Tensor:
+        if site not in self.sites:
+            return x
+        inverse, r = site == "o", self.width
+        if r == x.shape[-1]:
+            return turn(x, by, inverse)
+        return torch.cat((turn(x[..., :r], by, inverse), x[..., r:]), dim=-1)

@@ -74,10 +74,12 @@ def round_trip(specimen: Specimen) -> float:
     worst = 0.0
     for scheme in specimen.schemes:
         if _rotates(scheme):
-            pos, angles = _prepared(scheme, specimen), scheme.angles(torch.arange(specimen.length))
+            pos, r = _prepared(scheme, specimen), scheme.width
+            angles = scheme.angles(torch.arange(specimen.length), specimen.length)
             for site in scheme.sites:
                 turned = getattr(scheme, site)(specimen.heads[site], pos)
-                worst = max(worst, distance(rotate(turned, angles, inverse=site != "o"), specimen.heads[site]))
+                back = torch.cat((rotate(turned[..., :r], angles, inverse=site != "o"), turned[..., r:]), dim=-1)
+                worst = max(worst, distance(back, specimen.heads[site]))
     return worst
 
 
@@ -100,12 +102,13 @@ def offset_kernel(specimen: Specimen) -> float:
 
 
 def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
-    x, D, base, T = specimen.heads, scheme.shape.head_dim, scheme.base, specimen.length
+    x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
     pos = scheme.prepare(torch.arange(T), T)
+    frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
     kind = cast(Softmax, _kind(specimen.wide))
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
-    R = {p: rotation(p, D, base) for p in range(1 - T, T)}
+    R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
 
     def turned(site: str, h: int) -> Array:
         rows = x[site][0, h].numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,8 +33,14 @@ MODEL = (
 
 
 def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
-    """The small decoder in which a scheme of `conf/scheme` is examined. Raises: ConfigError for an unknown name."""
-    return compose([f"scheme={scheme}", *MODEL, *overrides])
+    """The small decoder in which a scheme of `conf/scheme` is examined, with a layer at least for each of its turns.
+
+    Raises: ConfigError for an unknown name.
+    """
+    config = compose([f"scheme={scheme}", *MODEL, *overrides])
+    turns = config.scheme.options.get("layers")
+    layers = max(config.model.num_layers, len(turns) if isinstance(turns, list) else 0)
+    return replace(config, model=replace(config.model, num_layers=layers))
 
 
 def randomise(model: Decoder) -> None:

@@ -68,7 +68,7 @@ def turn_with(**broken):
 
 
 def angles_in(dtype):
-    def angles(self, pos):
+    def angles(self, pos, length):
         return (pos.to(dtype)[:, None] * rotary.inverse_frequencies(self.shape.head_dim, self.base).to(dtype)).double()
 
     return angles
@@ -88,7 +88,7 @@ ROTARY_FAULTS = {
     ),
     "positions in bfloat16": (rotary.Rotary, "angles", angles_in(torch.bfloat16), "fp64"),
     "angles in float32": (rotary.Rotary, "angles", angles_in(torch.float32), "fp64 fp32"),
-    "half the angle": (rotary.Rotary, "angles", lambda self, pos: angles_in(torch.float64)(self, pos) / 2, "fp64"),
+    "half the angle": (rotary.Rotary, "angles", lambda self, *at: angles_in(torch.float64)(self, *at) / 2, "fp64"),
 }
 
 

@@ -67,7 +67,7 @@ def test_angles_are_exact_to_a_millionth_of_a_radian_up_to_position_2_to_the_20(
     positions = [0, 1, 255, 257, 2049, 65537, 2**20 - 1, 2**20]
     scheme = Rotary(Shape(64, 4, 4, head_dim), sites="qk", base=base)
     pos = torch.tensor(positions)
-    angles, (cos, sin) = scheme.angles(pos), scheme.prepare(pos, 1)
+    angles, (cos, sin) = scheme.angles(pos, 1), scheme.prepare(pos, 1)
     cos, sin = cos.float(), sin.float()  # as a float32 model gets them
     with mpmath.workdps(40):
         for row, p in enumerate(positions):
@@ -80,9 +80,9 @@ def test_angles_are_exact_to_a_millionth_of_a_radian_up_to_position_2_to_the_20(
 
 def test_angles_do_not_depend_on_the_length_asked_or_on_what_was_asked_before():
     short, long = (Rotary(Shape(64, 4, 4, 16), sites=["q"], base=base) for base in (10000.0, 1e6))
-    assert torch.equal(short.angles(torch.arange(8)), short.angles(torch.arange(4096))[:8])
-    assert not torch.allclose(short.angles(torch.arange(8)), long.angles(torch.arange(8)))
-    assert torch.equal(short.angles(torch.tensor([4000])), short.angles(torch.arange(4096))[4000:4001])
+    assert torch.equal(short.angles(torch.arange(8), 8), short.angles(torch.arange(4096), 4096)[:8])
+    assert not torch.allclose(short.angles(torch.arange(8), 8), long.angles(torch.arange(8), 8))
+    assert torch.equal(short.angles(torch.tensor([4000]), 1), short.angles(torch.arange(4096), 4096)[4000:4001])
 
 
 def test_inverse_frequencies_by_hand():

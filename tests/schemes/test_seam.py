@@ -19,11 +19,10 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, shape_of
 from posbench.reference import kinds as reference_kinds
 from posbench.reference.definition import Definition
-from posbench.reference.rotations import Rotated
 from posbench.reference.schemes import DEFINITIONS
 from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
 from posbench.schemes.alibi import slopes
-from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies
+from posbench.schemes.rotary import Rotary
 from posbench.size import num_parameters
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 
@@ -137,53 +136,14 @@ class DefinedWider(Definition):
     k = q
 
 
-class Yarn(Rotary):
-    """YaRN with the paper's ramp (arXiv 2309.00071), the temperature on q alone; `rescale` is off in training."""
-
-    keeps_norms = False
-
-    def __init__(self, shape: Shape, sites, base=10000.0, rescale=None, factor=1.0) -> None:
-        super().__init__(shape, sites, base)
-        self.factor = float(factor) if rescale == "yarn" else 1.0
-
-    def angles(self, pos):
-        w = inverse_frequencies(self.shape.head_dim, self.base, pos.device)
-        ramp = ((self.shape.context_length * w / (2 * torch.pi) - 1) / (32 - 1)).clamp(0, 1)
-        return pos.to(torch.float64)[:, None] * w * ((1 - ramp) / self.factor + ramp)
-
-    def q(self, x, pos: Turn):
-        return super().q(x, pos) * (0.1 * np.log(self.factor) + 1) ** 2
-
-
-class DefinedYarn(Rotated):
-    def __init__(self, config, weights, sites, base=10000.0, rescale=None, factor=1.0):
-        super().__init__(config, weights, sites, base)
-        self.factor = factor if rescale else 1.0
-
-    def q(self, x, p, h):
-        D, L, y = len(x), self.config.train.context_length, x.copy()
-        for t in range(D // 2):
-            w = self.base ** (-2 * t / D)
-            g = min(1.0, max(0.0, (L * w / (2 * np.pi) - 1) / 31))
-            a = p * w * ((1 - g) / self.factor + g)
-            y[t], y[t + D // 2] = (
-                x[t] * np.cos(a) - x[t + D // 2] * np.sin(a),
-                x[t] * np.sin(a) + x[t + D // 2] * np.cos(a),
-            )
-        return y * (0.1 * np.log(self.factor) + 1) ** 2
-
-    def k(self, x, p, h):
-        return self.q(x, p, h) / (0.1 * np.log(self.factor) + 1) ** 2
-
-
 @pytest.fixture(autouse=True)
 def trials(monkeypatch):
     """The trials under names of their own, as an installed package would have them."""
     for registry, entries in (
         (KINDS.ours, {"linear": Linear, "decay": Decay}),
         (reference_kinds.KINDS, {"linear": define_linear, "decay": define_decay}),
-        (SCHEMES.ours, {"forgets": Forgets, "wider": Wider, "yarn": Yarn}),
-        (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider, "yarn": DefinedYarn}),
+        (SCHEMES.ours, {"forgets": Forgets, "wider": Wider}),
+        (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider}),
     ):
         for name, entry in entries.items():
             monkeypatch.setitem(registry, name, entry)
@@ -215,7 +175,7 @@ TRIALS = {
         "relative",
     ),
     "wider q and k": (SchemeConfig("t", "wider"), "relative"),
-    "yarn at evaluation": (SchemeConfig("t", "yarn", YARN), "relative"),
+    "yarn at evaluation": (SchemeConfig("t", "rotary", YARN), "relative"),
 }
 
 

@@ -1,0 +1,52 @@
+"""Rotations whose frequencies are learned, shared by all layers and heads.
+
+Angles are float64, as of every rotation, and keep the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from posbench.schemes.base import Shape
+from posbench.schemes.rotary import Rotary
+
+
+class LearnedFrequencies(Rotary):
+    """`inv_freq_t = base ** (-2t / D) * exp(log_scale_t)`, log_scale learned from 0 (LeRoPE, arXiv 2607.10134)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        sites: Sequence[str],
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
+    ) -> None:
+        super().__init__(shape, sites, base, rescale, factor)
+        self.log_scale = nn.Parameter(torch.zeros(self.width // 2))
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        return super().frequencies(device) * self.log_scale.double().exp()
+
+
+class LearnedBase(Rotary):
+    """`inv_freq_t = (base * exp(log_scale)) ** (-2t / D)`, one log_scale [1] learned from 0."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        sites: Sequence[str],
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
+    ) -> None:
+        super().__init__(shape, sites, base, rescale, factor)
+        self.log_scale = nn.Parameter(torch.zeros(1))
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        inv_freq = super().frequencies(device)
+        exponent = torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / self.width
+        return inv_freq * (-exponent * self.log_scale.double()).exp()

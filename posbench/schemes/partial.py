@@ -1,0 +1,87 @@
+"""Rotations that leave part of each head without position, three ways: they agree at position 0 and part with distance.
+
+PartialRotary       the first r channels are rotated, with r in the schedule; the rest never is (GPT-NeoX)
+ProportionalRotary  the schedule of all D channels with its slowest frequencies set to 0 (p-RoPE)
+Hope                ... with those set to 0 whose period exceeds the training length (HoPE)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posbench.config import ConfigError
+from posbench.schemes.base import Shape
+from posbench.schemes.rotary import Rotary
+
+
+def _check_fraction(fraction: float) -> None:
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        raise ConfigError(f"scheme.fraction={fraction} must lie between 0 and 1 (0.25 is usual)")
+
+
+class PartialRotary(Rotary):
+    """The first `r = fraction * D` channels with `inv_freq = base ** (-2t / r)`, in pairs (t, t + r/2).
+
+    "rotary_pct" of GPT-NeoX (arXiv 2204.06745), "partial_rotary_factor" of Qwen3-Next. Options: those of `Rotary`, and
+    `fraction`.
+    Raises: ConfigError where r is not an even number of channels, 2 at least.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        sites: Sequence[str],
+        fraction: float,
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
+    ) -> None:
+        super().__init__(shape, sites, base, rescale, factor)
+        _check_fraction(fraction)
+        self._width = int(fraction * shape.head_dim)
+        if self._width < 2 or self._width % 2 or self._width != fraction * shape.head_dim:
+            raise ConfigError(
+                f"scheme.fraction={fraction} of model.head_dim={shape.head_dim} is {fraction * shape.head_dim:g} "
+                "channels, and pairs of them are rotated: take a fraction that gives an even number, 2 or more"
+            )
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+
+class ProportionalRotary(Rotary):
+    """`inv_freq = base ** (-2t / D)` for the first `floor(fraction * D / 2)` pairs (t, t + D/2), 0 for the others.
+
+    p-RoPE (Barbero et al. 2024, arXiv 2410.06205); Gemma 4. Options: those of `Rotary`, and `fraction`. Rescaled, D is
+    the width that counts: it is the schedule's.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        sites: Sequence[str],
+        fraction: float,
+        base: float | str = 10000.0,
+        rescale: str | None = None,
+        factor: float | None = None,
+    ) -> None:
+        super().__init__(shape, sites, base, rescale, factor)
+        _check_fraction(fraction)
+        self.kept = math.floor(fraction * shape.head_dim / 2)  # pairs
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        inv_freq = super().frequencies(device)
+        return inv_freq * (torch.arange(len(inv_freq), device=device) < self.kept)
+
+
+class Hope(Rotary):
+    """Frequencies are 0 whose period, 2 pi / inv_freq tokens, exceeds the training length (arXiv 2410.21216)."""
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        inv_freq = super().frequencies(device)
+        return inv_freq * (2 * math.pi / inv_freq <= self.shape.context_length)
