@@ -6,19 +6,21 @@ is a class that extends `Kind`, named under the entry-point group `posbench.atte
 
 from __future__ import annotations
 
+from posbench.attention.decay import Decay
 from posbench.attention.kind import Kind, Past
+from posbench.attention.linear import Linear
 from posbench.attention.softmax import Softmax
 from posbench.config import SchemeConfig
 from posbench.machine.plugins import Registry, check_options
 from posbench.schemes import Shape
 
-__all__ = ["KINDS", "Kind", "Past", "Softmax", "build_kind"]
+__all__ = ["KINDS", "Decay", "Kind", "Linear", "Past", "Softmax", "build_kind"]
 
 KINDS: Registry[Kind] = Registry(
     "kind of attention",
     "posbench.attention",
     Kind,  # type: ignore[type-abstract]
-    {"softmax": Softmax},
+    {"softmax": Softmax, "linear": Linear, "decay": Decay},
 )
 
 

@@ -93,8 +93,9 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     limits = ", ".join(f"{name} {limit:g}" for name, limit in ROUNDINGS.items())
     yield (
         f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
-        "largest of: logits by fused or masked kernels, in blocks, in pieces, by FlexAttention (a bias); each hook; "
-        "counted for the size of scores where q and k come out of their hooks longer"
+        "largest of: logits by fused or masked kernels, in blocks, by FlexAttention (a bias), in chunks and quadratic "
+        "(linear attention, decay), in pieces; each hook; counted for the size of scores where q and k come out of "
+        "their hooks longer"
     )
     for row in certificates:
         if row.longest is not None:

@@ -1,8 +1,7 @@
 """The seam carries every kind of scheme to come: each a trial of a few lines, certified like the schemes there are.
 
-Linear attention, a decay without content, values shared with keys, layers of several schemes, forgetting gates, wider
-q and k, frequencies rescaled at evaluation: the hooks and the kinds of attention carry them without a change to any
-other file.
+Kinds of attention under schemes of all sorts, values shared with keys, layers of several schemes, forgetting gates,
+wider q and k, frequencies rescaled at evaluation: the hooks carry them without a change to any other file.
 """
 
 from dataclasses import replace
@@ -12,16 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from posbench import reference
-from posbench.attention import KINDS, Kind, build_kind
+from posbench.attention import build_kind
 from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, shape_of
-from posbench.reference import kinds as reference_kinds
 from posbench.reference.definition import Definition
 from posbench.reference.schemes import DEFINITIONS
 from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
-from posbench.schemes.alibi import slopes
 from posbench.schemes.rotary import Rotary
 from posbench.size import num_parameters
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
@@ -29,67 +25,6 @@ from posbench.verify import VOCAB, certificate_config, certify, random_tokens, r
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
 NOPE = {"name": "nope", "kind": "nope"}
 ALIBI = {"name": "alibi", "kind": "alibi"}
-
-
-class Linear(Kind):
-    """`sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` (kexue 10862)."""
-
-    def mix(self, q, k, v, x, scheme, at, past):
-        q, k = (torch.where(y >= 0, y + 1, y.clamp(max=0).exp()) for y in (q, k))
-        gate, groups, T = scheme.gate(x, at.pos), q.shape[1] // k.shape[1], q.shape[2]
-        kept = k, scheme.k(k, at.pos), scheme.v(v, at.pos), gate
-        k, rotated, v, gate = kept if past is None else past.extended(*kept)
-        k, rotated, v = (y.repeat_interleave(groups, 1) for y in (k, rotated, v))
-        i, j = torch.arange(T)[:, None], torch.arange(k.shape[2])
-        bias = scheme.bias(q, gate, at) or (lambda b, h, i, j: torch.zeros(()))
-        b, h = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[1])[:, None, None]
-        decay = bias(b, h, i, j).exp().where(j <= i + k.shape[2] - T, 0.0).to(q.dtype)
-        o = (scheme.q(q, at.pos) @ rotated.mT * decay) @ v / (q @ k.mT * decay).sum(-1, keepdim=True)
-        return scheme.o(o, at.pos)
-
-    def flops_per_token(self, length, scheme):
-        return 6.0 * self.shape.num_heads * self.shape.head_dim**2
-
-
-class Decay(Kind):
-    """`a_ij = exp(-m_h (i - j))`: no content; with V and O a complex linear recurrence."""
-
-    parts = ("v",)
-
-    def mix(self, q, k, v, x, scheme, at, past):
-        wide = torch.promote_types(v.dtype, torch.float32)
-        gamma = torch.exp(-slopes(self.shape.num_heads)).to(v.device, wide)[:, None]
-        v = scheme.v(v, at.pos).repeat_interleave(self.shape.num_heads // v.shape[1], 1)
-        past, rows = past or self.past(v.shape[2]), []
-        for t in range(v.shape[2]):
-            past.state = (v[:, :, t].to(wide) + (gamma * past.state[0] if past.state else 0),)
-            rows.append(past.state[0])
-        past.advance(v.shape[2])
-        return scheme.o(torch.stack(rows, 2).to(v.dtype), at.pos)
-
-    def flops_per_token(self, length, scheme):
-        return 2.0 * self.shape.num_heads * self.shape.head_dim
-
-
-def define_linear(scheme, q, k, v, x, positions, h):
-    q, k = (np.where(y >= 0, y + 1, np.exp(np.minimum(y, 0))) for y in (q, k))
-    gates, rows = reference_kinds.gates_of(scheme, x, positions, h), []
-    for t, i in enumerate(positions):
-        e = [np.exp(scheme.bias(h, i, j, q[t], gates)) for j in positions[: t + 1]]
-        below = sum(e[s] * (q[t] @ k[s]) for s in range(t + 1))
-        turned = [scheme.q(q[t], i, h) @ scheme.k(k[s], j, h) for s, j in enumerate(positions[: t + 1])]
-        above = sum(e[s] * turned[s] * scheme.v(v[s], j, h) for s, j in enumerate(positions[: t + 1]))
-        rows.append(scheme.o(above / below, i, h))
-    return np.stack(rows)
-
-
-def define_decay(scheme, q, k, v, x, positions, h):
-    m = reference.biases.alibi_slopes(scheme.config.model.num_heads)[h]
-    rows = []
-    for t, i in enumerate(positions):
-        seen = list(enumerate(positions[: t + 1]))
-        rows.append(scheme.o(sum(np.exp(-m * (i - j)) * scheme.v(v[s], j, h) for s, j in seen), i, h))
-    return np.stack(rows)
 
 
 class Forgets(Scheme):
@@ -140,8 +75,6 @@ class DefinedWider(Definition):
 def trials(monkeypatch):
     """The trials under names of their own, as an installed package would have them."""
     for registry, entries in (
-        (KINDS.ours, {"linear": Linear, "decay": Decay}),
-        (reference_kinds.KINDS, {"linear": define_linear, "decay": define_decay}),
         (SCHEMES.ours, {"forgets": Forgets, "wider": Wider}),
         (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider}),
     ):

@@ -1,0 +1,223 @@
+"""Linear attention and decay: against formulas by hand, in every way that they run, with states of fixed size."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posbench import reference
+from posbench.attention import Decay, build_kind
+from posbench.attention.linear import features
+from posbench.composition import compose
+from posbench.config import ConfigError, SchemeConfig
+from posbench.model import Block, build_model, shape_of
+from posbench.schemes import SCHEMES, Scheme
+from posbench.schemes.alibi import slopes
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+
+ROWS = ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope"]
+H, HKV, D, C, T = 6, 2, 16, 48, 150
+
+
+def built(name, *words):
+    model = build_model(certificate_config(name, words), VOCAB)
+    randomise(model)
+    return model
+
+
+def mixed(name, q, k, v, offset=0, **options):
+    """What the row's kind makes of heads, in the first layer."""
+    model = built(name).double()
+    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), offset, 0, T)[1][0]
+    for option, value in options.items():
+        setattr(kind, option, value)
+    x = torch.zeros(len(v), T, C, dtype=torch.float64)
+    return kind.mix(q, k, v, x, model.schemes[0], at, None)
+
+
+def heads(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, n, T, D, generator=generator, dtype=torch.float64) for n in (H, HKV, HKV)]
+
+
+def complex_pairs(x):
+    """Channels (t, t + D/2) as complex numbers, [..., D/2]."""
+    return torch.complex(*x.chunk(2, dim=-1))
+
+
+def frequencies():
+    return 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+
+
+@pytest.mark.parametrize("name", ["linear_nope", "linear_qk_rope", "linear_alibi"])
+def test_linear_attention_equals_a_recurrence_step_by_step(name):
+    q, k, v = heads()
+    rows, state, total = [], 0.0, 0.0
+    gamma = torch.exp(-slopes(H))[:, None] if name == "linear_alibi" else torch.ones(H, 1, dtype=torch.float64)
+    angle = frequencies() if name == "linear_qk_rope" else torch.zeros(D // 2, dtype=torch.float64)
+    for t in range(T):
+        q_t, k_t = (torch.nn.functional.elu(x[:, :, t]) + 1 for x in (q, k.repeat_interleave(H // HKV, 1)))
+        turned_q, turned_k = (complex_pairs(x) * torch.exp(1j * angle * (t + 5)) for x in (q_t, k_t))
+        v_t = v.repeat_interleave(H // HKV, 1)[:, :, t]
+        state = gamma[..., None] * state + turned_k[..., :, None] * v_t[..., None, :]
+        total = gamma * total + k_t
+        above = (turned_q.conj()[..., :, None] * state).sum(-2).real
+        rows.append(above / (q_t * total).sum(-1, keepdim=True))
+    assert (mixed(name, q, k, v, offset=5) - torch.stack(rows, dim=2)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("name", ["decay", "decay_vo_rope"])
+def test_decay_equals_a_complex_recurrence_step_by_step(name, normalise):
+    """`o_i = gamma exp(-1j theta) o_(i-1) + v_i` on pairs as complex numbers (kexue.fm/archives/10862)."""
+    v = heads()[2]
+    theta = frequencies() if name == "decay_vo_rope" else torch.zeros(D // 2, dtype=torch.float64)
+    gamma = torch.exp(-slopes(H))[:, None]
+    pairs = complex_pairs(v).repeat_interleave(H // HKV, 1)  # [B, H, T, D/2]
+    o, weight, rows = 0.0, 0.0, []
+    for t in range(T):
+        o = gamma * torch.exp(-1j * theta) * o + pairs[:, :, t]
+        weight = gamma * weight + 1
+        rows.append(o / weight if normalise else o)
+    o = torch.stack(rows, dim=2)
+    expected = torch.cat((o.real, o.imag), dim=-1)
+    assert (mixed(name, None, None, v, offset=37, normalise=normalise) - expected).abs().max() < 1e-12
+
+
+def test_decay_by_hand():
+    """One head of two channels, slope 1/256, rotated by 1 radian a token: three values."""
+    model = compose(["scheme=decay_vo_rope", "model=tiny", "model.num_heads=1", "model.head_dim=2"])
+    decoder = build_model(model, VOCAB).double()
+    kind, at = decoder.blocks[0].attention.kind, decoder._embedded(random_tokens(3), 0, 0, 3)[1][0]
+    v = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)[None, None]
+    o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.schemes[0], at, None)[0, 0]
+    g, one = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
+    turned = [[1.0, 0.0], [g * one.cos(), -g * one.sin()], [g**2 * (2 * one).cos(), 2 - g**2 * (2 * one).sin()]]
+    assert torch.allclose(o, torch.tensor(turned, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_there_are_no_queries_and_keys_without_content():
+    model, plain = built("decay"), built("nope")
+    attention = model.blocks[0].attention
+    assert attention.rows() == {"v": HKV * D} and attention.qkv.weight.shape == (HKV * D, C)
+    lost = sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in model.parameters())
+    assert lost == 2 * (H + HKV) * D * C
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ROWS)
+def test_the_state_does_not_grow(name):
+    model = built(name)
+    sizes = set()
+    for length in (70, 140):
+        pasts = model.pasts(length)
+        for begin in range(0, length, 35):
+            model.hidden(random_tokens(length)[:, begin : begin + 35], 0, pasts)
+        sizes.add(pasts[0].num_bytes)
+    assert sizes == {H * D * 4 if name.startswith("decay") else H * D * (D + 1) * 4}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ROWS)
+def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
+    model = built(name)
+    with pytest.raises(ConfigError, match="9 tokens do not fit a past that was made for 8"):
+        model.hidden(random_tokens(9), 0, model.pasts(8))
+
+
+CAPTURED = [(name, dtype, "aot_eager") for name in ROWS for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("name, dtype, backend", [*CAPTURED, ("linear_qk_rope", torch.bfloat16, "inductor")])
+def test_a_compiled_block_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype, backend):
+    """In one graph, all rows; and one of them by generated code, which takes half a minute."""
+    torch.compiler.reset()
+    model = built(name)
+    model.compute_dtype = dtype
+    length = 128 if backend == "inductor" else T
+    x, (at, *_) = model._embedded(random_tokens(length), 0, 0, length)
+    block, gradients = model.blocks[0], []
+    compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend=backend)
+    for forward in (Block.forward, compiled):
+        y = x.detach().clone().requires_grad_()
+        model.zero_grad()
+        o = forward(block, y, at, model.schemes[0])
+        (o.float() ** 2).sum().backward()
+        gradients.append([o.detach(), y.grad, *(p.grad for p in block.parameters())])
+    assert o.dtype == dtype
+    for eager, other in zip(*gradients, strict=True):
+        assert eager.isfinite().all() and eager.abs().max() > 0
+        error = (eager.double() - other.double()).norm() / eager.double().norm()
+        assert error < {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
+
+
+def test_features_are_positive_and_their_gradient_finite_where_a_sum_with_elu_is_not():
+    small = torch.tensor([-8.5, -20.0, -60.0], dtype=torch.bfloat16)
+    assert not (torch.nn.functional.elu(small) + 1).any() and (features(small) > 0).all()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.tensor([-200.0, -1.0, 0.0, 1.0, 200.0, 1e4], dtype=dtype, requires_grad=True)
+        features(x).float().sum().backward()
+        assert x.grad.isfinite().all() and x.grad[2:].tolist() == [1, 1, 1, 1]
+    exact = torch.linspace(-20, 20, 401, dtype=torch.float64)
+    assert torch.allclose(features(exact), torch.nn.functional.elu(exact) + 1, rtol=0, atol=1e-15)
+
+
+class Rising(Scheme):
+    """A bias of the key's position, past what exp can hold in float32; weights over their sum do not feel it."""
+
+    def bias(self, q, gate, at):
+        return lambda b, h, i, j: 2.0 * (j + at.key)
+
+
+class Gentle(Scheme):
+    """A bias that is no constant decay."""
+
+    def bias(self, q, gate, at):
+        return lambda b, h, i, j: -0.3 * (i + at.query - (j + at.key)).double().sqrt()
+
+
+def of(kind, scheme, **options):
+    row = SchemeConfig("trial", scheme, attention={"kind": kind, **options})
+    return replace(certificate_config("nope"), scheme=row)
+
+
+def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified_but_for_its_definition(monkeypatch):
+    monkeypatch.setitem(SCHEMES.ours, "gentle", Gentle)
+    monkeypatch.setitem(reference.DEFINITIONS, "gentle", DefinedGentle)
+    for kind, options in (("linear", {}), ("decay", {}), ("decay", {"normalise": True})):
+        config = of(kind, "gentle", **options)
+        certificate = certify(config)
+        failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
+        assert failed == {} and certificate.defined and certificate.measured == "relative"
+        assert "chunks" not in build_kind(config.scheme, shape_of(config)).ways([Gentle(shape_of(config))], True, None)
+
+
+class DefinedGentle(reference.Definition):
+    def bias(self, h, i, j, q, gates):
+        return -0.3 * (i - j) ** 0.5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config", [of("linear", "rising"), of("decay", "rising", normalise=True)], ids=["linear", "decay"]
+)
+def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config, monkeypatch):
+    monkeypatch.setitem(SCHEMES.ours, "rising", Rising)
+    model = build_model(config, VOCAB)
+    randomise(model)
+    assert model(random_tokens()).isfinite().all()
+
+
+def test_a_normalised_decay_without_a_bias_is_a_running_mean():
+    model = build_model(of("decay", "nope", normalise=True), VOCAB).double()
+    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T)[1][0]
+    assert isinstance(kind, Decay)
+    v = heads()[2]
+    means = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
+    o = kind.mix(None, None, v, torch.zeros(2, T, C), model.schemes[0], at, None)
+    assert (o - means.repeat_interleave(H // HKV, 1)).abs().max() < 1e-13
+
+
+def test_a_bad_option_is_refused():
+    with pytest.raises(ConfigError, match=r"scheme\.attention\.normalise=2 must be true or false"):
+        built("decay", "scheme.attention.normalise=2")
