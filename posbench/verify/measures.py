@@ -200,14 +200,18 @@ def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator
 
 
 def _stretch(specimen: Specimen) -> float:
-    """How many times longer hooks make q and k, at least 1: scores are rounded in proportion (SSMax's grow with i).
-
-    Of channels that came in: those that a hook appends (Transformer-XL) were measured to need no allowance.
-    """
-    at, x = torch.arange(specimen.far, specimen.far + specimen.length), specimen.heads
-    stretch = 1.0
+    """How many times larger hooks make the products of q and k, at least 1: they are rounded in proportion (SSMax)."""
+    at, stretch = torch.arange(specimen.far, specimen.far + specimen.length), 1.0
     for scheme in specimen.schemes:
-        pos, D = scheme.prepare(at, specimen.length), scheme.shape.head_dim
-        longer = (getattr(scheme, site)(x[site], pos)[..., :D].norm() / x[site].norm() for site in "qk")
-        stretch = max(stretch, float(math.prod(longer)))
+        if not scheme.keeps_norms:
+            pos, D = scheme.prepare(at, specimen.length), scheme.shape.head_dim
+            q, k = specimen.heads["q"], specimen.heads["k"]
+            # Of the channels that came in: those that are appended were measured to need no allowance.
+            products = (_products(scheme.q(q, pos)[..., :D], scheme.k(k, pos)[..., :D]), _products(q, k))
+            stretch = max(stretch, products[0] / products[1])
     return stretch
+
+
+def _products(q: Tensor, k: Tensor) -> float:
+    """The mean size of `q_c k_c` at one position."""
+    return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())
