@@ -128,11 +128,12 @@ def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
 def future(specimen: Specimen) -> float:
     """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
 
-    And when so many follow that attention runs another way.
+    And when so many follow that attention runs another way, unless the scheme says that their number matters.
     """
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
     before = model(tokens)
-    worst = distance(before, model(tokens.repeat(1, 5)[:, : model.scheme.longest])[:, :T])
+    more = tokens.repeat(1, 5 if model.scheme.is_streaming else 1)[:, : model.scheme.longest]
+    worst = distance(before, model(more)[:, :T])
     for t in (1, T // 2, T - 1):
         other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
         after = model(other)
@@ -140,6 +141,13 @@ def future(specimen: Specimen) -> float:
             return float("inf")
         worst = max(worst, distance(before[:, :t], after[:, :t]))
     return worst
+
+
+def growth(specimen: Specimen) -> float:
+    """How far the logits move when the window goes on to twice the training length and more."""
+    model, tokens, T = specimen.wide, specimen.tokens, specimen.length
+    times = 2 * -(-max(model.scheme.shape.context_length, T) // T)
+    return distance(model(tokens), model(tokens.repeat(1, times))[:, :T])
 
 
 def decode(specimen: Specimen) -> float:
