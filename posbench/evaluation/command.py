@@ -165,13 +165,12 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
         if is_new:
             lengths.setdefault(result.protocol, []).append(short_length(result.length))
     parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
-    done = (
-        [f"scored {'; '.join(parts)}"]
-        if parts
-        else ["already there"]
-        if results
-        else ["nothing to score"] * (not has_failed)
-    )
+    if parts:
+        done = [f"scored {'; '.join(parts)}"]
+    elif results:
+        done = ["already there"]
+    else:
+        done = [] if has_failed else ["nothing to score"]
     return ", then ".join([*done, *["failed"] * has_failed])
 
 
