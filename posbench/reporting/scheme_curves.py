@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -56,7 +57,8 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
     at = At(here, query=longest, key=0, length=length)
-    bias = scheme.bias(q, scheme.gate(stream, everywhere), at)
+    gate = scheme.gate(stream, everywhere)
+    bias = scheme.bias(q, None if gate is None else gate.expand(SAMPLES, -1, -1, -1), at)
     if bias is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
         added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
@@ -98,7 +100,7 @@ def long_term_decay(frequencies: Sequence[float], longest: int = 1 << 16, bins: 
     """
     edges = np.unique(np.geomspace(1, longest, bins + 1).round().astype(int))
     middles, means = [0.0], [1.0]
-    for low, high in zip(edges, [*edges[1:], edges[-1] + 1], strict=True):
+    for low, high in pairwise(edges):
         distances = np.unique(np.linspace(low, high - 1, 64).round())
         sums = np.abs(np.exp(1j * np.outer(distances, frequencies)).cumsum(axis=1)).mean(axis=1)
         middles.append(float(distances.mean()))

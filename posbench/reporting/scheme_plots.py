@@ -76,7 +76,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         if config.scheme.attention:
             continue  # its row without a kind of attention says the same
         title = f"{name} (trained)" if name in trained else name
-        drawn += list(_drawn(title, scheme))
+        drawn += list(_drawn(title, scheme, name in trained))
         frequencies |= _frequencies(title, scheme)
     figures = _figures(drawn, frequencies)
     tables = {"curves.csv": _frame(drawn), "decay.csv": _decay_frame(frequencies)}
@@ -88,7 +88,8 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     for file, frame in tables.items():
         paths.append(folder / file)
         write_bytes(paths[-1], frame.to_csv(index=False, float_format="%.6g").encode())
-    flat = sorted({each.name for each in drawn if each.curves.score is None and each.curves.value is None})
+    shown = {each.name for each in drawn if each.curves.score is not None or each.curves.value is not None}
+    flat = sorted({each.name for each in drawn} - shown)
     console.print(
         f"wrote {len(figures)} pictures (SVG and PNG), curves.csv and decay.csv in {folder}/",
         markup=False,
@@ -103,8 +104,8 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     return paths
 
 
-def _drawn(name: str, scheme: Scheme) -> Iterator[Drawn]:
-    """The curves of each layer's scheme; one for all where they are the same."""
+def _drawn(name: str, scheme: Scheme, is_trained: bool) -> Iterator[Drawn]:
+    """The curves of each layer's scheme; one for all where they are the same, or differ by what is drawn at random."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     added = similarity(scheme, longest)
     if added.score is not None:
@@ -112,7 +113,7 @@ def _drawn(name: str, scheme: Scheme) -> Iterator[Drawn]:
         return
     layers = [(n, curves_of(layer, longest)) for n, layer in distinct(scheme)]
     first = layers[0][1]
-    if all(_equal(first, curves) for _, curves in layers):
+    if not is_trained or all(_equal(first, curves) for _, curves in layers):
         layers = layers[:1]
     for n, curves in layers:
         yield Drawn(name, n if len(layers) > 1 else None, curves)
@@ -124,10 +125,14 @@ def _equal(one: Curves, other: Curves) -> bool:
 
 
 def _frequencies(name: str, scheme: Scheme) -> dict[str, list[float]]:
-    """The frequencies of the scheme's rotation, in radians a token; of several layers, the first that rotates."""
+    """Of each pair of channels in the scheme's rotation, radians a token, 0 where it is not rotated.
+
+    Of several layers, the first that rotates.
+    """
     for _, layer in distinct(scheme):
         if isinstance(layer, Rotary) and layer.sites:
-            return {name: layer.frequencies().tolist()}
+            rotated = layer.frequencies().tolist()
+            return {name: rotated + [0.0] * (layer.shape.head_dim // 2 - len(rotated))}
     return {}
 
 
