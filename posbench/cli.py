@@ -297,7 +297,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="An option of the scheme that holds here alone, such as base=1e6. Repeat for several.",
+            help="An option of the scheme that holds here alone: rescale=pi, ntk, dynamic_ntk, yarn or yarn_code (with "
+            "factor=4; by default length / training length), base=1e6. Several values by commas are evaluated in turn "
+            "(rescale=pi,yarn); repeat --under for several options at once.",
             show_default=False,
         ),
     ] = None,

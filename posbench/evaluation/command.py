@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import joblib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.data import Corpus, prepare
@@ -20,7 +22,7 @@ from posbench.evaluation.evaluate import Question, evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
-from posbench.runs.readings import Result
+from posbench.runs.readings import Result, row_name
 
 _MOST_NAMED = 10  # failures
 
@@ -33,6 +35,11 @@ class Answer:
     scheme: str
     seed: int
     result: Result
+
+    @property
+    def row(self) -> str:
+        """Its name in a table."""
+        return row_name(self.scheme, self.result.reading.under)
 
 
 def evaluate_runs(
@@ -50,7 +57,7 @@ def evaluate_runs(
     if jobs < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     notices = _Notices(console)
-    scorable = _scorable(runs, named, notices.say)
+    scorable = _with_options(_scorable(runs, named, notices.say), question.under, notices.say)
     answers: list[Answer] = []
     failures: dict[str, Exception] = {}
     try:
@@ -136,7 +143,8 @@ def _evaluate(
         run.check_can_be_evaluated()
         corpus = _corpus_of(run, say)
         tell = scoring.results.append
-        evaluate_run(run, corpus, question, advance, lambda result, is_new: tell((result, is_new)), say)
+        for variant in question.variants:
+            evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
         tracked = log_evaluations(run, say)
         if tracked is not None:
             run.update_manifest(wandb=tracked)
@@ -157,13 +165,12 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
         if is_new:
             lengths.setdefault(result.protocol, []).append(short_length(result.length))
     parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
-    done = (
-        [f"scored {'; '.join(parts)}"]
-        if parts
-        else ["already there"]
-        if results
-        else ["nothing to score"] * (not has_failed)
-    )
+    if parts:
+        done = [f"scored {'; '.join(parts)}"]
+    elif results:
+        done = ["already there"]
+    else:
+        done = [] if has_failed else ["nothing to score"]
     return ", then ".join([*done, *["failed"] * has_failed])
 
 
@@ -184,6 +191,24 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     if not with_weights:
         raise ConfigError("none of the finished runs has weights: train one first (posbench train scheme=vo_rope)")
     return with_weights
+
+
+def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str], None]) -> list[Run]:
+    """Those whose schemes have the options of `under`. Raises: ConfigError where none has."""
+    why: dict[str, list[Run]] = {}
+    for run in runs if under else []:
+        with suppress(ConfigError):  # what is wrong with a run is said in its turn
+            refusal = run.refusal_of(under)
+            if refusal is not None:
+                why.setdefault(refusal, []).append(run)
+    refused = [run for each in why.values() for run in each]
+    for refusal, of_it in why.items():
+        schemes = ", ".join(dict.fromkeys(run.config.scheme.name for run in of_it))
+        text = f"--under {' '.join(under)} cannot hold for {schemes}: {refusal}"
+        if len(refused) == len(runs):
+            raise ConfigError(f"{text}. Name runs of a scheme that has such an option, as rotations have rescale")
+        notice(f"{text} (skipped: {len(of_it)} of {len(runs)} runs)")
+    return [run for run in runs if run not in refused]
 
 
 def _corpus_of(run: Run, notice: Callable[[str], None]) -> Corpus:
@@ -210,25 +235,24 @@ def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
 
 
 def _show_all(console: Console, answers: Sequence[Answer]) -> None:
-    """A table for each experiment, protocol and set of words, in the order in which they came."""
-    tables: dict[tuple[str, str, tuple[str, ...]], list[Answer]] = {}
+    """A table for each experiment and protocol, in the order in which they came."""
+    tables: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
-        reading = answer.result.reading
-        tables.setdefault((answer.experiment, reading.protocol, reading.under), []).append(answer)
-    for (experiment, protocol, under), of_table in tables.items():
-        _show(console, experiment, protocol, under, of_table)
+        tables.setdefault((answer.experiment, answer.result.protocol), []).append(answer)
+    for (experiment, protocol), of_table in tables.items():
+        _show(console, experiment, protocol, of_table)
 
 
-def _show(console: Console, experiment: str, protocol: str, under: Sequence[str], answers: Sequence[Answer]) -> None:
-    """One figure by scheme and length, over all seeds, as the protocol words it."""
+def _show(console: Console, experiment: str, protocol: str, answers: Sequence[Answer]) -> None:
+    """One figure by row and length, over all seeds, as the protocol words it; a scheme under words is another row."""
     lengths = sorted({answer.result.length for answer in answers})
-    schemes = list(dict.fromkeys(answer.scheme for answer in answers))
+    rows = list(dict.fromkeys(answer.row for answer in answers))
     targets = sorted({answer.result.header["targets_total"] for answer in answers})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
-    how = ", ".join([protocol, *([f"under {' '.join(under)}"] if under else []), f"{scored} targets"])
-    console.print(f"\n{experiment}: {asked.headline} by length in tokens ({how})", highlight=False, markup=False)
-    seeds = {scheme: sorted({a.seed for a in answers if a.scheme == scheme}) for scheme in schemes}
+    heading = f"{experiment}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
+    console.print(f"\n{heading}", highlight=False, markup=False)
+    seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme")
@@ -236,12 +260,12 @@ def _show(console: Console, experiment: str, protocol: str, under: Sequence[str]
         table.add_column("seeds")
     for length in lengths:
         table.add_column(short_length(length), justify="right")
-    for scheme in schemes:
-        cells = [",".join(map(str, seeds[scheme]))] if uneven else []
+    for row in rows:
+        cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in lengths:
-            headers = [a.result.header for a in answers if (a.scheme, a.result.length) == (scheme, length)]
+            headers = [a.result.header for a in answers if (a.row, a.result.length) == (row, length)]
             cells.append(asked.headline_of(headers) if headers else "–")
-        table.add_row(scheme, *cells)
+        table.add_row(Text(row), *cells)
     console.print(table)
     if uneven:
         console.print("Each is the mean over its own seeds: `posbench report` compares over those that all have.")

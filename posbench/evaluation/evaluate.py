@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.runs import Manifest, Run
-from posbench.runs.readings import Reading, Result, check_words, store
+from posbench.runs.readings import Reading, Result, check_words, store, variants
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ class Question:
 
     lengths: tuple[int, ...] = ()  # tokens
     protocols: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone
+    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone; several values: `variants`
     at_step: int | None = None  # of older weights; None: the last step's
     device: str = "auto"
     dtype: str = "auto"
@@ -50,7 +50,14 @@ class Question:
     def __post_init__(self) -> None:
         for name in self.protocols:
             protocol_named(name)
-        check_words(self.under)
+        for variant in self.variants:
+            check_words(variant.under)
+
+    @property
+    def variants(self) -> list[Question]:
+        """A question for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
+        combinations = variants(self.under)
+        return [self] if combinations == [self.under] else [replace(self, under=under) for under in combinations]
 
 
 def parse_length(text: str) -> int:

@@ -14,10 +14,10 @@ from posbench.reporting.statistics import Interval, t_interval
 def with_changes(measurements: list[Measurement], training_length: int) -> list[Measurement]:
     """The measurements, each with its change against the training length where its scheme has a result there."""
     there = {(m.scheme, m.protocol): m for m in measurements if m.length == training_length}
-    return [_with_change(m, there.get((m.scheme, m.protocol))) for m in measurements]
+    return [with_change(m, there.get((m.scheme, m.protocol))) for m in measurements]
 
 
-def _with_change(m: Measurement, at: Measurement | None) -> Measurement:
+def with_change(m: Measurement, at: Measurement | None) -> Measurement:
     """`m` with the change from `at`, over the seeds that both have.
 
     Where both scored the same targets (`fixed` always, other protocols at lengths that divide the longest) a document's
@@ -27,7 +27,7 @@ def _with_change(m: Measurement, at: Measurement | None) -> Measurement:
     seeds = sorted(set(m.seeds) & set(at.seeds)) if at else []
     if at is None or not seeds:
         return m
-    if m.length == at.length:
+    if m is at:
         return replace(m, change=Interval(0.0, 0.0, 0.0), change_documents=0.0)
     pairs = [(m.results[m.seeds.index(seed)], at.results[at.seeds.index(seed)]) for seed in seeds]
     documents = sorted(set(pairs[0][0].windows["document"]) | set(pairs[0][1].windows["document"]))

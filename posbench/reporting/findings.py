@@ -20,13 +20,14 @@ from posbench.reporting.gathering import Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
 from posbench.reporting.ngrams import NgramLine, ngram_lines
-from posbench.reporting.palette import Look, facts_of, looks
+from posbench.reporting.palette import Look, facts_of, looks, with_variants
 from posbench.reporting.probes import early_tokens, probe
 from posbench.reporting.published import Comparison, load_published, set_against
 from posbench.reporting.rates import OwnRates, own_rates
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.spikes import Gradients, gradients
 from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
+from posbench.reporting.variants import Variant, measure_variants
 from posbench.runs import Run, run_at
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Findings:
     frame: pd.DataFrame  # every run, one row each
     joined: Joined
     measurements: list[Measurement]
+    variants: list[Variant]  # schemes under other words, which have measurements by length
     ngrams: list[NgramLine]  # beside the schemes, where they are stored
     pairs: list[Pair]
     chain: Chain
@@ -60,7 +62,7 @@ class Findings:
     curves: pd.DataFrame  # scheme, seed, tokens, loss: the validation losses while training
     gradients: list[Gradients]  # of the runs that logged their largest norms
     rates: OwnRates | None  # None where no learning rate of a scheme's own was tried
-    looks: dict[str, Look]  # scheme -> how it is drawn
+    looks: dict[str, Look]  # scheme, or a variant's row -> how it is drawn
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
     notes: list[str]
@@ -78,6 +80,11 @@ class Findings:
     def schemes(self) -> list[str]:
         """The compared schemes, best first."""
         return self.chain.order
+
+    @property
+    def rows(self) -> list[str]:
+        """The compared schemes, best first, each with its rows under other words below it: of tables by length."""
+        return [row for s in self.schemes for row in (s, *(v.row for v in self.variants if v.scheme == s))]
 
     def at(self, protocol: str, length: int | None = None) -> dict[str, Measurement]:
         """The measurements of a protocol at a length (default: the training length), by scheme."""
@@ -124,8 +131,9 @@ def find(
     config, notes = example.config, [*joined.notes, *_damaged(frame)]
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
-    found = gather(runs, notes)
+    found, under = gather(runs, notes)
     measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
+    variants, read_under = measure_variants(under, found, joined, measurements, config.train.context_length, notes)
     schemes, seeds, losses = _matrix(joined, measurements)
 
     def test(losses: Floats, schemes: list[str]) -> list[Pair]:
@@ -143,7 +151,8 @@ def find(
         frame=frame,
         joined=joined,
         runs=runs,
-        measurements=measurements,
+        measurements=[*measurements, *read_under],
+        variants=variants,
         ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
         chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
@@ -156,7 +165,10 @@ def find(
         curves=curves,
         gradients=gradients(runs),
         rates=own_rates(Path(folder), joined, config, test, notes),
-        looks=looks({scheme: facts_of(config) for scheme, config in configs.items()}),
+        looks=with_variants(
+            looks({scheme: facts_of(config) for scheme, config in configs.items()}),
+            {variant.row: (variant.scheme, variant.under) for variant in variants},
+        ),
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],
         notes=notes,

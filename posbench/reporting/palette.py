@@ -79,9 +79,23 @@ def looks(schemes: Mapping[str, Facts]) -> dict[str, Look]:
     return {name: given[name] for name in schemes}
 
 
+def with_variants(looks: Mapping[str, Look], variants: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, Look]:
+    """... and of rows that are a scheme under words: its colour, dotted, with a marker that the words have everywhere.
+
+    Arguments: variants, row -> (scheme, words).
+    """
+    words = sorted({under for _, under in variants.values()})
+    marker = {under: _MARKERS[n % len(_MARKERS)] for n, under in enumerate(words)}
+    given = {row: Look(looks[scheme].colour, DOTTED, marker[under]) for row, (scheme, under) in variants.items()}
+    return {**looks, **given}
+
+
 @cache
 def _ours() -> dict[str, Facts]:
-    """The schemes of `conf/scheme`, by the order of their kinds. Those made of other schemes come in their turn."""
+    """The schemes of `conf/scheme`, by the order of their kinds, those under another kind of attention last.
+
+    Those made of other schemes come in their turn.
+    """
     import yaml
 
     from posbench.composition import choices, conf_dir
@@ -92,7 +106,8 @@ def _ours() -> dict[str, Facts]:
     facts = {row.name: facts_of(row) for row in rows}
     known = {name: each for name, each in facts.items() if each.is_relative is not None}
     kinds = list(SCHEMES)
-    return dict(sorted(known.items(), key=lambda item: (kinds.index(item[1].kind), item[0])))
+    attention = {row.name: bool(row.attention) for row in rows}
+    return dict(sorted(known.items(), key=lambda item: (attention[item[0]], kinds.index(item[1].kind), item[0])))
 
 
 def _free(name: str, facts: Facts, taken: Collection[Look], ours: Collection[Look]) -> Look:

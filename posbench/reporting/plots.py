@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from posbench.reporting.drawing import (
     style,
     tokens_text,
 )
-from posbench.reporting.palette import INK
+from posbench.reporting.palette import INK, with_variants
 from posbench.reporting.statistics import larger
-from posbench.reporting.tables import printable
+from posbench.reporting.tables import length_text, printable
+from posbench.runs.readings import row_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +48,9 @@ def draw_all(findings: Findings) -> dict[str, Figure]:
             figures["curves"] = curves(findings)
         for name, stem in by_lengths.items():
             figures[stem] = by_length(findings, name)
+        for name in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
+            if (length := _length_of_factors(findings, name)) is not None:
+                figures[f"factors-{name}"] = by_factor(findings, name, length)
         if {FIXED.name, NONOVERLAPPING.name} <= set(by_lengths):
             figures["protocols"] = protocols(findings)
         if not findings.probes[ORDER.name].empty:
@@ -114,7 +119,7 @@ def by_length(findings: Findings, protocol: str) -> Figure:
     lengths = findings.lengths(protocol)
     places = {n: findings.at(protocol, n) for n in lengths}
     series = {}
-    for scheme in findings.schemes:
+    for scheme in findings.rows:
         here = [n for n in lengths if scheme in places[n]]
         if here:
             series[scheme] = (here, [places[n][scheme].perplexity for n in here])
@@ -128,10 +133,49 @@ def by_length(findings: Findings, protocol: str) -> Figure:
     return figure
 
 
-def _perplexity_band(lengths: list[int], of_scheme: list[Measurement]) -> tuple[Any, Any, Any]:
+def _perplexity_band(lengths: Sequence[float], of_scheme: list[Measurement]) -> tuple[Any, Any, Any]:
     """A scheme's band by its changes."""
     low, high = (np.exp([m.loss.mean + sign * m.change_half for m in of_scheme]) for sign in (-1, 1))
     return lengths, low, high
+
+
+def _length_of_factors(findings: Findings, protocol: str) -> int | None:
+    """The longest length at which some rescaling was read by two factors or more; None where there is none."""
+    factors: dict[tuple[str, str | None, int], set[float]] = {}
+    for variant in (v for v in findings.variants if v.factor is not None):
+        for n in findings.lengths(protocol):
+            if variant.row in findings.at(protocol, n) and variant.factor is not None:
+                factors.setdefault((variant.scheme, variant.rescaling, n), set()).add(variant.factor)
+    return max((n for (_, _, n), read in factors.items() if len(read) > 1), default=None)
+
+
+def by_factor(findings: Findings, protocol: str, length: int) -> Figure:
+    """Perplexity at one length against the factor by which frequencies are rescaled; at factor 1 it is as trained."""
+    figure, (axes,) = new_figure(4.1)
+    there = findings.at(protocol, length)
+    points: dict[tuple[str, str], dict[float, Measurement]] = {}
+    for v in findings.variants:
+        if v.factor is not None and v.rescaling is not None and v.row in there:
+            of_row = points.setdefault((v.scheme, v.rescaling), {})
+            of_row.update({1.0: there[v.scheme]} if v.scheme in there else {})
+            of_row[v.factor] = there[v.row]
+    names = {key: row_name(key[0], [f"rescale={key[1]}"]) for key in points}
+    look = with_variants(findings.looks, {names[key]: (key[0], (f"rescale={key[1]}",)) for key in points})
+    ordered = {names[key]: sorted(of_row.items()) for key, of_row in points.items()}
+    xs = {name: [factor for factor, _ in line] for name, line in ordered.items()}
+    draw_lines(axes, {s: (xs[s], [m.perplexity for _, m in line]) for s, line in ordered.items()}, look)
+    log_numbers(axes)
+    draw_bands(axes, {s: _perplexity_band(xs[s], [m for _, m in line]) for s, line in ordered.items()}, look)
+    inside = length / findings.training_length
+    axes.set_xscale("log", base=2)
+    ticks = sorted({x for line in xs.values() for x in line} | {inside})
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.axvline(inside, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.set_xlabel(f"factor (dotted: {length_text(length)} / {length_text(findings.training_length)} tokens)")
+    axes.set_ylabel(f"perplexity at {length_text(length)} ({protocol})")
+    name_lines(figure, axes)
+    return figure
 
 
 def protocols(findings: Findings) -> Figure:

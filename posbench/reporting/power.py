@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 POWER = 0.80
 CAUTION = 0.80  # one-sided confidence of the difference that seeds are counted from
@@ -74,14 +75,20 @@ def cautious_differences(observed: float, spread: Spread, seeds: int) -> tuple[f
 
 def smallest_visible(spread: Spread, seeds: int, level: float, promised: float = POWER) -> float:
     """The true difference that `seeds` seeds find with probability `promised` at `level`, in the unit of `sd`."""
-    from scipy.optimize import brentq
-
     if seeds < 2 or math.isnan(spread.sd):
         return math.nan
-    unit, high = Spread(1.0, spread.borrowed), 1.0
+    return spread.sd * _visible_in_sds(spread.borrowed, seeds, level, promised)
+
+
+@cache
+def _visible_in_sds(borrowed: float, seeds: int, level: float, promised: float) -> float:
+    """`smallest_visible` as a multiple of the standard deviation: the same for all pairs of a table."""
+    from scipy.optimize import brentq
+
+    unit, high = Spread(1.0, borrowed), 1.0
     while power(high, unit, seeds, level) < promised:
         high *= 2
-    return float(spread.sd * brentq(lambda effect: power(effect, unit, seeds, level) - promised, 0.0, high))
+    return float(brentq(lambda effect: power(effect, unit, seeds, level) - promised, 0.0, high))
 
 
 def seeds_to_decide(effect: float, spread: Spread, level: float, promised: float = POWER) -> float:

@@ -75,7 +75,7 @@ def own_rates(folder: Path, joined: Joined, config: Config, test: Test, notes: l
         return OwnRates(config.train.lr, pilots) if pilots else None
     together = join(runs, joined.baseline)
     notes += [f"At its own rate, {each.scheme} seed {each.seed} is left out: {each.why}." for each in together.left_out]
-    held = gather({(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(together.runs)}, [])
+    held = gather({(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(together.runs)}, []).as_trained
     held = {key: [result for result in each if result.protocol == VALIDATION.name] for key, each in held.items()}
     there = {m.scheme: m for m in measure(held, together, config.train.context_length, notes)}
     names = list(there)

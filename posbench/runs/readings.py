@@ -23,6 +23,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,6 +73,24 @@ class Reading:
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
+
+
+def row_name(scheme: str, under: Sequence[str]) -> str:
+    """What a scheme is called in tables under words: `qk_rope · yarn`, `qk_rope · yarn x4`, `qk_rope · base=1e6`."""
+    parts = []
+    for word in sorted(under, key=lambda word: (not word.startswith("rescale="), not word.startswith("factor="), word)):
+        key, _, value = word.partition("=")
+        parts.append(value if key == "rescale" else f"x{value}" if key == "factor" else word)
+    return f"{scheme} · {' '.join(parts)}" if parts else scheme
+
+
+def variants(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of the values of words such as `rescale=pi,yarn`; a comma in brackets separates none."""
+    choices = []
+    for word in words:
+        key, _, values = word.partition("=")
+        choices.append([f"{key}={value}" for value in re.split(r",(?![^\[]*\])", values)] if "=" in word else [word])
+    return [tuple(combination) for combination in product(*choices)]
 
 
 def check_words(under: Sequence[str]) -> None:

@@ -214,15 +214,39 @@ class Run:
         return model.eval()
 
     def config_under(self, words: Sequence[str]) -> Config:
-        """The configuration with other words of its scheme. Raises: ConfigError for words that are none."""
+        """The configuration with other words of its scheme; those of its members where it has no such option.
+
+        Raises: ConfigError for words that are none.
+        """
         from omegaconf import OmegaConf
 
         from posbench.composition import checked
+        from posbench.schemes import with_option
 
         readings.check_words(words)
         mapping = self.config.to_mapping()
-        scheme = OmegaConf.merge(OmegaConf.create(mapping["scheme"]), OmegaConf.from_dotlist(list(words)))
-        return checked({**mapping, "scheme": OmegaConf.to_container(scheme)})
+        scheme = mapping["scheme"]
+        for word in words:
+            changed = OmegaConf.to_container(OmegaConf.from_dotlist([word]))
+            assert isinstance(changed, dict)
+            if "." in word.partition("=")[0]:
+                merged = OmegaConf.merge(OmegaConf.create(scheme), OmegaConf.create(changed))
+                scheme = OmegaConf.to_container(merged)
+            else:
+                [(option, value)] = changed.items()
+                scheme = with_option(scheme, str(option), value)
+        return checked({**mapping, "scheme": scheme})
+
+    def refusal_of(self, words: Sequence[str]) -> str | None:
+        """Why the scheme has no options such as the words, a sentence; None where it has them."""
+        from posbench.schemes import takes_option
+
+        row = self.config.scheme.to_mapping()
+        keys = [word.partition("=")[0] for word in words]
+        if any(key in ("rescale", "factor") and not takes_option(row, key) for key in keys):
+            return "it rotates nothing whose frequencies could be rescaled"
+        lacking = [key for key in keys if "." not in key and not takes_option(row, key)]
+        return f"{lacking[0]} is not an option of it" if lacking else None
 
 
 def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:

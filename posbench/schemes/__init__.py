@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbench.config import SchemeConfig
-from posbench.machine.plugins import Registry, check_options
+from posbench.machine.plugins import Registry, check_options, option_names
 from posbench.schemes.alibi import Alibi
 from posbench.schemes.base import At, Bias, Scheme, Shape, check_hooks
 from posbench.schemes.composite import Combined, Interleaved
@@ -31,7 +31,19 @@ from posbench.schemes.t5 import T5
 from posbench.schemes.transformer_xl import TransformerXL
 from posbench.schemes.xpos import XPos
 
-__all__ = ["SCHEMES", "At", "Bias", "Scheme", "Shape", "Turn", "build_scheme", "rotate", "turn"]
+__all__ = [
+    "SCHEMES",
+    "At",
+    "Bias",
+    "Scheme",
+    "Shape",
+    "Turn",
+    "build_scheme",
+    "rotate",
+    "takes_option",
+    "turn",
+    "with_option",
+]
 
 _OURS: dict[str, type[Scheme]] = {
     "nope": Scheme,
@@ -70,9 +82,36 @@ def build_scheme(config: SchemeConfig, shape: Shape) -> Scheme:
     return scheme(shape, **{name: _with_members(value, shape) for name, value in config.options.items()})
 
 
+def takes_option(row: Mapping[str, Any], option: str) -> bool:
+    """Whether a scheme, in the flat form of its YAML, has the option, or one of those that it is made of has."""
+    return _has(row, option) or any(takes_option(member, option) for value in row.values() for member in _rows(value))
+
+
+def with_option(row: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
+    """The row with its option set; where it has none such, those that it is made of have theirs set."""
+    if _has(row, option) or not takes_option(row, option):
+        return {**row, option: value}
+
+    def changed(member: Mapping[str, Any]) -> Mapping[str, Any]:
+        return with_option(member, option, value) if takes_option(member, option) else member
+
+    return {name: list(map(changed, _rows(part))) if _rows(part) else part for name, part in row.items()}
+
+
+def _has(row: Mapping[str, Any], option: str) -> bool:
+    kind = str(row.get("kind"))
+    return kind in SCHEMES and option in option_names(SCHEMES[kind])
+
+
+def _rows(option: Any) -> list[Mapping[str, Any]]:
+    """The option where it is a list of schemes, none otherwise."""
+    are_rows = isinstance(option, list) and all(isinstance(each, Mapping) and "kind" in each for each in option)
+    return option if are_rows else []
+
+
 def _with_members(option: Any, shape: Shape) -> Any:
     """The option, with schemes in place of a list of their mappings."""
-    if not (isinstance(option, list) and option and all(isinstance(m, Mapping) and "kind" in m for m in option)):
+    if not _rows(option):
         return option
     members: dict[str, Scheme] = {}
     keys = [json.dumps(member, sort_keys=True, default=str) for member in option]

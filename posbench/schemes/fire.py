@@ -48,14 +48,29 @@ class Fire(Scheme):
         c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
         by_distance = torch.log1p(c * distances(q, at))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
-        units = list(zip(self.hidden_weight[:, 0], self.hidden_bias, self.output_weight.unbind(1), strict=True))
-        output_bias = self.output_bias
+        knots, constants, slopes = self._pieces()
+        constants_of_heads, slopes_of_heads = constants.t().contiguous(), slopes.t().contiguous()  # [H, pieces]
 
         def mlp(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             share = by_distance[(i + at.query - (j + at.key)).clamp(min=0)] / by_query[i]  # later keys are masked
-            bias = output_bias[h]
-            for weight, hidden_bias, outputs in units:  # one after another: [H, T, T, hidden] would not fit
-                bias = bias + outputs[h] * F.relu(weight * share + hidden_bias)
-            return bias
+            piece = torch.zeros_like(share, dtype=torch.long)
+            for knot in knots:
+                piece = piece + (share > knot)
+            return constants_of_heads[h, piece] + slopes_of_heads[h, piece] * share
 
         return mlp
+
+    def _pieces(self) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The MLP as what it is, a line between each two of the points in [0, 1] where a unit sets in or stops.
+
+        So a score takes one line of its head, not all units: [H, T, T, hidden] never stands in memory.
+        Returns: the points, ascending, `hidden` of them; constants and slopes of the lines, [hidden + 1, H] each.
+        """
+        weight, bias = self.hidden_weight[:, 0], self.hidden_bias
+        with torch.no_grad():
+            knots = (-bias / weight).nan_to_num(0.0).clamp(0, 1).sort().values
+            ends = torch.cat((knots.new_zeros(1), knots, knots.new_ones(1)))
+            middles = (ends[1:] + ends[:-1]) / 2
+            active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # [pieces, hidden]
+        constants = (active * bias) @ self.output_weight.t() + self.output_bias
+        return list(knots), constants, (active * weight) @ self.output_weight.t()

@@ -8,6 +8,7 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
     kernel  V with O: is the output sum_j a_ij R_(j-i) v_j?
     future  do other tokens from t on leave the logits before t as they were?
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
+            (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those of `posbench.reference`, the definition?
     grad    are gradients of what the scheme learns, by every way of the kind, those of finite differences?
 
@@ -71,7 +72,8 @@ PROPERTIES = (
     Property("trip", measures.is_rotary, measures.round_trip, EXACT),
     Property("kernel", measures.has_offset_kernel, measures.offset_kernel, EXACT),
     Property("future", _always, measures.future, EXACT),
-    Property("decode", _always, measures.decode, EXACT),
+    Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
+    Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
     Property("grad", learns, gradients, SLOPE),
     Property("fp32", _always, _fp32, ROUNDINGS["fp32"]),
@@ -111,6 +113,7 @@ class Certificate:
     promised_relative: bool
     checks: tuple[Check, ...]
     defined: bool = True  # does `posbench.reference` define it?
+    is_streaming: bool = True  # as promised
     longest: int | None = None  # tokens up to which the scheme is defined; None: any length
 
     @property
@@ -165,7 +168,12 @@ def certify(config: Config) -> Certificate:
         result = wanted.measure(specimen)
         measured, where = result if isinstance(result, tuple) else (result, "")
         checks[wanted.name] = Check(wanted.name, measured, wanted.limit, wanted.at_least, where)
-    longest = specimen.wide.scheme.longest
+    scheme = specimen.wide.scheme
     return Certificate(
-        config.scheme.name, specimen.promises_relative, tuple(checks.values()), specimen.is_defined, longest
+        config.scheme.name,
+        specimen.promises_relative,
+        tuple(checks.values()),
+        specimen.is_defined,
+        scheme.is_streaming,
+        scheme.longest,
     )

@@ -128,11 +128,12 @@ def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
 def future(specimen: Specimen) -> float:
     """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
 
-    And when so many follow that attention runs another way.
+    And when so many follow that attention runs another way, unless the scheme says that their number matters.
     """
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
     before = model(tokens)
-    worst = distance(before, model(tokens.repeat(1, 5)[:, : model.scheme.longest])[:, :T])
+    more = tokens.repeat(1, 5 if model.scheme.is_streaming else 1)[:, : model.scheme.longest]
+    worst = distance(before, model(more)[:, :T])
     for t in (1, T // 2, T - 1):
         other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
         after = model(other)
@@ -140,6 +141,13 @@ def future(specimen: Specimen) -> float:
             return float("inf")
         worst = max(worst, distance(before[:, :t], after[:, :t]))
     return worst
+
+
+def growth(specimen: Specimen) -> float:
+    """How far the logits move when the window goes on to twice the training length and more."""
+    model, tokens, T = specimen.wide, specimen.tokens, specimen.length
+    times = 2 * -(-max(model.scheme.shape.context_length, T) // T)
+    return distance(model(tokens), model(tokens.repeat(1, times))[:, :T])
 
 
 def decode(specimen: Specimen) -> float:
@@ -192,14 +200,18 @@ def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator
 
 
 def _stretch(specimen: Specimen) -> float:
-    """How many times longer hooks make q and k, at least 1: scores are rounded in proportion (SSMax's grow with i).
-
-    Of channels that came in: those that a hook appends (Transformer-XL) were measured to need no allowance.
-    """
-    at, x = torch.arange(specimen.far, specimen.far + specimen.length), specimen.heads
-    stretch = 1.0
+    """How many times larger hooks make the products of q and k, at least 1: they are rounded in proportion (SSMax)."""
+    at, stretch = torch.arange(specimen.far, specimen.far + specimen.length), 1.0
     for scheme in specimen.schemes:
-        pos, D = scheme.prepare(at, specimen.length), scheme.shape.head_dim
-        longer = (getattr(scheme, site)(x[site], pos)[..., :D].norm() / x[site].norm() for site in "qk")
-        stretch = max(stretch, float(math.prod(longer)))
+        if not scheme.keeps_norms:
+            pos, D = scheme.prepare(at, specimen.length), scheme.shape.head_dim
+            q, k = specimen.heads["q"], specimen.heads["k"]
+            # Of the channels that came in: those that are appended were measured to need no allowance.
+            products = (_products(scheme.q(q, pos)[..., :D], scheme.k(k, pos)[..., :D]), _products(q, k))
+            stretch = max(stretch, products[0] / products[1])
     return stretch
+
+
+def _products(q: Tensor, k: Tensor) -> float:
+    """The mean size of `q_c k_c` at one position."""
+    return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

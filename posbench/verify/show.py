@@ -98,6 +98,11 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         "their hooks longer"
     )
     for row in certificates:
+        if not row.is_streaming:
+            yield (
+                f"{row.scheme}: not streaming: angles follow the length of the window, so decode is how far logits "
+                f"move when it grows, which must be above {APART:g}"
+            )
         if row.longest is not None:
             yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
         if not row.defined:

@@ -10,13 +10,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from posbench import reference
 from posbench.composition import compose
-from posbench.config import Config, ConfigError
+from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Decoder, build_model
-from posbench.schemes import At, Scheme
+from posbench.schemes import At, Scheme, takes_option, with_option
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
@@ -37,10 +38,27 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
     Raises: ConfigError for an unknown name.
     """
-    config = compose([f"scheme={scheme}", *MODEL, *overrides])
+    config = _composed(scheme, overrides)
     turns = config.scheme.options.get("layers")
     layers = max(config.model.num_layers, len(turns) if isinstance(turns, list) else 0)
     return replace(config, model=replace(config.model, num_layers=layers))
+
+
+def _composed(scheme: str, overrides: Sequence[str]) -> Config:
+    """With options of the scheme's class that its file does not name, such as `scheme.rescale=yarn`, set as well."""
+    options = [word for word in overrides if word.startswith("scheme.") and word.count(".", 0, word.find("=")) == 1]
+    others = [word for word in overrides if word not in options]
+    row = compose([f"scheme={scheme}", *MODEL, *others]).scheme.to_mapping() if options else {}
+    added = []
+    for word in options:
+        key = word.removeprefix("scheme.").partition("=")[0]
+        if key not in row and takes_option(row, key):
+            added.append(word)
+    config = compose([f"scheme={scheme}", *MODEL, *(word for word in overrides if word not in added)])
+    row = config.scheme.to_mapping()
+    for option, value in OmegaConf.from_dotlist([word.removeprefix("scheme.") for word in added]).items():
+        row = with_option(row, str(option), value)
+    return replace(config, scheme=SchemeConfig.from_mapping(row))
 
 
 def randomise(model: Decoder) -> None:

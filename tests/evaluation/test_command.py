@@ -78,5 +78,38 @@ def test_no_zero_has_a_minus() -> None:
         Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, True, pyarrow.table({}))
         for length, drop in {64: -0.00004, 128: -0.0006}.items()
     ]
-    _show(console, "demo", "retrieval", (), [Answer("demo", "nope", 0, result) for result in results])
+    _show(console, "demo", "retrieval", [Answer("demo", "nope", 0, result) for result in results])
     assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+ROWS = ("qk_rope", "nope", "rope_nope_interleaved")
+
+
+def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[..., Config]) -> None:
+    runs = {name: train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in ROWS}
+    console = Console(file=io.StringIO(), width=100)
+
+    def said(*names: str, under: tuple[str, ...]) -> str:
+        question = Question(lengths=(16, 64), protocols=("fixed",), under=under, device="cpu", dtype="float32")
+        start = console.file.tell()
+        evaluate_runs([runs[name] for name in names], question, console)
+        return console.file.getvalue()[start:]  # type: ignore[attr-defined]
+
+    text = said(*ROWS, under=("rescale=pi,yarn",))
+    notice = "--under rescale=pi,yarn cannot hold for nope: it rotates nothing whose frequencies could be rescaled"
+    assert text.count(f"{notice} (skipped: 1 of 3 runs)") == 1
+    for name in ("qk_rope", "rope_nope_interleaved"):
+        for rescaling in ("pi", "yarn"):
+            assert re.search(rf"\n{name} · {rescaling} +\d+\.\d\d +\d+\.\d\d\n", text)
+    stored = {each.reading.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
+    assert stored.keys() == {("rescale=pi",), ("rescale=yarn",)}
+    said(*ROWS, under=())
+    plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.reading == Reading("fixed", 64)]
+    again = said("qk_rope", under=("rescale=yarn", "factor=1"))
+    same = {each.reading: each for each in runs["qk_rope"].results()[0]}
+    assert same[Reading("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss and "yarn x1" in again
+    assert len({plain.loss, *(each.loss for each in stored.values())}) == 3
+    with pytest.raises(ConfigError, match=r"cannot hold for nope: it rotates nothing .*Name runs of a scheme"):
+        said("nope", under=("rescale=yarn",))
+    with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
+        said("qk_rope", under=("rescale=yarm",))

@@ -82,7 +82,7 @@ BIASED = [name for name in choices("scheme") if "bias" in build_model(certificat
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_a_bias_of_single_rows_is_that_of_blocks_of_them(name):
+def test_a_bias_of_single_rows_or_the_last_is_that_of_all(name):
     model = build_model(certificate_config(name), VOCAB)
     randomise(model)
     scheme = model.double().scheme.layer(0)
@@ -95,6 +95,11 @@ def test_a_bias_of_single_rows_is_that_of_blocks_of_them(name):
     rows = torch.arange(9)
     block = bias(torch.arange(2)[:, None, None, None], torch.arange(H)[:, None, None], rows[:5, None], rows[None, :])
     block = block.expand(2, H, 5, 9)
+    # A softmax would not notice what all keys of a query share, such as the gates until the query.
+    everything = At(scheme.prepare(torch.arange(first, first + 9), 9), first, first, 9)
+    of_all = scheme.bias(scheme.q(q, everything.pos), gate, everything)
+    b, h = torch.arange(2)[:, None, None, None], torch.arange(H)[:, None, None]
+    assert torch.allclose(block, of_all(b, h, rows[kept:, None], rows[None, :]), rtol=0, atol=1e-12)
     for place in [(0, 0, 0, 0), (1, 5, 2, 6), (1, 3, 4, 8), (0, 2, 3, 1)]:
         single = bias(*(torch.tensor(n) for n in place))
         assert single.shape == () and torch.allclose(single, block[place], rtol=0, atol=1e-12)

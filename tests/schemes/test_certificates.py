@@ -175,6 +175,10 @@ def test_a_shared_vector_without_a_gradient_is_noticed_and_named(monkeypatch):
     assert failures_of(certificate) == {"grad"}
 
 
+def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
+    assert certify(certificate_config("fire", ["train.context_length=1024"])).measured == "absolute"
+
+
 def test_what_learns_nothing_has_no_gradient_to_certify():
     assert certify(certificate_config("alibi"))["grad"].measured is None
 

@@ -48,6 +48,10 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     section = Section(table.title, words, [table, *changed], shown, short=f"Perplexity: {protocol.name}")
     if changed:
         section.words.append(_change_words(protocol))
+    here = {m.scheme for m in findings.measurements if m.protocol == protocol.name}
+    if any(variant.row in here for variant in findings.variants):
+        section.words.append(_VARIANTS)
+        section.pictures += pictures(drawn, f"factors-{protocol.name}", _FACTORS)
     if protocol.same_rows:
         section.words += _just_past(findings, protocol)
     if protocol is NONOVERLAPPING:
@@ -70,6 +74,14 @@ def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) ->
 _BANDS = (
     "Bands are by the change against the training length, where they have no width: the larger of its 95 % intervals "
     "over seeds and over documents."
+)
+_VARIANTS = (
+    "Rows with a dot, such as “qk_rope · yarn”, are the runs above them, read under other options of the scheme "
+    "without training again; their change is against the loss as trained."
+)
+_FACTORS = (
+    "The factor by which frequencies are rescaled, at one length: with the factor length / training length (dotted) "
+    "the longest position falls inside the trained range. At 1 the runs are read as trained."
 )
 _PROTOCOLS_CAPTION = (
     "The same runs by both protocols: loss against length, from the loss at the training length, by fixed targets "
@@ -106,7 +118,7 @@ def perplexity_table(findings: Findings, protocol: str) -> Table:
     lengths = findings.lengths(protocol)
     places = {length: findings.at(protocol, length) for length in lengths}
     headers = ["scheme", *(length_text(n) + ("*" if n == findings.training_length else "") for n in lengths)]
-    schemes = [s for s in findings.schemes if any(s in places[n] for n in lengths)]
+    schemes = [s for s in findings.rows if any(s in places[n] for n in lengths)]
     rows = [[s, *(_perplexity(places[n][s]) if s in places[n] else DASH for n in lengths)] for s in schemes]
     return Table(f"Perplexity by length in tokens: {protocol}", headers, rows)
 
@@ -123,7 +135,7 @@ def change_tables(findings: Findings, protocol: str) -> list[Table]:
     known = [m for n in lengths for m in places[n].values() if not math.isnan(m.change.mean)]
     if not known:
         return []
-    schemes = [s for s in findings.schemes if any(m.scheme == s for m in known)]
+    schemes = [s for s in findings.rows if any(m.scheme == s for m in known)]
     headers = ["scheme", *map(length_text, lengths)]
     title = f"change of the loss against {length_text(at)}: {protocol}"
 
