@@ -25,7 +25,7 @@ from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
 from posbench.model import build_model
-from posbench.size import training_flops_per_token
+from posbench.size import cache, num_parameters, training_flops_per_token
 from posbench.training.step import TrainingStep
 
 VOCAB_SIZE = 4096
@@ -100,8 +100,9 @@ def random_tokens(batch: int, length: int, device: Device) -> torch.Tensor:
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
     """Tokens per second of the training step of each scheme, at the model and batch that the overrides `words` name.
 
-    Returns: device, matrix-product rate (FLOP/s), and per scheme the median, least and most tokens per second,
-    MFU, seconds of each phase and of the first step (compilation included), and peak memory in bytes.
+    Returns: device, matrix-product rate (FLOP/s), and per scheme what it has by its definition (`sizes_of`), the
+    median, least and most tokens per second, MFU, seconds of each phase and of the first step (compilation included),
+    and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -115,9 +116,12 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
             contender.measure(steps)
-    flops = training_flops_per_token(first, VOCAB_SIZE)
+    sizes = {name: sizes_of(config, contenders[name], device.dtype) for name, config in configs.items()}
     datasheet_rate = next((rate for key, rate in DATASHEET.items() if key in device.describe()["name"]), None)
-    figures = {name: each.figures(flops, median(matmul_rates), datasheet_rate) for name, each in contenders.items()}
+    figures = {
+        name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates), datasheet_rate)
+        for name, each in contenders.items()
+    }
     base = next(iter(figures.values()))["tokens_per_second"]
     return {
         "what": "training step",
@@ -128,11 +132,22 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "batch_size": first.train.batch_size,
         "rounds": rounds,
         "steps_a_round": steps,
-        "flops_per_token": flops,
         "matmul_flops_per_second": median(matmul_rates),
         "schemes": {
             name: {**figure, "step_to_first": figure["tokens_per_second"] / base} for name, figure in figures.items()
         },
+    }
+
+
+def sizes_of(config: Config, contender: Contender, dtype: torch.dtype) -> dict[str, float]:
+    """What a scheme has by its definition: parameters, FLOPs of training a token, bytes that it keeps of the past."""
+    kept = cache(config, dtype)
+    of_scheme = sum(parameter.numel() for parameter in contender.step.model.scheme.parameters())
+    return {
+        "parameters": sum(num_parameters(config, VOCAB_SIZE).values()) + of_scheme,
+        "flops_per_token": training_flops_per_token(config, VOCAB_SIZE),
+        "cache_bytes_per_token": kept.bytes_per_token,
+        "state_bytes": kept.state_bytes,
     }
 
 
@@ -223,9 +238,9 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
         f"matrix products {rate:,.0f} GFLOP/s; times in ms, first step in s",
         highlight=False,
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # eleven columns within 80
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # nine columns within 80
     table.add_column("scheme", no_wrap=True)
-    for column in ("tokens/s", "least", "most", "ratio", "MFU", "forw.", "backw.", "optim.", "first", "MiB"):
+    for column in ("tokens/s", "least", "most", "ratio", "MFU", "forw.", "backw.", "optim."):
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in result["schemes"].items():
         phases = figures["phases_seconds"]
@@ -236,10 +251,23 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
             f"{figures['step_to_first']:.3f}",
             f"{100 * figures['mfu']:.1f}%",
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
-            f"{figures['first_step_seconds']:.1f}",
-            f"{figures['peak_memory_bytes'] / 2**20:,.0f}" if figures["peak_memory_bytes"] else "–",
         )
     console.print(table)
+    console.print(_sizes_table(result["schemes"]))
+
+
+def _sizes_table(schemes: dict[str, dict[str, Any]]) -> Table:
+    """What each has by its definition, and what its process took."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("scheme", no_wrap=True)
+    for column in ("parameters", "FLOPs/token", "cache B/token", "state B", "first", "MiB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, figures in schemes.items():
+        keys = ("parameters", "flops_per_token", "cache_bytes_per_token", "state_bytes")
+        memory = figures["peak_memory_bytes"]
+        took = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
+        table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *took)
+    return table
 
 
 def _show_evaluation(result: dict[str, Any], console: Console) -> None:

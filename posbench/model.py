@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         ats: dict[Scheme, At] = {}
         for scheme in (self.scheme, *self.schemes):
             if scheme not in ats:
-                prepared = _as_wide_as(self.embedding.weight.dtype, scheme.prepare(pos, length))
+                prepared = as_wide_as(self.embedding.weight.dtype, scheme.prepare(pos, length))
                 ats[scheme] = At(prepared, first, offset, length)
         x = self.scheme.embed(self.embedding(tokens), ats[self.scheme].pos)
         return x.to(self.compute_dtype or x.dtype), [ats[scheme] for scheme in self.schemes]
@@ -167,12 +167,12 @@ class Decoder(nn.Module):
         return F.cross_entropy(logits, targets, reduction="none")
 
 
-def _as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
+def as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
     """Floating tensors of what a scheme prepared, alone or in tuples, rounded to the weights' dtype."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):
-        parts = [_as_wide_as(dtype, part) for part in prepared]
+        parts = [as_wide_as(dtype, part) for part in prepared]
         return type(prepared)(*parts) if hasattr(prepared, "_fields") else tuple(parts)
     return prepared
 

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posbench.attention import build_kind
 from posbench.composition import compose, sweep_of
 from posbench.config import Config, ConfigError, nearest
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
+from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
 
 if TYPE_CHECKING:
@@ -175,10 +177,11 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
     from posbench.cross_entropy import CHUNK
 
     model, train = config.model, config.train
-    assert model.head_dim and model.num_kv_heads and model.ffn_dim
+    assert model.head_dim and model.ffn_dim
     parameters = num_parameters(config, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
-    heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim  # q, k, v and the rotated q and k
+    parts = build_kind(config.scheme, shape_of(config)).heads
+    heads = (sum(parts.values()) + parts.get("q", 0) + parts.get("k", 0)) * model.head_dim  # q, k, v; q, k rotated
     layer = 4 * model.d_model + heads + model.num_heads * model.head_dim + 3 * model.ffn_dim
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))

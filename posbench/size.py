@@ -1,4 +1,4 @@
-"""How large a decoder is: its parameters, and the operations that its definition needs, before it is built.
+"""How large a decoder is: its parameters, the operations that its definition needs, and what it keeps of the past.
 
 A model FLOP is one that the definition needs: 2 per matrix parameter and token forward, three times that with the
 backward pass; what mixing takes, the kind of attention says. Recomputation does not count.
@@ -6,10 +6,22 @@ backward pass; what mixing takes, the kind of attention says. Recomputation does
 
 from __future__ import annotations
 
-from posbench.attention import build_kind
+from dataclasses import dataclass
+
+import torch
+
+from posbench.attention import Kind, build_kind
 from posbench.config import Config
-from posbench.model import shape_of
-from posbench.schemes import build_scheme
+from posbench.model import as_wide_as, shape_of
+from posbench.schemes import At, Scheme, build_scheme
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a decoder keeps of one sequence, all layers together, as it reads token by token."""
+
+    bytes_per_token: float  # keys, values, gates
+    state_bytes: float  # of a recurrence, whatever the length
 
 
 def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
@@ -22,15 +34,42 @@ def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
 
 def forward_flops_per_token(config: Config, vocab_size: int, length: int) -> float:
     """Model FLOPs of the forward pass over windows of `length` tokens, per token."""
-    shape = shape_of(config)
-    kind, scheme = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
-    mixing = sum(kind.flops_per_token(length, scheme.layer(n)) for n in range(config.model.num_layers))
+    kind, schemes = _kind_and_schemes(config)
+    mixing = sum(kind.flops_per_token(length, scheme) for scheme in schemes)
     return 2.0 * (_matrices(config) + vocab_size * config.model.d_model) + mixing
 
 
 def training_flops_per_token(config: Config, vocab_size: int) -> float:
     """Model FLOPs of forward and backward over windows of the training length, per token."""
     return 3 * forward_flops_per_token(config, vocab_size, config.train.context_length)
+
+
+def cache(config: Config, dtype: torch.dtype = torch.bfloat16) -> Cache:
+    """What is kept where activations are of `dtype`. Not a formula: one layer's kind is given a token, and asked."""
+    kind, schemes = _kind_and_schemes(config)
+    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in schemes) for length in (1, 2))
+    return Cache(bytes_per_token=two - one, state_bytes=2 * one - two)
+
+
+@torch.no_grad()
+def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
+    """Bytes of the past of one layer that was made for `length` tokens, after the first."""
+    shape, past = kind.shape, kind.past(length)
+    at = At(as_wide_as(torch.float32, scheme.prepare(torch.arange(1), length)), 0, 0, length)
+    parts = {part: torch.zeros(1, heads, 1, shape.head_dim, dtype=dtype) for part, heads in kind.heads.items()}
+    q, k = parts.get("q"), parts.get("k")
+    v = k if kind.shared_kv else parts["v"]
+    assert v is not None
+    kind.mix(q, k, v, torch.zeros(1, 1, shape.d_model, dtype=dtype), scheme, at, past)
+    return past.num_bytes
+
+
+def _kind_and_schemes(config: Config) -> tuple[Kind, list[Scheme]]:
+    """The kind of attention, and the scheme of each layer."""
+    shape = shape_of(config)
+    with torch.random.fork_rng(devices=[]):  # what a scheme draws for itself is not drawn from the caller's numbers
+        scheme = build_scheme(config.scheme, shape)
+    return build_kind(config.scheme, shape), [scheme.layer(n) for n in range(config.model.num_layers)]
 
 
 def _matrices(config: Config) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from posbench.config import ConfigError
 from posbench.reporting.frame import records
 from posbench.reporting.joining import Joined
 from posbench.reporting.statistics import Floats, Interval, t_interval
+from posbench.runs import Run
+from posbench.size import Cache, cache
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,15 +33,18 @@ class Cost:
     training_flops: float  # of a run
     tokens_per_second: float  # median over seeds
     peak_memory_bytes: float  # mean of the runs that recorded it
+    cache_bytes_per_token: float  # what the model keeps of the past as it reads token by token
+    state_bytes: float  # ... whatever the length
 
     @property
     def tokens_per_parameter(self) -> float:
         return self.tokens / self.parameters
 
 
-def costs(joined: Joined) -> dict[str, Cost]:
-    """By scheme."""
+def costs(joined: Joined, caches: Mapping[str, Cache]) -> dict[str, Cost]:
+    """By scheme. Arguments: caches, from `caches_of`."""
     runs = joined.runs.groupby("scheme")
+    unknown = Cache(math.nan, math.nan)
     speeds = runs["tokens_per_second"].median()
     return {
         str(scheme): Cost(
@@ -46,9 +54,27 @@ def costs(joined: Joined) -> dict[str, Cost]:
             training_flops=float(of["training_flops"].mean()),
             tokens_per_second=float(speeds[scheme]),
             peak_memory_bytes=float(of["peak_memory_bytes"].mean()),
+            cache_bytes_per_token=caches.get(str(scheme), unknown).bytes_per_token,
+            state_bytes=caches.get(str(scheme), unknown).state_bytes,
         )
         for scheme, of in runs
     }
+
+
+def caches_of(runs: Mapping[tuple[str, int], Run]) -> dict[str, Cache]:
+    """What the model of each scheme keeps of the past, in the number format of its runs; not of one that is not known.
+
+    Arguments: runs, by scheme and seed.
+    """
+    caches = {}
+    for scheme, run in {scheme: run for (scheme, _), run in runs.items()}.items():
+        dtype = getattr(torch, str(run.manifest.device.get("dtype")), None)
+        try:
+            if isinstance(dtype, torch.dtype):
+                caches[scheme] = cache(run.config, dtype)
+        except ConfigError:  # a plug-in that is not installed here
+            continue
+    return caches
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
 from posbench.reporting.changes import with_changes
-from posbench.reporting.costs import Cost, EqualCompute, costs, equal_compute
+from posbench.reporting.costs import Cost, EqualCompute, caches_of, costs, equal_compute
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import Key, gather
@@ -160,7 +160,7 @@ def find(
         links=published_links(published, schemes) if published else [],
         probes=frames,
         early=early_tokens(measurements, frames[POSITION.name], found, config.train.context_length),
-        costs=costs(joined),
+        costs=costs(joined, caches_of(runs)),
         equal_compute=equal_compute(joined, curves),
         curves=curves,
         gradients=gradients(runs),

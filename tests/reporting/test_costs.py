@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ from posbench.reporting import report
 from posbench.reporting.costs import costs, equal_compute
 from posbench.reporting.findings import find
 from posbench.reporting.joining import Joined
+from posbench.reporting.sections.costs import cost_table
+from posbench.size import Cache
 
 TOKENS = 1000.0
 
@@ -69,8 +72,8 @@ def test_without_a_curve_there_is_no_gap_and_with_the_same_flops_no_view() -> No
 
 
 def test_speed_is_the_median_over_seeds() -> None:
-    found = costs(joined({"a": 7e9, "b": 7e9}))["b"]
-    assert (found.tokens_per_second, found.tokens_per_parameter) == (300, 2)
+    found = costs(joined({"a": 7e9, "b": 7e9}), {"b": Cache(1024, 0)})["b"]
+    assert (found.tokens_per_second, found.tokens_per_parameter, found.cache_bytes_per_token) == (300, 2, 1024)
 
 
 def said(folder: Path, output: Path) -> str:
@@ -84,11 +87,11 @@ def test_the_report_shows_what_a_loss_cost(own: Path, tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     text = said(own, tmp_path / "report")
     assert "All schemes took the same FLOPs to within 0.1%" in " ".join(text.split())
-    assert re.search(r"^nope +6,819,152 +0\.059 +1\.50e13 +20,150 +900$", text, re.MULTILINE)
+    assert re.search(r"^nope +6,819,152 +0\.059 +1\.50e13 +20,150 +900 +1,024$", text, re.MULTILINE)
     for seed in range(4):
         run_of(own, "nope", seed).update_manifest(training_flops=3.0e13)
     text = said(own, tmp_path / "report")
-    gap = re.search(r"^nope +\S+ +0\.059 +3\.00e13 +20,150 +900 +\+(0\.\d+) ± 0\.\d+\*$", text, re.MULTILINE)
+    gap = re.search(r"^nope +\S+ +0\.059 +3\.00e13 +20,150 +900 +1,024 +\+(0\.\d+) ± 0\.\d+\*$", text, re.MULTILINE)
     nope = find(own).at("validation", 256)["nope"].gap.mean
     assert gap and float(gap[1]) == pytest.approx(nope + 5.3 * (math.exp(-3) - math.exp(-6)), abs=0.01)
     assert "“*” marks an estimate" in text and "at 1.50e13 FLOPs" in text
@@ -106,3 +109,24 @@ def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path, tmp_path: P
     text = said(own, tmp_path / "report")
     assert re.search(r"^alibi +6,819,152 +0\.059 +– ", text, re.MULTILINE)
     assert "Not every run recorded its FLOPs, so schemes are not compared at equal compute." in " ".join(text.split())
+
+
+def test_a_scheme_of_another_size_is_named(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    assert "All schemes have as many parameters as qk_rope" in said(own, tmp_path / "report")
+    for seed in range(4):
+        sizes = run_of(own, "nope", seed).manifest.num_parameters
+        run_of(own, "nope", seed).update_manifest(num_parameters=sizes | {"body": sizes["body"] - 500_000})
+    text = " ".join(said(own, tmp_path / "report").split())
+    assert "Not all schemes have as many parameters as qk_rope: nope -7.3%." in text
+
+
+def test_a_recurrent_state_is_told_apart_from_what_grows(losses_only: Path) -> None:
+    found = find(losses_only)
+    scheme = found.schemes[0]
+    cost = dataclasses.replace(found.costs[scheme], cache_bytes_per_token=0.0, state_bytes=8704.0)
+    table = cost_table(dataclasses.replace(found, costs=found.costs | {scheme: cost}))
+    column = [name.replace("\n", " ") for name in table.headers].index("cache B a token")
+    assert table.rows[0][column] == "0 + 8,704"
+    unknown = dataclasses.replace(cost, cache_bytes_per_token=math.nan, state_bytes=math.nan)
+    assert cost_table(dataclasses.replace(found, costs=found.costs | {scheme: unknown})).rows[0][column] == "–"

@@ -145,8 +145,8 @@ def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp
         for seed, (speed, peak) in enumerate(zip([100.0, 1000.0, 300.0, 200.0], of_seeds, strict=True)):
             run_of(own, scheme, seed).update_manifest(costs=Costs(speed, None, peak))
     text = said(own, tmp_path, width=160)
-    assert re.search(r"^nope .* 250 +200$", text, re.MULTILINE)
-    assert re.search(r"^alibi .* 250 +–$", text, re.MULTILINE)
+    assert re.search(r"^nope .* 250 +200 +1,024$", text, re.MULTILINE)
+    assert re.search(r"^alibi .* 250 +– +1,024$", text, re.MULTILINE)
     assert "of the machine as it was, not of the scheme alone" in " ".join(text.split())
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 
+from posbench.reporting.costs import Cost
 from posbench.reporting.findings import Findings
 from posbench.reporting.tables import Table, flops_text, gap_text, rough, whole
+
+OTHER_SIZE = 0.005  # share of parameters from which a scheme is said to be of another size than the baseline
 
 
 def cost_table(findings: Findings) -> Table:
     """One row a scheme, in the order of the losses."""
     base, equal = findings.baseline, findings.equal_compute
     headers = ["scheme", "parameters", "tokens a\nparameter", "training\nFLOPs", "speed\ntokens/s"]
-    headers += ["memory\nMiB"]
+    headers += ["memory\nMiB", "cache\nB a token"]
     headers += [f"gap to {base}\nat {flops_text(equal.flops)} FLOPs"] if equal else []
     rows = []
     for scheme in findings.schemes:
         cost = findings.costs[scheme]
         row = [scheme, whole(cost.parameters), rough(cost.tokens_per_parameter), flops_text(cost.training_flops)]
         row += [whole(cost.tokens_per_second)]
-        row += [whole(cost.peak_memory_bytes / 2**20)]
+        row += [whole(cost.peak_memory_bytes / 2**20), _cache(cost)]
         if equal:
             gap = equal.gaps[scheme]
             estimate = "*" if equal.is_estimate(scheme, base) and not math.isnan(gap.mean) else ""
@@ -37,8 +40,31 @@ def cost_words(findings: Findings) -> list[str]:
         "not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that recorded it: "
         "on a CPU the first of each process) are of the machine as it was, not of the scheme alone: `posbench bench` "
         "compares them. So schemes are not compared at equal time.",
+        "Cache is what the model keeps of each token of a text that it reads token by token, all layers together, in "
+        "the number format of its run; “0 + n” is a recurrent state of n bytes at any length.",
+        _parameters(findings),
         _equal_compute(findings),
     ]
+
+
+def _cache(cost: Cost) -> str:
+    """`1,024`, `0 + 8,704` with a state, a dash where it is not known."""
+    state = f" + {whole(cost.state_bytes)}" if cost.state_bytes > 0 else ""
+    return whole(cost.cache_bytes_per_token) + state
+
+
+def _parameters(findings: Findings) -> str:
+    """Whether the schemes are of one size, and which are not."""
+    base = findings.baseline or findings.schemes[0]
+    one = findings.costs[base].parameters
+    shares = {scheme: findings.costs[scheme].parameters / one - 1 for scheme in findings.schemes}
+    others = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= OTHER_SIZE]
+    if not others:
+        return f"All schemes have as many parameters as {base}, to within {OTHER_SIZE:.1%}."
+    return (
+        f"Not all schemes have as many parameters as {base}: {', '.join(others)}. Their gaps are of size and position "
+        "together."
+    )
 
 
 def _equal_compute(findings: Findings) -> str:

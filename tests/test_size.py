@@ -1,0 +1,59 @@
+"""What a decoder has by its definition, for every kind of attention: counted by hand, and beside the built model."""
+
+import pytest
+import torch
+
+from posbench import compose
+from posbench.model import build_model
+from posbench.size import Cache, cache, forward_flops_per_token, num_parameters
+
+LAYERS, H, HKV, D, C, V = 2, 6, 2, 16, 48, 64
+MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num_kv_heads={HKV}", f"model.head_dim={D}")
+
+
+def config(scheme):
+    return compose([f"scheme={scheme}", *MODEL])
+
+
+@pytest.mark.parametrize(
+    "scheme, rows, state",  # rows of D numbers a token, and numbers of a state, in one layer
+    [
+        ("qk_rope", 2 * HKV, 0),
+        ("shared_kv_qk_rope", 2 * HKV, 0),
+        ("shared_kv_qkvo_rope", HKV, 0),
+        ("linear_alibi", 0, H * D * (D + 1)),
+        ("decay_vo_rope", 0, H * D),
+    ],
+)
+def test_what_is_kept_of_the_past_by_hand(scheme, rows, state):
+    assert cache(config(scheme)) == Cache(2 * LAYERS * rows * D, 4 * LAYERS * state)  # sums are float32 in bf16 too
+    assert cache(config(scheme), torch.float32) == Cache(4 * LAYERS * rows * D, 4 * LAYERS * state)
+
+
+@pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope"])
+def test_parameters_are_those_of_the_built_model(scheme):
+    counted = sum(num_parameters(config(scheme), V).values())
+    assert counted == sum(p.numel() for p in build_model(config(scheme), V).parameters())
+
+
+@pytest.mark.parametrize("scheme", ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope"])
+def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
+    def mixing(scheme, length):
+        weights = LAYERS * C * (D * sum({"q": H, "k": HKV, "v": HKV, "o": H}.values()))
+        if scheme.startswith("decay"):
+            weights = LAYERS * C * D * (HKV + H)
+        ffn = num_parameters(config("nope"), V)["body"] - LAYERS * C * D * (2 * H + 2 * HKV) - C * (2 * LAYERS + 1)
+        return forward_flops_per_token(config(scheme), V, length) - 2 * (weights + ffn + V * C)
+
+    assert mixing("qk_rope", 2048) == LAYERS * 2 * H * D * 2048
+    by_hand = LAYERS * (2 * H * D if scheme.startswith("decay") else 4 * H * D * (D + 1))
+    assert mixing(scheme, 128) == mixing(scheme, 32768) == by_hand
+
+
+def test_counting_draws_nothing_from_the_callers_random_numbers():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    for scheme in ("fox", "linear_qk_rope"):
+        cache(config(scheme))
+        forward_flops_per_token(config(scheme), V, 64)
+    assert torch.equal(torch.get_rng_state(), before)
