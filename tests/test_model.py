@@ -1,11 +1,12 @@
 """The decoder: the definition's logits on every path, and the same initial weights under every scheme."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from posbench import reference
-from posbench.attention.ways import attend
 from posbench.composition import choices, compose
 from posbench.config import ConfigError
 from posbench.model import build_model
@@ -22,12 +23,20 @@ def shared(model):
 
 
 def test_initial_weights_are_byte_equal_across_schemes_under_one_seed():
-    first = shared(build_model(compose(["scheme=nope", "model=tiny", "seed=5"]), VOCAB))
+    """Those that a scheme has: a kind of attention may lack queries, keys or values."""
+
+    def parts(scheme):
+        model = build_model(compose([f"scheme={scheme}", "model=tiny", "seed=5"]), VOCAB)
+        found = {}
+        for name, tensor in model.shared_parts():
+            found.setdefault(name, []).append(tensor.detach().numpy().tobytes())
+        return found
+
+    first = parts("nope")
     for name in choices("scheme"):
         torch.manual_seed(hash(name))  # the global stream is no part of it
-        other = shared(build_model(compose([f"scheme={name}", "model=tiny", "seed=5"]), VOCAB))
-        assert list(other) == list(first)
-        assert all(other[key].numpy().tobytes() == first[key].numpy().tobytes() for key in first), name
+        other = parts(name)
+        assert other == {part: first[part] for part in other} and len(other) >= len(first) - 2, name
 
 
 def test_initial_weights_differ_under_another_seed_and_by_name():
@@ -152,16 +161,17 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
 def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name):
     queries = []
 
-    def watched(q, *rest):
-        queries.append(q.shape[2])
-        return attend(q, *rest)
+    def watched(mix, q, k, v, x, *rest):
+        queries.append(x.shape[1])
+        return mix(q, k, v, x, *rest)
 
     config = compose([f"scheme={name}", *MODEL, "train.context_length=256"])
     model = build_model(config, VOCAB)
     randomise(model)
     model = model.double()
     for block in model.blocks:
-        block.attention.kind.way = watched
+        kind = block.attention.kind
+        kind.mix = partial(watched, kind.mix)
     tokens = torch.cat((random_tokens(150), random_tokens(150).flip(1)))
     with torch.no_grad():
         whole = model.hidden(tokens, offset=11)

@@ -148,7 +148,7 @@ def log_step(training: Training, tokens_per_second: float | None) -> None:
             "lr": learning_rate(state.steps_done - 1, train),
             **state.take_row(),
             "skipped_steps": state.skipped_steps,
-            "tokens_per_second": None if tokens_per_second is None else round(tokens_per_second, 1),
+            **({} if tokens_per_second is None else {"tokens_per_second": round(tokens_per_second, 1)}),
         },
     )
 

@@ -50,7 +50,8 @@ class TrainingProgress:
         if row["kind"] != "train":
             return
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
-        speed = "first step" if row["tokens_per_second"] is None else f"{_short(row['tokens_per_second'])} tok/s"
+        rate = row.get("tokens_per_second")
+        speed = "first step" if rate is None else f"{_short(rate)} tok/s"
         if not self.bar.disable:
             self.bar.update(self.task, loss=loss, speed=speed)
         elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:

@@ -207,9 +207,10 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
         fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
         **losses,
     )
+    speed = "" if costs.tokens_per_second is None else f", {costs.tokens_per_second:,.0f} tokens/s"
     training.notice(
         f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
-        f"bits/byte, {costs.tokens_per_second or 0:,.0f} tokens/s"
+        f"bits/byte{speed}"
     )
     initial = training.run.initial_loss
     if initial is not None and loss > initial:
