@@ -322,7 +322,8 @@ def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: P
 def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(cache: Path) -> None:
     config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
     corpus = prepare(config, quiet=True)
-    assert corpus.train.num_documents > 300 and corpus.validation.num_documents > 20 < corpus.test.num_documents
+    held_out = (corpus.validation.num_documents, corpus.test.num_documents)
+    assert corpus.train.num_documents > 300 and min(held_out) > 10  # Debian's Python lacks the library's tests: 19
     for split in ("validation", "test"):
         measured = corpus.overlap["splits"][split]
         assert measured["grams"] > 1000 and measured["share"] < 0.01, measured
