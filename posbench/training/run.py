@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -196,7 +196,6 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
     losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
-    training.tracker.summary({**losses, **asdict(costs)})
     training.run.update_manifest(
         status=runs.FINISHED,
         reason=None,
@@ -207,6 +206,7 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
         fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
         **losses,
     )
+    training.tracker.summary(training.run.manifest.figures)
     speed = "" if costs.tokens_per_second is None else f", {costs.tokens_per_second:,.0f} tokens/s"
     training.notice(
         f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "
