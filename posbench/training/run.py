@@ -89,9 +89,11 @@ def _train(
                 folder.begin(training)
                 with _tracked(training), bar.shown(done=training.state.steps_done):
                     device.reset_peak_memory()
-                    signals.waits = True
-                    train_steps(training)
-                    finish(training, device.peak_memory_bytes() if has_own_memory else None)
+                    # While a first step compiles there is nothing new to save, so a signal need not wait for its end.
+                    signals.waits = processes.size > 1 or not device.compiled
+                    with _stopped_where_interrupted(training):
+                        train_steps(training)
+                        finish(training, device.peak_memory_bytes() if has_own_memory else None)
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
 
 
@@ -153,6 +155,17 @@ def _reason_recorded(training: Training) -> Iterator[None]:
         raise explained from error
     except BaseException as error:
         _record_reason(training, error)
+        raise
+
+
+@contextmanager
+def _stopped_where_interrupted(training: Training) -> Iterator[None]:
+    """Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop."""
+    try:
+        yield
+    except Exception:
+        steps = training.state.steps_done
+        training.signals.raise_if_received(f"in step {steps + 1}: give the same command again to resume")
         raise
 
 
