@@ -45,6 +45,11 @@ class Words:
         """Other overrides beside the same folder."""
         return replace(self, overrides=tuple(overrides))
 
+    @property
+    def name_an_experiment(self) -> bool:
+        """Whether an experiment is chosen here, and not left at the default."""
+        return any(word.lstrip("+").startswith("experiment=") for word in self.overrides)
+
     def parsed(self) -> list[Override]:
         """What Hydra reads in the overrides. Raises: Hydra's OverrideParseException; ConfigError as `check_choices`."""
         return parse(self.overrides, self.folder)
