@@ -446,6 +446,74 @@ def pack(
 
 
 @app.command()
+def sample(
+    runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on with; empty: a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="How many are written at most.", min=1)] = 100,
+    temperature: Annotated[
+        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from so many likeliest tokens. Default: from all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawing.", min=0)] = 0,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Let trained models go on with a text: a look at what they have learnt, which `posbench eval` measures.
+
+    `posbench sample demo/vo_rope --prompt "def train("`
+    """
+    from posbench.runs.named import runs_named
+    from posbench.sampling import Drawing
+    from posbench.sampling import sample as draw
+
+    drawing, console = Drawing(temperature, top_k, seed), _console()
+    for run in runs_named([name or "." for name in runs], runs_dir):
+        written = draw(run, prompt, tokens, drawing)
+        _say_inert(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
+        console.print(_inert(prompt + written.text), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A finished run.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
+        ),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write a run's model and tokenizer as a Hugging Face folder, checked to give the same logits.
+
+    `posbench export demo/vo_rope/seed=0 vo_rope_hf`, and then `AutoModelForCausalLM.from_pretrained("vo_rope_hf")`
+    """
+    from posbench.huggingface import export_run
+    from posbench.runs.named import run_named
+
+    if "" in (run, str(folder)):
+        raise ConfigError("an empty name: posbench export RUN FOLDER")
+    written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
+    needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
+    console = _console()
+    console.print(f"{written.folder}: {written.class_name}{needs}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"its logits differ from posbench's by at most {written.difference:.1g} (the largest logit is "
+        f"{written.largest:.3g})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def schemes(
     runs: Annotated[
         list[str] | None,
