@@ -97,8 +97,8 @@ def _without_bars() -> Iterator[None]:
 def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:
     import transformers
 
-    length, special = config.train.context_length, special_tokens(tokenizer)
-    del special["pad_token_id"]  # as a model's padding a token would never learn again; `generate` has it
+    length = config.train.context_length
+    special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
     if stock is None:
         is_streaming = all(scheme.is_streaming for scheme in (model.scheme, *model.schemes))
         ours = PosbenchConfig.of(config, model.embedding.num_embeddings, use_cache=is_streaming, **special)

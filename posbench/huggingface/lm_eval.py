@@ -1,6 +1,6 @@
 """EleutherAI's lm-eval with our classes registered: `python -m posbench.huggingface.lm_eval` takes lm-eval's words.
 
-    python -m posbench.huggingface.lm_eval --model hf --model_args pretrained=FOLDER --tasks lambada_openai
+python -m posbench.huggingface.lm_eval --model hf --model_args pretrained=FOLDER --tasks lambada_openai
 """
 
 from __future__ import annotations
