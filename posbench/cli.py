@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from posbench.config import ConfigError
+from posbench.machine.children import shield_children
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ Names = Annotated[
 
 def main() -> None:
     """The console script."""
+    shield_children()
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
