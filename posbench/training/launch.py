@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from posbench.config import Config, ConfigError
 from posbench.machine.children import shield_children
+from posbench.machine.notices import say
 from posbench.machine.signals import Stopped, end_with
 from posbench.training.loop import Died
 
@@ -152,7 +153,8 @@ def _work(file: str) -> None:
     try:
         train(checked(mapping))
     except Stopped as stopped:
-        sys.stderr.write(f"{stopped}\n" if os.environ.get("RANK") == "0" else "")
+        if os.environ.get("RANK") == "0":
+            say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
 
 

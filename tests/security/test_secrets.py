@@ -155,7 +155,7 @@ def test_variables_that_are_no_secret_may_stand_in_a_configuration(
 )
 def test_a_sweep_of_a_file_looks_nothing_up(own: Callable[[str], list[str]], value: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("PGPASSWORD", PLAIN["PGPASSWORD"])
-    words = own(f"{{sweeper: {{params: {{experiment_name: "{value}"}}}}}}")
+    words = own(f'{{sweeper: {{params: {{experiment_name: "{value}"}}}}}}')
     with pytest.raises(ConfigError, match=r"hydra.sweeper.params.experiment_name=.*would look a value up") as refused:
         sweep_of(words)
     assert PLAIN["PGPASSWORD"] not in str(refused.value)
