@@ -457,8 +457,8 @@ def sample(
     drawing, console = Drawing(temperature, top_k, seed), _console()
     for run in runs_named([name or "." for name in runs], runs_dir):
         written = draw(run, prompt, tokens, drawing)
-        _say_inert(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
-        console.print(_inert(prompt + written.text), highlight=False, markup=False, soft_wrap=True)
+        _say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
+        console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
