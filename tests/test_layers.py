@@ -12,7 +12,7 @@ TIERS = (
     "cli",
     "plan bench tune",
     "reporting training",
-    "evaluation",
+    "evaluation huggingface sampling",
     "tracking verify",
     "runs",
     "size",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 import hydra
 from hydra.types import RunMode
@@ -19,6 +21,7 @@ from posbench.composition.sweep import params_of, settled
 from posbench.composition.sweeper import JobFailed, Outcome, Task
 from posbench.composition.words import Words, read_command, refuse_words
 from posbench.config import Config, ConfigError
+from posbench.machine.notices import inert
 from posbench.machine.signals import Stopped, environment_number
 
 
@@ -45,7 +48,9 @@ def run_application(
     if several := [str(override.input_line) for override in overrides if override.is_sweep_override()]:
         raise ConfigError(several_values(several[0]))
     if _shows(flags):
-        _hydra(program, _asked(flags), task)
+        with redirect_stdout(io.StringIO()) as shown:
+            _hydra(program, _asked(flags), task)
+        sys.stdout.write(inert(shown.getvalue()))
     else:
         job(typed(composed, given))
     return []

@@ -35,7 +35,7 @@ def composition(words: Words) -> DictConfig:
     """What Hydra makes of the words, checked, with its own `hydra` part. Raises: ConfigError."""
     with explained(words):
         mapping = composed(words)
-    check_composed(mapping)
+    check_composed(mapping, words.given())
     return mapping
 
 

@@ -142,7 +142,7 @@ class PosbenchSweeper(Sweeper):
 
     def _composed(self, words: Sequence[str]) -> DictConfig:
         composed = self.loader.load_sweep_config(self.master, list(words))
-        check_composed(composed)
+        check_composed(composed, self.task.words.given())
         return composed
 
     @property

@@ -24,6 +24,7 @@ from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
+from posbench.machine.terminal import Terminal
 from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs
@@ -54,7 +55,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
         run = Run(runs.run_folder(config))
         echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
-            console = console or Console(stderr=True, quiet=not processes.is_first)
+            console = console or Terminal(stderr=True, quiet=not processes.is_first)
             _train(config, run, processes, signals, console, observe)
             return run
 
