@@ -144,6 +144,7 @@ def test_ctrl_c_still_tells_what_failed_before(
     ]
 
 
+@pytest.mark.slow
 def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: list[str]) -> None:
     words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]

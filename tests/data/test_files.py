@@ -204,6 +204,7 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
     sparse(tmp_path / "long.jsonl", LONG, 4 << 30)
     code = (

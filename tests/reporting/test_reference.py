@@ -37,6 +37,7 @@ def same(a: str, b: str) -> bool:
         return a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", REPORTED, ids=lambda path: path.name)
 def test_a_committed_table_is_what_its_runs_say(folder: Path, tmp_path: Path) -> None:
     report(folder, against="kexue-10862", output=tmp_path, console=Console(file=io.StringIO()))
@@ -48,6 +49,7 @@ def test_a_committed_table_is_what_its_runs_say(folder: Path, tmp_path: Path) ->
             assert not [(key, ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])]
 
 
+@pytest.mark.slow
 def test_the_committed_trend_is_what_its_runs_say(tmp_path: Path) -> None:
     trend_report([FOLDER / name for name in LADDER], output=tmp_path, console=Console(file=io.StringIO()))
     for name in ("trend.csv", "links.csv"):
