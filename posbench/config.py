@@ -514,6 +514,9 @@ class TrackingConfig:
     backend: str = "none"  # none | wandb
     project: str = "posbench"
     entity: str | None = None
+    name: str | None = None  # of the wandb run; null: <scheme>/seed=<seed>
+    tags: list[str] = field(default_factory=list)  # beside scheme, model and data
+    notes: str | None = None
     init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline
 
     def __post_init__(self) -> None:

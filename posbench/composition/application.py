@@ -41,7 +41,7 @@ def run_application(
     with explained(given):
         overrides = given.parsed()
     composed = composition(given.only(settled(overrides)))
-    refuse_words([f"{key}={value}" for key, value in params_of(composed).items()])
+    refuse_words([f"{key}={value}" for key, value in params_of(composed, given).items()])
     task = Task(job, say, given)
     if flags.multirun or (composed.hydra.mode == RunMode.MULTIRUN and not (flags.run or _shows(flags))):
         return _sweep(program, task)
