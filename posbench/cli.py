@@ -16,17 +16,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posbench.config import ConfigError
+from posbench.machine.children import shield_children
+from posbench.machine.notices import UNREAD, say, to_nobody
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from posbench.config import Config
+    from posbench.machine.terminal import Terminal
 
 app = typer.Typer(
     name="posbench",
@@ -51,6 +52,7 @@ Names = Annotated[
 
 def main() -> None:
     """The console script."""
+    shield_children()
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -90,7 +92,8 @@ def _explained() -> Iterator[None]:
             _say("stopped")
         raise
     except BrokenPipeError:
-        _end_unread()
+        to_nobody(sys.stdout)
+        raise SystemExit(UNREAD) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         what = "see to that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where"
@@ -104,37 +107,21 @@ def _explained() -> Iterator[None]:
 def _fail(error: Exception, status: int, message: str = "") -> None:
     if os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
         raise error
-    _say(f"posbench: {_inert(message or str(error))}")
+    _say(f"posbench: {message or error}")
     raise SystemExit(status) from None
 
 
-def _inert(text: str) -> str:
-    """Without control characters, which a terminal would obey: they are shown as `\\x1b`."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
 def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n")
+    """A line for a person, without secrets of the environment that were typed and are repeated."""
+    from posbench.composition.credentials import scrub
+
+    say(scrub(text))
 
 
-def _say_inert(text: str) -> None:
-    _say(_inert(text))
+def _console(for_show: bool = True) -> Terminal:
+    from posbench.machine.terminal import Terminal
 
-
-def _end_unread() -> NoReturn:
-    """Exit as a shell's own commands do where nobody reads what they print any more (`posbench report | head -1`)."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(141) from None
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:
-            _end_unread()
-
-    return Terminal()
+    return Terminal(for_show=for_show)
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
@@ -177,11 +164,11 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     try:
         from posbench.composition import run_application
 
-        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say_inert)
+        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
     for failure in failures:
-        _say_inert(f"posbench: {failure}")
+        _say(f"posbench: {failure}")
     if failures:
         raise SystemExit(1)
 
@@ -243,7 +230,7 @@ def tune(
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, _say_inert, _console(), seed, fraction)
+    tune_rates(_words(words, ctx, config_dir), _train_job, _say, _console(for_show=False), seed, fraction)
 
 
 @app.command(context_settings=HYDRA)
@@ -256,7 +243,7 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
     from posbench.data.overlap import overlap_lines
 
     corpus = prepare_text(config, notice=_say)
-    console = _console()
+    console = _console(for_show=False)
     console.print(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries",
         highlight=False,
@@ -340,7 +327,7 @@ def evaluate(
         again=again,
         piece=piece,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(), named=bool(runs), jobs=jobs)
+    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(for_show=False), named=bool(runs), jobs=jobs)
 
 
 @app.command()
@@ -410,6 +397,27 @@ def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     return folder
 
 
+@app.command(name="ls")
+def list_runs(
+    runs: Names = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """List runs: state, tokens, loss, lengths evaluated, size on disk, age.
+
+    Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
+    """
+    from posbench import listing
+    from posbench.runs.named import runs_named
+
+    rows = listing.list_runs(runs_named(runs or [], runs_dir))
+    if as_json:
+        typer.echo(listing.as_json(rows))
+    else:
+        listing.show(rows, _console())
+    raise SystemExit(listing.exit_status(rows))
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
@@ -437,12 +445,80 @@ def pack(
 
     if "" in (experiment, str(output)):
         raise ConfigError("an empty name: posbench pack EXPERIMENT OUTPUT")
-    console = _console()
-    files = write_pack(experiment_named(experiment, runs_dir), output, _say_inert)
+    console = _console(for_show=False)
+    files = write_pack(experiment_named(experiment, runs_dir), output, _say)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{sum(sizes):>12,} bytes in {len(files)} files", highlight=False)
+
+
+@app.command()
+def sample(
+    runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on with; empty: a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="How many are written at most.", min=1)] = 100,
+    temperature: Annotated[
+        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from so many likeliest tokens. Default: from all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawing.", min=0)] = 0,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Let trained models go on with a text: a look at what they have learnt, which `posbench eval` measures.
+
+    `posbench sample demo/vo_rope --prompt "def train("`
+    """
+    from posbench.runs.named import runs_named
+    from posbench.sampling import Drawing
+    from posbench.sampling import sample as draw
+
+    drawing, console = Drawing(temperature, top_k, seed), _console()
+    for run in runs_named([name or "." for name in runs], runs_dir):
+        written = draw(run, prompt, tokens, drawing)
+        _say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
+        console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A finished run.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
+        ),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write a run's model and tokenizer as a Hugging Face folder, checked to give the same logits.
+
+    `posbench export demo/vo_rope/seed=0 vo_rope_hf`, and then `AutoModelForCausalLM.from_pretrained("vo_rope_hf")`
+    """
+    from posbench.huggingface import export_run
+    from posbench.runs.named import run_named
+
+    if "" in (run, str(folder)):
+        raise ConfigError("an empty name: posbench export RUN FOLDER")
+    written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
+    needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
+    console = _console()
+    console.print(f"{written.folder}: {written.class_name}{needs}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"its logits differ from posbench's by at most {written.difference:.1g} (the largest logit is "
+        f"{written.largest:.3g})",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -533,7 +609,7 @@ def bench(
     from posbench.evaluation import parse_length
 
     lengths = [parse_length(length) for length in evaluate or []]
-    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, _console())
+    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, _console(for_show=False))
 
 
 def _version(wanted: bool) -> None:

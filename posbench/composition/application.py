@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 import hydra
 from hydra.types import RunMode
@@ -19,6 +21,7 @@ from posbench.composition.sweep import params_of, settled
 from posbench.composition.sweeper import JobFailed, Outcome, Task
 from posbench.composition.words import Words, read_command, refuse_words
 from posbench.config import Config, ConfigError
+from posbench.machine.notices import inert
 from posbench.machine.signals import Stopped, environment_number
 
 
@@ -38,14 +41,16 @@ def run_application(
     with explained(given):
         overrides = given.parsed()
     composed = composition(given.only(settled(overrides)))
-    refuse_words([f"{key}={value}" for key, value in params_of(composed).items()])
+    refuse_words([f"{key}={value}" for key, value in params_of(composed, given).items()])
     task = Task(job, say, given)
     if flags.multirun or (composed.hydra.mode == RunMode.MULTIRUN and not (flags.run or _shows(flags))):
         return _sweep(program, task)
     if several := [str(override.input_line) for override in overrides if override.is_sweep_override()]:
         raise ConfigError(several_values(several[0]))
     if _shows(flags):
-        _hydra(program, _asked(flags), task)
+        with redirect_stdout(io.StringIO()) as shown:
+            _hydra(program, _asked(flags), task)
+        sys.stdout.write(inert(shown.getvalue()))
     else:
         job(typed(composed, given))
     return []

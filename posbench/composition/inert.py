@@ -9,14 +9,15 @@ Everything here raises ConfigError.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import getitem
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from posbench.composition.credentials import scrub
+from posbench.composition.credentials import has_telling_form, scrub, variables_in
 from posbench.config import ConfigError
 
 SWEEPER = "hydra_plugins.posbench_sweeper.PosbenchSweeper"
@@ -37,10 +38,15 @@ _SETTLED: dict[str, Any] = {
 }
 
 
-def check_composed(composed: DictConfig) -> None:
-    """Hold what Hydra composed, with its own `hydra` part, to plain data and to the settings of conf/config.yaml."""
+def check_composed(composed: DictConfig, given: Iterable[tuple[str, Any]]) -> None:
+    """Hold what Hydra composed, with its own `hydra` part, to plain data and to the settings of conf/config.yaml.
+
+    Arguments: given, the keys and values of the command line: a launcher takes text from there alone.
+    """
     plain: Any = OmegaConf.to_container(composed, resolve=False)
     hydra = plain.pop("hydra")
+    for key, value in _leaves(hydra, "hydra"):
+        _refuse_lookup(key, value)
     for name, settled in _SETTLED.items():
         value = reduce(getitem, name.split("."), hydra)
         if value != settled:
@@ -48,12 +54,43 @@ def check_composed(composed: DictConfig) -> None:
                 f"hydra.{name}={value!r}, which a YAML file sets, could run code or write elsewhere: remove it "
                 "(an experiment may set hydra.sweeper.params and hydra.launcher)"
             )
+    target_of_launcher = hydra["launcher"].get("_target_")
     for plugin in (hydra["launcher"], hydra["sweeper"]):
         if not str(target := plugin.pop("_target_")).startswith(_PLUGINS):
             refuse_code("_target_", f"_target_={target}")
         for key, value in _leaves(plugin):
             refuse_code(key, f"{key}={value!r}")
+    _refuse_launcher_text(hydra["launcher"], target_of_launcher, given)
     check_inert(plain)
+
+
+def _refuse_launcher_text(launcher: dict[str, Any], target: Any, given: Iterable[tuple[str, Any]]) -> None:
+    """Refuse text in a launcher's settings, which becomes lines of a shell (setup) or options of a job.
+
+    Numbers of settings that the plug-in has may stand in a file; its own defaults and what the command line says may be
+    text.
+    """
+    on_command_line = {key for name, value in given for key, _ in _leaves(value, name)}
+    defaults = dict(_leaves(_defaults_of_launcher(target)))
+    for key, value in _leaves(launcher):
+        name = f"hydra.launcher.{key}"
+        is_number = key in defaults and not isinstance(value, str)
+        if not (is_number or defaults.get(key) == value or name in on_command_line):
+            name = name if name.isprintable() else ascii(name)
+            raise ConfigError(
+                f"{name}={value!r}, which a YAML file sets, could become a command of a job: remove it there, and give "
+                f"it on the command line if you mean it ({name}=...); files may set numbers of a launcher"
+            )
+
+
+def _defaults_of_launcher(target: Any) -> dict[str, Any]:
+    """The settings that the plug-in of that class registered with Hydra; none where nobody did."""
+    store = ConfigStore.instance()
+    for name in store.list("hydra/launcher"):
+        node: Any = OmegaConf.to_container(store.load(f"hydra/launcher/{name}").node, resolve=False)
+        if node.pop("_target_", None) == target:
+            return dict(node)
+    return {}
 
 
 def check_inert(mapping: Any, resolved: bool = False) -> None:
@@ -65,17 +102,33 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
         if isinstance(value, int) and abs(value) >= 1 << 64:
             raise ConfigError(f"{key} is out of range: no setting takes a number of more than 64 bits")
         refuse_code(key, f"{key}={value!r}")
-        if not isinstance(value, str):
+        _refuse_lookup(key, value, resolved)
+        _refuse_credential(key, value, resolved)
+
+
+def _refuse_lookup(key: str, value: Any, resolved: bool = False) -> None:
+    if isinstance(value, str) and "${" in (value if resolved else _REFERENCE.sub("", value)):
+        raise ConfigError(
+            f"{key}={value!r} would look a value up when it is read: write the value itself "
+            "(only another field, such as ${experiment.name}, may stand in braces)"
+        )
+
+
+def _refuse_credential(key: str, value: Any, resolved: bool) -> None:
+    """`resolved`: what was read from a run folder is not held to the reader's environment."""
+    for text in (key, value):
+        if not isinstance(text, str):
             continue
-        if "${" in (value if resolved else _REFERENCE.sub("", value)):
+        if has_telling_form(text):
             raise ConfigError(
-                f"{key}={value!r} would look a value up when it is read: write the value itself "
-                "(only another field, such as ${experiment.name}, may stand in braces)"
+                f"{scrub(key)} contains what looks like a key or a password, and configurations are written to files "
+                "and to the tracker: remove it (hf auth login and wandb login keep theirs elsewhere)"
             )
-        if scrub(value) != value:
+        if not resolved and (variables := variables_in(text)):
             raise ConfigError(
-                f"{key} contains what looks like a key or a password, and configurations are written to files and to "
-                "the tracker: remove it (hf auth login and wandb login keep theirs elsewhere)"
+                f"{scrub(key)} contains the value of {variables[0]} in the environment, which may be a secret, and "
+                "configurations are written to files and to the tracker: remove it. If it is none, give the command "
+                f"without that variable: env -u {variables[0]} posbench ..."
             )
 
 

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench.composition.compose import typed
 from posbench.composition.inert import check_composed
-from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, swept_values
+from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, params_of, swept_values
 from posbench.composition.words import Words
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
@@ -100,8 +100,8 @@ class PosbenchSweeper(Sweeper):
     """Composes all jobs, checks each, says what will run, refuses two jobs of one folder, then launches them."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
+        """Hydra's settings of a sweeper; `params` are read from the whole configuration (`params_of`)."""
         self.max_batch_size = max_batch_size
-        self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Called by Hydra before `sweep`."""
@@ -113,11 +113,11 @@ class PosbenchSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs that the words `arguments` and the experiment's own sweep name.
+        """Run the jobs that the words `arguments` name, and the sweep of an experiment that they name.
 
         Raises: ConfigError before the first job, for what is refused.
         """
-        values = swept_values(self.params, self.task.words.only(arguments), self.loader)
+        values = swept_values(params_of(self.master, self.task.words), self.task.words.only(arguments), self.loader)
         trunks = jobs_of(values)
         if not trunks:
             none = " ".join(word for word in arguments if "," in word or "(" in word)
@@ -142,7 +142,7 @@ class PosbenchSweeper(Sweeper):
 
     def _composed(self, words: Sequence[str]) -> DictConfig:
         composed = self.loader.load_sweep_config(self.master, list(words))
-        check_composed(composed)
+        check_composed(composed, self.task.words.given())
         return composed
 
     @property

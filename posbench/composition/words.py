@@ -10,6 +10,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
@@ -44,6 +45,15 @@ class Words:
     def only(self, overrides: Iterable[str]) -> Words:
         """Other overrides beside the same folder."""
         return replace(self, overrides=tuple(overrides))
+
+    @property
+    def name_an_experiment(self) -> bool:
+        """Whether an experiment is chosen here, and not left at the default."""
+        return any(word.lstrip("+").startswith("experiment=") for word in self.overrides)
+
+    def given(self) -> list[tuple[str, Any]]:
+        """Each override as a key and its value. Raises: as `parsed`."""
+        return [(override.key_or_group, override.value()) for override in self.parsed()]
 
     def parsed(self) -> list[Override]:
         """What Hydra reads in the overrides. Raises: Hydra's OverrideParseException; ConfigError as `check_choices`."""

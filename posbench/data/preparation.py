@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,15 +24,11 @@ from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
 from posbench.data.sources import SOURCES, Source
 from posbench.data.tokenization import file_content
 from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
+from posbench.machine.notices import say
 
 Notice = Callable[[str], None]
 # Fields that do not decide what the text is; the source's identity has the paths, looked up.
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
-
-
-def say(message: str) -> None:
-    """Print to standard error."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def prepare(config: Config, quiet: bool = False, notice: Notice = say) -> Corpus:

@@ -103,9 +103,9 @@ class _Notices:
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:<32}"),
+        TextColumn("{task.description:<32}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("{task.fields[doing]}", markup=False),
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -227,9 +227,8 @@ def calibration_table(rates: list[Rate], title: str = "Calibration of the statis
 
 
 if __name__ == "__main__":
-    from rich.console import Console
-
+    from posbench.machine.terminal import Terminal
     from posbench.reporting.tables import print_table
 
-    print_table(calibration_table(calibrate()), Console())
-    print_table(calibration_table(beyond(), "Where one scheme's noise is not symmetric"), Console())
+    print_table(calibration_table(calibrate()), Terminal())
+    print_table(calibration_table(beyond(), "Where one scheme's noise is not symmetric"), Terminal())

@@ -25,14 +25,14 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
 
     Raises: ConfigError for fewer than two runs, or a folder that holds none.
     """
-    from rich.console import Console
+    from posbench.machine.terminal import Terminal
 
     runs = [load_run(path) for path in dict.fromkeys(map(Path, paths))]
     if len(runs) < 2:
         raise ConfigError(
             "one run is nothing to compare: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0"
         )
-    console = console or Console()
+    console = console or Terminal()
     names = _names(runs)
     rows = [row(run) for run in runs]
     settings = [_flat(run.config.to_mapping()) for run in runs]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,11 +48,19 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def style() -> AbstractContextManager[None]:
-    """matplotlib's settings for our figures, for as long as they are drawn and saved."""
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's settings for our figures, for as long as they are drawn and saved.
+
+    They begin from its defaults: a `matplotlibrc` of the working folder, which could have text set by LaTeX, is not
+    obeyed.
+    """
     import matplotlib
 
-    return matplotlib.rc_context(_STYLE)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
 
 
 def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:

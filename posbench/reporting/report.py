@@ -40,9 +40,9 @@ def report(
     pairs that are corrected together; margin of equivalence in nats/token.
     Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
     """
-    from rich.console import Console
+    from posbench.machine.terminal import Terminal
 
-    console = console or Console()
+    console = console or Terminal()
     findings = find(folder, baseline, against, family, margin)
     target = Path(output) if output else Path(folder) / "report"
     figures = plots.draw_all(findings)
@@ -67,7 +67,7 @@ def trend_report(
     Arguments: output, where files go (default: `trend` in the first folder); the others as of `report`.
     Raises: ConfigError as `report`, and where the experiments cannot be compared, naming the field that differs.
     """
-    from rich.console import Console
+    from posbench.machine.terminal import Terminal
 
     trend = find_trend(folders, baseline, against, family, margin)
     figures = trend_plots.draw_trend(trend)
@@ -79,7 +79,7 @@ def trend_report(
     name = f"trend of {', '.join(point.name for point in trend.points)}"
     target = Path(output) if output else Path(folders[0]) / "trend"
     tables = spreadsheet.trend_frames(trend)
-    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Console())
+    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Terminal())
 
 
 def _publish(

@@ -46,7 +46,7 @@ def uploaded(recordings: Iterable[Path]) -> tuple[dict[str, Any], int]:
     rows = 0
     by_time = sorted(filter(is_uploaded, recordings), key=lambda path: path.name.removeprefix("offline-"))
     for folder in by_time:
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(folder)]
+        command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--summary", "--json", str(folder)]
         answer = subprocess.run(command, capture_output=True, timeout=60, check=True)
         recorded = json.loads(answer.stdout)["summary"]
         here = recorded.get("_step", -1) + 1

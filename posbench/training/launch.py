@@ -21,6 +21,8 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
 from posbench.config import Config, ConfigError
+from posbench.machine.children import shield_children
+from posbench.machine.notices import say
 from posbench.machine.signals import Stopped, end_with
 from posbench.training.loop import Died
 
@@ -44,6 +46,7 @@ def launch(config: Config) -> None:
     from posbench.data import prepare
 
     _check(config)
+    shield_children()
     prepare(config)  # once, before several processes would do it
     folder = runs.run_folder(config)
     # The cores are divided among the processes, as torchrun advises; a number that the user has set stays.
@@ -150,7 +153,8 @@ def _work(file: str) -> None:
     try:
         train(checked(mapping))
     except Stopped as stopped:
-        sys.stderr.write(f"{stopped}\n" if os.environ.get("RANK") == "0" else "")
+        if os.environ.get("RANK") == "0":
+            say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
 
 

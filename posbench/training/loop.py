@@ -89,6 +89,7 @@ def train_steps(training: Training) -> None:
             fetch_losses(training)
             state.first_step_seconds += watch.leave_out()
             logged = state.steps_done
+            training.signals.waits = True
         else:
             state.timed_steps += 1
         training.bar.advance(state.steps_done)

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
+from posbench.machine.terminal import Terminal
 from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs
@@ -54,7 +55,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
         run = Run(runs.run_folder(config))
         echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
-            console = console or Console(stderr=True, quiet=not processes.is_first)
+            console = console or Terminal(stderr=True, quiet=not processes.is_first)
             _train(config, run, processes, signals, console, observe)
             return run
 
@@ -89,9 +90,11 @@ def _train(
                 folder.begin(training)
                 with _tracked(training), bar.shown(done=training.state.steps_done):
                     device.reset_peak_memory()
-                    signals.waits = True
-                    train_steps(training)
-                    finish(training, device.peak_memory_bytes() if has_own_memory else None)
+                    # While a first step compiles there is nothing new to save, so a signal need not wait for its end.
+                    signals.waits = processes.size > 1 or not device.compiled
+                    with _stopped_where_interrupted(training):
+                        train_steps(training)
+                        finish(training, device.peak_memory_bytes() if has_own_memory else None)
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
 
 
@@ -156,6 +159,17 @@ def _reason_recorded(training: Training) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _stopped_where_interrupted(training: Training) -> Iterator[None]:
+    """Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop."""
+    try:
+        yield
+    except Exception:
+        steps = training.state.steps_done
+        training.signals.raise_if_received(f"in step {steps + 1}: give the same command again to resume")
+        raise
+
+
 def _record_reason(training: Training, error: BaseException) -> None:
     if not training.is_first:
         return
@@ -196,7 +210,6 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
     losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
-    training.tracker.summary({**losses, **asdict(costs)})
     training.run.update_manifest(
         status=runs.FINISHED,
         reason=None,
@@ -207,6 +220,7 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
         fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
         **losses,
     )
+    training.tracker.summary(training.run.manifest.figures)
     speed = "" if costs.tokens_per_second is None else f", {costs.tokens_per_second:,.0f} tokens/s"
     training.notice(
         f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "

@@ -59,7 +59,7 @@ def test_a_crash_in_one_job_is_told_at_the_end(
         (["scheme=nope", "train.steps=range(1,x)"], r"is not an override|range"),
         (["scheme=nope", "seed=range(1,30000000)"], r"a sweep of 29,999,999 jobs \(29,999,999 of seed\) is more than"),
         (["scheme=nope", "seed=shuffle(range(0,1e300))"], r"is more than 10,000: sweep over fewer values"),
-        (["seed=range(0,1000)"], r"a sweep of 11,000 jobs \(11 of scheme, 1,000 of seed\)"),
+        (["experiment=demo", "seed=range(0,1000)"], r"a sweep of 11,000 jobs \(11 of scheme, 1,000 of seed\)"),
     ],
 )
 def test_a_sweep_of_which_nothing_can_run_is_one_refusal(

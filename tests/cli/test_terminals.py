@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from posbench.machine.notices import say
+from posbench.machine.terminal import Terminal
 from tests.cli.commands import Give
 
 
@@ -19,6 +21,24 @@ def test_a_report_that_nobody_reads_is_written(posbench: Give, runs: Path, monke
     monkeypatch.setattr(sys, "stdout", os.fdopen(write, "w"))
     assert posbench("report", "demo").status == 141
     assert (runs / "demo/report/report.html").is_file()
+
+
+def test_work_goes_on_where_its_reader_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`posbench train -m ... 2>&1 | head -1` trains every run of the sweep."""
+
+    def unread() -> io.TextIOWrapper:
+        read, write = os.pipe()
+        os.close(read)
+        return os.fdopen(write, "w")
+
+    monkeypatch.setattr(sys, "stderr", unread())
+    for _ in range(2):
+        say("12 runs")
+    terminal = Terminal(file=unread())
+    for _ in range(2):
+        terminal.print("12 runs")
+    with pytest.raises(SystemExit, match="141"):
+        Terminal(file=unread(), for_show=True).print("what is shown and no more")
 
 
 def test_an_ascii_terminal_shows_what_it_can(posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

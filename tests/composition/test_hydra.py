@@ -73,4 +73,7 @@ def test_completion_knows_choices_and_fields() -> None:
 
 
 def test_what_a_glob_stands_for_is_planned() -> None:
+    assert sweep_of(["seed=0,1"]) == {"seed": ["0", "1"]}, "the sweep of the default experiment is not added"
+    assert sweep_of(["hydra.sweeper.params.seed='0,1'"]) == {"seed": ["0", "1"]}
+    assert len(sweep_of(["experiment=demo", "seed=0,1"])["scheme"]) == 11
     assert sweep_of(["scheme=glob(qkv*)"])["scheme"] == ["qkv_rope", "qkvo_rope"]

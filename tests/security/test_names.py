@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.progress import Progress, TextColumn
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from posbench import compose
+from posbench import cli, compose
 from posbench.config import ConfigError
 from posbench.machine.files import sealed
+from posbench.machine.terminal import Terminal
 from posbench.runs import run_folder
 from tests.cli.commands import Give, left
 
@@ -197,3 +202,51 @@ def test_a_list_of_defaults_is_written_out(posbench: Give) -> None:
     file.write_text("# @package _global_\nx: [{override /scheme: ../scheme/nope}]\ndefaults: ${x}\n")
     refusal = posbench("train", "--config-dir", "own", "experiment=mine").refusal
     assert "mine.yaml: defaults='${x}' is not a list" in refusal
+
+
+def test_a_terminal_shows_what_others_wrote_and_obeys_none_of_it() -> None:
+    """In lines, cells, titles and bars, with and without colours."""
+    for colours in (True, False):
+        file = io.StringIO()
+        terminal = Terminal(file=file, force_terminal=colours, width=300)
+        table = RichTable(HOSTILE, title=Text(HOSTILE))
+        table.add_row(Text(HOSTILE, style="bold red" if colours else ""))
+        bar = Progress(TextColumn("{task.description}", markup=False), console=terminal)
+        with bar:
+            bar.add_task(HOSTILE)
+        for what in (HOSTILE, Text(HOSTILE), table):
+            terminal.print(what, markup=False)
+        shown = re.sub(r"\x1b\[(\?25[hl]|[0-9;]*m|\d?[AK])", "", file.getvalue())  # rich's own codes
+        assert not set(shown) & {"\x1b", "\x07", "\u202e"} and r"\x1b[31m" in shown and r"\u202e" in shown
+
+
+def test_there_is_one_door_to_the_terminal() -> None:
+    """No other file makes a console or writes to standard output and error: `Terminal` and `say` do."""
+    doors = {"machine/terminal.py", "machine/notices.py"}
+    package = Path(cli.__file__).parent
+    written = re.compile(r"(?<![\w.])(Console|print)\(|sys\.std(out|err)\.write\(")
+    found = {
+        (str(file.relative_to(package)), match[0])
+        for file in package.rglob("*.py")
+        for match in written.finditer(file.read_text(encoding="utf-8"))
+        if str(file.relative_to(package)) not in doors
+    }
+    assert found == {("composition/application.py", "sys.stdout.write(")}, "of what Hydra printed, made inert"
+
+
+def test_folders_of_hostile_names_are_shown_inert(posbench: Give, runs: Path) -> None:
+    place = runs / "a\x1b]0;owned\x07\u202eb"
+    (runs / "demo").rename(place)
+    for words in (["eval", "--length", "64"], ["compare", *(str(place / "nope" / f"seed={n}") for n in (0, 1))]):
+        said = posbench(*words)
+        assert said.status in (0, 2) and not set(said.out + said.error) & {"\x1b", "\x07", "\u202e"}
+        assert words[0] == "compare" or (r"a\x1b]0;owned" in said.out and r"\u202eb" in said.out)
+
+
+def test_a_configuration_is_shown_inert(posbench: Give) -> None:
+    file = Path("own/experiment/mine.yaml")
+    file.parent.mkdir(parents=True)
+    file.write_text('# @package _global_\nexperiment: {name: mine, description: "a\\u202eb\\e[31mc"}\n')
+    for flags in (["--cfg", "job"], ["--info", "config"]):
+        said = posbench("train", "--config-dir", "own", "experiment=mine", *flags)
+        assert said.status == 0 and "description" in said.out and not set(said.out + said.error) & {"\x1b", "\u202e"}

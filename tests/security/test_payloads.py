@@ -20,6 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from posbench.composition.compose import composition
+from posbench.composition.words import read
+from posbench.config import ConfigError
 from posbench.machine.files import sealed
 from tests.cli.commands import Give
 
@@ -396,3 +399,29 @@ def test_no_part_of_the_code_can_run_data() -> None:
                 called = ast.unparse(node.func)
                 assert called not in wrong | {"torch.load", "yaml.load", "np.load", "__import__"}, (file, called)
                 assert called.split(".")[-1] not in {"unsafe_load", "full_load", "instantiate"}, (file, called)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "setup: [touch canary]",
+        'partition: "x\\ntouch canary"',
+        "additional_parameters: {wrap: touch canary}",
+        'additional_parameters: {"x\\ntouch canary": 1}',
+        "submitit_folder: canary",
+    ],
+)
+def test_lines_of_a_job_are_not_taken_from_a_file(tmp_path: Path, settings: str) -> None:
+    """submitit writes them into a shell script."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install .[cluster]")
+    file = tmp_path / "own/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    launcher = f"hydra: {{launcher: {{timeout_min: 5, {settings}}}}}"
+    slurm = "defaults: [{override /hydra/launcher: submitit_slurm}]"
+    file.write_text(f"# @package _global_\n{slurm}\nexperiment: {{name: mine}}\n{launcher}\n")
+    words = (f"--config-dir={tmp_path}/own", "experiment=mine")
+    with pytest.raises(ConfigError, match=r"hydra\.launcher\..*could become a command of a job"):
+        composition(read(words))
+    if settings.startswith("setup"):
+        asked = composition(read((*words, "hydra.launcher.setup=[module load cuda]"))).hydra.launcher
+        assert asked.setup == ["module load cuda"] and asked.timeout_min == 5

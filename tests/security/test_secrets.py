@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from posbench import ConfigError, compose
+from posbench.composition import sweep_of
 from tests.cli.commands import Give
 
 SECRETS = {
@@ -99,3 +103,66 @@ def test_settings_are_printed_without_looking_anything_up(posbench: Give) -> Non
     said = posbench("train", "--cfg", "job", "--resolve", "experiment.description=${oc.env:WANDB_API_KEY}")
     assert said.status == 2 and SECRETS["WANDB_API_KEY"] not in said.out + said.error
     assert os.environ["WANDB_API_KEY"]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str], list[str]]:
+    """The words that choose an experiment of a folder of somebody's, with these settings of Hydra's."""
+
+    def experiment(hydra: str) -> list[str]:
+        file = tmp_path / "own/experiment/mine.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"# @package _global_\nexperiment: {{name: mine}}\nhydra: {hydra}\n")
+        return [f"--config-dir={tmp_path}/own", "experiment=mine"]
+
+    return experiment
+
+
+# Variables of no telling name, and values of no telling form.
+PLAIN = {"PGPASSWORD": "hunter2hunter2", "GITHUB_PAT": "abcdef0123456789xyz", "THING": "correct horse"}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_value_of_any_variable_is_refused_and_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, PLAIN[name])
+    for word in (
+        f"experiment.description='of {PLAIN[name]}.'",
+        f"experiment_name='{PLAIN[name]}!'",
+        f"+scheme.x='{PLAIN[name]}'",
+    ):
+        with pytest.raises(ConfigError, match=rf"value of {name} in the environment.*env -u {name}") as refused:
+            compose([word])
+        assert PLAIN[name] not in str(refused.value)
+
+
+def test_variables_that_are_no_secret_may_stand_in_a_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The user's name, folders, and what `make reproduce-table EXPERIMENT=...` leaves in the environment."""
+    values = {
+        "USER": "ada-lovelace",
+        "BOOKS": f"{tmp_path}/not/yet",
+        "WHERE": f"{tmp_path}/a{os.pathsep}{tmp_path}/b",
+        "CHOSEN": "alibi_wikitext103",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+        assert value in compose([f"experiment.description='see {value}'"]).experiment.description
+
+
+@pytest.mark.parametrize(
+    "value", ["'${oc.env:PGPASSWORD}'", "'x-${oc.env:PGPASSWORD}'", "${oc.env:PGPASSWORD}", "${hydra:runtime.cwd}"]
+)
+def test_a_sweep_of_a_file_looks_nothing_up(own: Callable[[str], list[str]], value: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PGPASSWORD", PLAIN["PGPASSWORD"])
+    words = own(f'{{sweeper: {{params: {{experiment_name: "{value}"}}}}}}')
+    with pytest.raises(ConfigError, match=r"hydra.sweeper.params.experiment_name=.*would look a value up") as refused:
+        sweep_of(words)
+    assert PLAIN["PGPASSWORD"] not in str(refused.value)
+
+
+def test_a_message_that_repeats_what_was_typed_shows_no_secret(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", PLAIN["PGPASSWORD"])
+    for words in (["train", f"train.lr={PLAIN['PGPASSWORD']}"], ["report", PLAIN["PGPASSWORD"]]):
+        said = posbench(*words)
+        assert said.status == 2 and "[removed]" in said.error and PLAIN["PGPASSWORD"] not in said.out + said.error
