@@ -397,6 +397,27 @@ def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     return folder
 
 
+@app.command(name="ls")
+def list_runs(
+    runs: Names = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """List runs: state, tokens, loss, lengths evaluated, size on disk, age.
+
+    Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
+    """
+    from posbench import listing
+    from posbench.runs.named import runs_named
+
+    rows = listing.list_runs(runs_named(runs or [], runs_dir))
+    if as_json:
+        typer.echo(listing.as_json(rows))
+    else:
+        listing.show(rows, _console())
+    raise SystemExit(listing.exit_status(rows))
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
@@ -542,6 +563,9 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also compiled blocks, as training has them: a minute a scheme.")
+    ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check each scheme's properties numerically in float64 (relative, norms, causality). Exits 1 if one fails."""
@@ -553,7 +577,7 @@ def verify(
 
         named = any("=" not in word for word in words)
         words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
-    if not certify(words, _console()):
+    if not certify(words, _console(), compiled):
         raise SystemExit(1)
 
 

@@ -64,6 +64,14 @@ def short_count(count: int) -> str:
     return f"{float(f'{count / size:.3g}'):g}{unit}"
 
 
+def short_bytes(count: float) -> str:
+    """`1.2 GB`: three digits and a unit."""
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count / 1e3:.3g} kB"
+
+
 def branch_name(trunk: str, tokens: int) -> str:
     """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
     return f"{trunk}-{short_count(tokens)}"

@@ -10,7 +10,7 @@ PACKAGE = Path(posbench.__file__).parent
 TIERS = (
     "__main__",
     "cli",
-    "plan bench tune",
+    "plan bench tune listing",
     "reporting training",
     "evaluation huggingface sampling",
     "tracking verify",
