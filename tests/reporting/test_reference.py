@@ -84,6 +84,7 @@ def test_a_loss_of_the_table_can_be_computed_from_one_file_alone(folder: Path) -
             assert losses[row["scheme"]] == pytest.approx(float(row["loss"]), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_reference_results_are_few_small_files() -> None:
     for folder in PACKS:
         files = [path for path in folder.iterdir() if path.is_file()]
