@@ -153,7 +153,14 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 
 @app.command(context_settings=HYDRA)
-def train(ctx: typer.Context, words: Overrides = None) -> None:
+def train(
+    ctx: typer.Context,
+    words: Overrides = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+    ] = None,
+) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
@@ -164,13 +171,25 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     try:
         from posbench.composition import run_application
 
-        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say)
+        given = [*(words or []), *ctx.args]
+        failures = run_application("posbench train", [*given, *_side_by_side(jobs, given)], _train_job, _say)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
     for failure in failures:
         _say(f"posbench: {failure}")
     if failures:
         raise SystemExit(1)
+
+
+def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
+    """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
+    if jobs is None:
+        return []
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more")
+    if not {"-m", "--multirun"} & set(words):
+        raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
+    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
 def _train_job(config: Config) -> None:

@@ -77,7 +77,8 @@ class GraphedStep:
         try:
             self._result, self._replay = self._recorder.record(lambda: self._take(static))
         except RuntimeError as error:
-            warnings.warn(f"the training step cannot be recorded as a CUDA graph, and is taken as it is: {error}")
+            message = f"the training step cannot be recorded as a CUDA graph, and is taken as it is: {error}"
+            warnings.warn(message, stacklevel=2)
             self._plain_steps_left = math.inf
             return self(tokens)
         self._tokens = static
