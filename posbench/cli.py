@@ -154,7 +154,14 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 
 @app.command(context_settings=HYDRA)
-def train(ctx: typer.Context, words: Overrides = None) -> None:
+def train(
+    ctx: typer.Context,
+    words: Overrides = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+    ] = None,
+) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
@@ -165,7 +172,12 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     try:
         from posbench.composition import run_application
 
+<<<<<<< HEAD
         outcomes = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say, _is_finished)
+=======
+        given = [*(words or []), *ctx.args]
+        failures = run_application("posbench train", [*given, *_side_by_side(jobs, given)], _train_job, _say)
+>>>>>>> main
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
     from posbench.sweep_table import show_outcomes
@@ -178,6 +190,7 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
         raise SystemExit(1)
 
 
+<<<<<<< HEAD
 def _is_finished(folder: Path) -> bool:
     from posbench.runs import FINISHED, Run, state_of
 
@@ -188,6 +201,20 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _train_job(config: Config) -> Trained:
+=======
+def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
+    """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
+    if jobs is None:
+        return []
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more")
+    if not {"-m", "--multirun"} & set(words):
+        raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
+    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+
+
+def _train_job(config: Config) -> None:
+>>>>>>> main
     from posbench.machine.device import spread
     from posbench.runs import Run, run_folder
     from posbench.sweep_table import Trained

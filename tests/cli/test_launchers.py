@@ -146,3 +146,12 @@ def test_no_two_workers_have_one_gpu_and_one_that_is_renewed_takes_the_free_one(
     second = devices(2, 4)  # new workers, whose numbers go on
     assert sorted(second.values()) == ["cuda:0", "cuda:1"] and lost not in second
     get_reusable_executor().shutdown(wait=True)
+
+
+def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("posbench.composition.run_application", lambda name, words, *rest: given.append(words) or [])
+    posbench("train", "-m", "--jobs", "3", "seed=0,1")
+    assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
+    assert "--jobs 3 is for a sweep: give -m too" in posbench("train", "--jobs", "3").refusal
+    assert "--jobs 0 is not a number of runs" in posbench("train", "-m", "--jobs", "0").refusal
