@@ -172,12 +172,9 @@ def train(
     try:
         from posbench.composition import run_application
 
-<<<<<<< HEAD
-        outcomes = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say, _is_finished)
-=======
         given = [*(words or []), *ctx.args]
-        failures = run_application("posbench train", [*given, *_side_by_side(jobs, given)], _train_job, _say)
->>>>>>> main
+        given += _side_by_side(jobs, given)
+        outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
     from posbench.sweep_table import show_outcomes
@@ -190,18 +187,6 @@ def train(
         raise SystemExit(1)
 
 
-<<<<<<< HEAD
-def _is_finished(folder: Path) -> bool:
-    from posbench.runs import FINISHED, Run, state_of
-
-    try:
-        return state_of(Run(folder)) == FINISHED
-    except OSError:  # it may not be read: training says so
-        return False
-
-
-def _train_job(config: Config) -> Trained:
-=======
 def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
     """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
     if jobs is None:
@@ -213,8 +198,16 @@ def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
     return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
-def _train_job(config: Config) -> None:
->>>>>>> main
+def _is_finished(folder: Path) -> bool:
+    from posbench.runs import FINISHED, Run, state_of
+
+    try:
+        return state_of(Run(folder)) == FINISHED
+    except OSError:  # it may not be read: training says so
+        return False
+
+
+def _train_job(config: Config) -> Trained:
     from posbench.machine.device import spread
     from posbench.runs import Run, run_folder
     from posbench.sweep_table import Trained
