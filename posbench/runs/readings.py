@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import ConfigError
-from posbench.machine.files import has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
+from posbench.machine.files import MOST_NUMBERS, has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
 from posbench.runs.windows import fault
 
@@ -266,7 +266,7 @@ def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
     header = _header(file.with_suffix(".json"))
     check_header(manifest, reading, header, f"{file.stem}.json")
     try:
-        content = read_bytes(file)
+        content = read_bytes(file, MOST_NUMBERS)
     except FileNotFoundError:
         raise NotAResult("its windows are missing") from None
     except OSError as error:

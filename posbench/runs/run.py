@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import parse_json, parse_yaml, read_bytes, write_json
+from posbench.machine.files import MOST_NUMBERS, parse_json, parse_yaml, read_bytes, remove_leftovers, write_json
 from posbench.runs import ngrams, readings
 from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse, to_mapping
 from posbench.runs.readings import Damaged, Reading, Result
@@ -140,10 +140,10 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with."""
+        """The tokenizer the run was trained with. Raises: ConfigError where the file is gone, or another's."""
         from posbench.data.tokenization import load_tokenizer
 
-        return load_tokenizer(self.path / "tokenizer.json")
+        return load_tokenizer(self.path / "tokenizer.json", self.manifest.fingerprints.tokenizer)
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
@@ -298,12 +298,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises: ConfigError for a line that holds no row, and where the file may not be read.
     """
     try:
-        whole, _, _ = read_bytes(path).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
+        whole, _, _ = read_bytes(path, MOST_NUMBERS).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
     except OSError as error:
         raise _unreadable(path, error) from error
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
-        row = None
+        row: Any = None
         with suppress(ValueError):
             row = parse_json(line)
         if not _is_row(row):
@@ -323,8 +323,14 @@ def _is_row(row: Any) -> bool:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a run folder: files and folders named `.*.tmp`. Only under its lock."""
-    for left in [*folder.glob(".*.tmp"), *folder.glob("eval/*/.*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+    remove_leftovers(folder)
+    remove_left_results(folder)
+    for left in folder.glob("checkpoints/.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_left_results(folder: Path) -> None:
+    """Remove what killed evaluations left in the run's `eval/`; what a living one writes, or lies elsewhere, stays."""
+    for place in folder.glob("eval/*"):
+        if not (place.is_symlink() or place.parent.is_symlink()):
+            remove_leftovers(place)
