@@ -6,14 +6,15 @@ JOBS ?= 2
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The tests run in two processes side by side: most of them use one core.
-HALF := tests/cli tests/data tests/reporting tests/schemes tests/security
+# Tests run on every core, one thread each; a file's tests stay in one process, which makes its fixtures once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --group build --no-annotate --no-header \
-	pyproject.toml
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --group build --no-annotate --no-header pyproject.toml
+HASHED := --constraint constraints.txt --generate-hashes
+TORCH = $$(awk -F == '/^(torch|triton|cuda-|nvidia-)/ {print "--no-emit-package " $$1}' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-table test torture style lint types lock clean
+.PHONY: help install develop reproduce-table test test-all torture style lint lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,30 +26,32 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the package
 
-test: $(VENV)/.installed ## The tests, with what they need
-	@export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest $(HALF) > $(VENV)/half.log 2>&1 & half=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(HALF)); rest=$$?; \
-	wait $$half; half=$$?; cat $(VENV)/half.log; exit $$((half || rest))
+develop: $(VENV)/.developed ## The same, and what tests and lint need
 
-torture: $(VENV)/.installed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
+test: $(VENV)/.developed ## The tests that take under four minutes on two cores
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment, long certificates
+	$(PYTEST)
+
+torture: $(VENV)/.developed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
 
-style: $(VENV)/.installed ## Format the code
+style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks
 	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks
 
-lint: $(VENV)/.installed ## Check format, lint and types
+lint: $(VENV)/.developed ## Check format, lint and types
 	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks
 	$(BIN)/ruff check posbench hydra_plugins tests benchmarks
 	$(BIN)/mypy
 
-lock: $(VENV)/.installed ## Resolve constraints.txt and requirements.txt anew (torch stays as pinned)
+lock: $(VENV)/.developed ## Resolve constraints.txt and both files of requirements anew (torch stays as pinned)
 	$(PIP) uv
 	grep '^torch==' constraints.txt > $(VENV)/torch.txt
-	$(COMPILE) --constraint $(VENV)/torch.txt --upgrade --output-file constraints.txt
-	$(COMPILE) --constraint constraints.txt --generate-hashes --output-file requirements.txt \
-		$$(awk -F == '/^(torch|triton|cuda-|nvidia-)/ {print "--no-emit-package " $$1}' constraints.txt)
+	$(COMPILE) --extra dev --constraint $(VENV)/torch.txt --upgrade --output-file constraints.txt
+	$(COMPILE) $(HASHED) --output-file requirements.txt $(TORCH)
+	$(COMPILE) $(HASHED) --extra dev --output-file requirements-dev.txt $(TORCH)
 
 clean: ## Remove .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -61,4 +64,8 @@ $(VENV)/.installed: pyproject.toml requirements.txt constraints.txt | $(VENV)/bi
 	$(PIP) --require-hashes --requirement requirements.txt
 	$(PIP) --constraint constraints.txt torch
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.developed: requirements-dev.txt $(VENV)/.installed
+	$(PIP) --require-hashes --requirement requirements-dev.txt
 	@touch $@

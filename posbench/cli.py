@@ -28,6 +28,7 @@ from posbench.machine.signals import end_with, is_worker
 if TYPE_CHECKING:
     from posbench.config import Config
     from posbench.machine.terminal import Terminal
+    from posbench.sweep_table import Trained
 
 app = typer.Typer(
     name="posbench",
@@ -153,7 +154,14 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 
 @app.command(context_settings=HYDRA)
-def train(ctx: typer.Context, words: Overrides = None) -> None:
+def train(
+    ctx: typer.Context,
+    words: Overrides = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+    ] = None,
+) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
@@ -164,28 +172,62 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     try:
         from posbench.composition import run_application
 
-        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say)
+        given = [*(words or []), *ctx.args]
+        given += _side_by_side(jobs, given)
+        outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
-    for failure in failures:
-        _say(f"posbench: {failure}")
-    if failures:
+    from posbench.sweep_table import show_outcomes
+
+    show_outcomes(outcomes, _console(for_show=False))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        _say(f"posbench: {outcome}")
+    if failed:
         raise SystemExit(1)
 
 
-def _train_job(config: Config) -> None:
+def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
+    """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
+    if jobs is None:
+        return []
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more")
+    if not {"-m", "--multirun"} & set(words):
+        raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
+    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+
+
+def _is_finished(folder: Path) -> bool:
+    from posbench.runs import FINISHED, Run, state_of
+
+    try:
+        return state_of(Run(folder)) == FINISHED
+    except OSError:  # it may not be read: training says so
+        return False
+
+
+def _train_job(config: Config) -> Trained:
     from posbench.machine.device import spread
+    from posbench.runs import Run, run_folder
+    from posbench.sweep_table import Trained
     from posbench.training import train
     from posbench.training.memory_check import check_memory
 
     spread(config)
     check_memory(config)
+    was_finished = _is_finished(run_folder(config))
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 
         launch(config)
     else:
         train(config)
+    try:
+        loss = Run(run_folder(config)).manifest.loss
+    except ConfigError:  # somebody took the folder away
+        loss = None
+    return Trained(loss, was_finished)
 
 
 @app.command(context_settings=HYDRA)
@@ -397,6 +439,27 @@ def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     return folder
 
 
+@app.command(name="ls")
+def list_runs(
+    runs: Names = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """List runs: state, tokens, loss, lengths evaluated, size on disk, age.
+
+    Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
+    """
+    from posbench import listing
+    from posbench.runs.named import runs_named
+
+    rows = listing.list_runs(runs_named(runs or [], runs_dir))
+    if as_json:
+        typer.echo(listing.as_json(rows))
+    else:
+        listing.show(rows, _console())
+    raise SystemExit(listing.exit_status(rows))
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
@@ -430,6 +493,74 @@ def pack(
     for file, size in zip(files, sizes, strict=True):
         console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{sum(sizes):>12,} bytes in {len(files)} files", highlight=False)
+
+
+@app.command()
+def sample(
+    runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on with; empty: a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="How many are written at most.", min=1)] = 100,
+    temperature: Annotated[
+        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from so many likeliest tokens. Default: from all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawing.", min=0)] = 0,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Let trained models go on with a text: a look at what they have learnt, which `posbench eval` measures.
+
+    `posbench sample demo/vo_rope --prompt "def train("`
+    """
+    from posbench.runs.named import runs_named
+    from posbench.sampling import Drawing
+    from posbench.sampling import sample as draw
+
+    drawing, console = Drawing(temperature, top_k, seed), _console()
+    for run in runs_named([name or "." for name in runs], runs_dir):
+        written = draw(run, prompt, tokens, drawing)
+        _say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
+        console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A finished run.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
+        ),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write a run's model and tokenizer as a Hugging Face folder, checked to give the same logits.
+
+    `posbench export demo/vo_rope/seed=0 vo_rope_hf`, and then `AutoModelForCausalLM.from_pretrained("vo_rope_hf")`
+    """
+    from posbench.huggingface import export_run
+    from posbench.runs.named import run_named
+
+    if "" in (run, str(folder)):
+        raise ConfigError("an empty name: posbench export RUN FOLDER")
+    written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
+    needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
+    console = _console()
+    console.print(f"{written.folder}: {written.class_name}{needs}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"its logits differ from posbench's by at most {written.difference:.1g} (the largest logit is "
+        f"{written.largest:.3g})",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -474,6 +605,9 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also compiled blocks, as training has them: a minute a scheme.")
+    ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check each scheme's properties numerically in float64 (relative, norms, causality). Exits 1 if one fails."""
@@ -485,7 +619,7 @@ def verify(
 
         named = any("=" not in word for word in words)
         words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
-    if not certify(words, _console()):
+    if not certify(words, _console(), compiled):
         raise SystemExit(1)
 
 

@@ -64,6 +64,14 @@ def short_count(count: int) -> str:
     return f"{float(f'{count / size:.3g}'):g}{unit}"
 
 
+def short_bytes(count: float) -> str:
+    """`1.2 GB`: three digits and a unit."""
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count / 1e3:.3g} kB"
+
+
 def branch_name(trunk: str, tokens: int) -> str:
     """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
     return f"{trunk}-{short_count(tokens)}"
@@ -297,6 +305,7 @@ class TrainConfig:
     device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
     dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
     compile: bool | None = None  # null: where it pays
+    cuda_graph: bool | None = None  # the whole step as one CUDA graph, on one GPU; null: where blocks are compiled
     validate_every: int | None = None  # steps; null: ten times a run
     validation_tokens: int = 65_536  # scored at each of these and after the last step, for curve and loss table alike
     checkpoint_every: int | None = None  # steps; null: ten times a run
@@ -506,6 +515,9 @@ class TrackingConfig:
     backend: str = "none"  # none | wandb
     project: str = "posbench"
     entity: str | None = None
+    name: str | None = None  # of the wandb run; null: <scheme>/seed=<seed>
+    tags: list[str] = field(default_factory=list)  # beside scheme, model and data
+    notes: str | None = None
     init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline
 
     def __post_init__(self) -> None:

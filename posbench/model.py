@@ -71,6 +71,7 @@ class Decoder(nn.Module):
         For steps with a gradient alone, whose shapes never change: what reads without one, at many lengths, would make
         the compiled code depend on what was read before, and so a resumed run's on where it was cut off.
         """
+        self.allow_compiled_attention()
         compiled = torch.compile(Block.forward, dynamic=False)
 
         def forward(block: Block, *given: Any) -> Tensor:
@@ -79,6 +80,11 @@ class Decoder(nn.Module):
         for block in self.blocks:
             block.forward = MethodType(forward, block)  # FSDP's hooks stay outside it
         self._losses_and_gradient = torch.compile(losses_and_gradient, dynamic=False)
+
+    def allow_compiled_attention(self) -> None:
+        """Let attention with a bias compile itself where long windows are read without a gradient (CUDA alone)."""
+        for block in self.blocks:
+            cast(Block, block).attention.kind.may_compile = True
 
     def hidden(self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype.
@@ -162,8 +168,11 @@ class Decoder(nn.Module):
 
     def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
         # Of the rounded numbers, but not rounded again: bfloat16 logits would move a mean loss by up to 6e-4 nats.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        logits = F.linear(x.to(wide), self.unembedding.weight.to(x.dtype).to(wide))
+        wide, weight = torch.promote_types(x.dtype, torch.float32), self.unembedding.weight.to(x.dtype)
+        if x.is_cuda and x.dtype != wide and not torch.is_grad_enabled():
+            logits = torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the units for rounded numbers
+        else:
+            logits = F.linear(x.to(wide), weight.to(wide))
         return F.cross_entropy(logits, targets, reduction="none")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.attention import build_kind
 from posbench.composition import compose, sweep_of
-from posbench.config import Config, ConfigError, nearest
+from posbench.config import Config, ConfigError, nearest, short_bytes
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.model import shape_of
@@ -250,12 +250,13 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.context_length:,}",
         "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate meanwhile, "
         f"{plan.evaluation_flops:.3g} to evaluate",
-        "memory": f"{_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
-        f"{_bytes(memory['state'])}, activations {_bytes(memory['activations'])}, logits {_bytes(memory['logits'])}",
+        "memory": f"{short_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
+        f"{short_bytes(memory['state'])}, activations {short_bytes(memory['activations'])}, "
+        f"logits {short_bytes(memory['logits'])}",
         "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} "
         f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, a run on each" if plan.gpus > 1 else ""),
-        "disk": f"checkpoints {_bytes(disk['checkpoints'])}"
-        + (f", token cache {_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
+        "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
+        + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }
     for name, text in rows.items():
         table.add_row(name, text)
@@ -272,13 +273,6 @@ def _big(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g}{name}"
     return f"{count:g}"
-
-
-def _bytes(count: float) -> str:
-    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if count >= size:
-            return f"{count / size:.3g} {name}"
-    return f"{count / 1e3:.3g} kB"
 
 
 def _hours(hours: float) -> str:

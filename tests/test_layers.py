@@ -10,9 +10,9 @@ PACKAGE = Path(posbench.__file__).parent
 TIERS = (
     "__main__",
     "cli",
-    "plan bench tune",
+    "plan bench tune listing sweep_table",
     "reporting training",
-    "evaluation",
+    "evaluation huggingface sampling",
     "tracking verify",
     "runs",
     "size",

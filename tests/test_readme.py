@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posbench.composition import compose
+from posbench.composition import choices, compose, conf_dir
 from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
@@ -43,12 +43,22 @@ def test_the_python_of_the_readme_runs(
     assert blocks and names["logits"].shape[-1] == 512  # type: ignore[attr-defined]
 
 
+def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
+    """What `posbench plan` says of the header is held by tests/test_plan.py."""
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", text, re.MULTILINE))
+    assert set(rows) == set(choices("experiment"))
+    for name, price in rows.items():
+        header = (conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").split("\ndefaults:")[0]
+        assert price in header, name
+
+
 @pytest.mark.parametrize(("name", "runs"), [("demo_cpu", 55)])
-def test_what_the_readme_says_of_the_reference_is_so(name: str, runs: int) -> None:
+def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> None:
     folder = ROOT / "runs" / "reference" / name
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "; float32; one learning rate" in text
-    section = next(part for part in text.split("\n### ") if f"](runs/reference/{name}/report/report.md)" in part)
+    section = next(part for part in text.split("\n## ") if f"](../runs/reference/{name}/report/report.md)" in part)
     said = " ".join(section.split())
     manifests = [run.manifest for run in find_runs(folder)]
     assert {manifest.device["dtype"] for manifest in manifests} == {"float32"}

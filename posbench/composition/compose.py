@@ -15,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from posbench.composition import rows
 from posbench.composition.explain import explained
 from posbench.composition.inert import check_composed, check_inert
+from posbench.composition.places import place_of
 from posbench.composition.session import composed
 from posbench.composition.words import Words, read
-from posbench.config import Config
+from posbench.config import Config, ConfigError
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -51,7 +52,11 @@ def typed(mapping: DictConfig, words: Words | None = None) -> Config:
     check_inert(content)
     with explained(words):
         resolved: Any = OmegaConf.to_container(OmegaConf.create(content), resolve=True, throw_on_missing=False)
-    return checked(resolved)
+    try:
+        return checked(resolved)
+    except ConfigError as error:
+        key, equals, _ = str(error).partition("=")
+        raise ConfigError(f"{error}{place_of(key, words) if words and equals else ''}") from error
 
 
 def checked(mapping: dict[str, Any]) -> Config:

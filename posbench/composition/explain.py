@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+import yaml
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from posbench.composition.choices import GROUPS, choices
+from posbench.composition.places import place_of
 from posbench.composition.session import composed
 from posbench.composition.words import Words
 from posbench.config import ConfigError, nearest
@@ -36,13 +38,18 @@ def explained(words: Words | None = None) -> Iterator[None]:
         raise ConfigError(explain(error, words or Words())) from error
 
 
-def explain(error: Exception, words: Words) -> str:
+def explain(error: BaseException, words: Words) -> str:
     """One line of cause, value and remedy, with the nearest valid name."""
     text = str(error) or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = [name for name in error.options or choices(group) if name != "schema"]
-        return f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)})"
+        own = f"put your own into FOLDER/{group} and give --config-dir FOLDER"
+        own = f"{words.folder / group} was searched too" if words.folder else own
+        return f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; {own})"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        where = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return f"{where} is not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
     if wrong := re.search(r"Could not override '([^']+)'", text):
         return _no_setting(wrong[1], words)
     if wrong := re.search(r"Error merging override (.+)", text):
@@ -51,13 +58,18 @@ def explain(error: Exception, words: Words) -> str:
         return several_values(wrong[1])
     if isinstance(error, OverrideParseException):
         return _no_override(str(error.override))
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+        return explain(cause, words)
     key = getattr(error, "full_key", None) or ""
     if isinstance(error, MissingMandatoryValue):
-        remedy = ", ".join(choices(key)) or "posbench train --cfg job"
-        return f"{key} is missing: give {key}=..., such as one of {remedy}"
+        listed = ", ".join(choices(key))
+        remedy = f"one of {listed}" if listed else "posbench train --cfg job shows all settings"
+        return f"{key} is missing: give {key}=... ({remedy}){place_of(key.rpartition('.')[0], words)}"
     if isinstance(error, ConfigKeyError):
-        return _no_setting(key, words)
-    return plain(text) + (f" ({key})" if key else "")
+        return _no_setting(key, words) + place_of(key, words)
+    place = place_of(key, words)
+    return f"{key} is refused: {plain(text)}{place}" if place else plain(text) + (f" ({key})" if key else "")
 
 
 def several_values(word: str) -> str:

@@ -23,7 +23,9 @@ Names = tuple[str, ...]  # experiment, scheme, seed: what names a run folder
 
 
 def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """The values of each key that `posbench train -m WORDS` would sweep: the experiment's own, and those in the words.
+    """The values of each key that `posbench train -m WORDS` would sweep.
+
+    Those in the words, and those of an experiment that they name.
 
     Returns: key -> its values as words of the command line, `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
     Raises: ConfigError for what Hydra would refuse.
@@ -31,7 +33,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     given = read(words)
     with explained(given):
         overrides = given.parsed()
-        params = params_of(composition(given.only(settled(overrides))))
+        params = params_of(composition(given.only(settled(overrides))), given)
         with session() as loader:
             values = swept_values(params, given, loader)
     fixed = {override.get_key_element() for override in overrides if not override.is_sweep_override()}
@@ -43,9 +45,17 @@ def settled(overrides: Sequence[Override]) -> list[str]:
     return [str(override.input_line) for override in overrides if not override.is_sweep_override()]
 
 
-def params_of(composed: DictConfig) -> dict[str, str]:
-    """The sweep that an experiment names, `hydra.sweeper.params`."""
-    return dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
+def params_of(composed: DictConfig, words: Words) -> dict[str, str]:
+    """The sweep of the experiment that the words name, `hydra.sweeper.params`.
+
+    The default experiment's is not taken: `posbench train -m seed=0,1` is two runs. Of `hydra.sweeper.params` then
+    those that the words give themselves remain.
+    """
+    params = dict(OmegaConf.select(composed, "hydra.sweeper.params") or {})
+    if words.name_an_experiment:
+        return params
+    keys = [word.lstrip("+").partition("=")[0] for word in words.overrides]
+    return {key: value for key, value in params.items() if f"hydra.sweeper.params.{key}" in keys}
 
 
 def swept_values(params: Mapping[str, str], words: Words, loader: ConfigLoader) -> dict[str, list[str]]:

@@ -46,6 +46,11 @@ class Words:
         """Other overrides beside the same folder."""
         return replace(self, overrides=tuple(overrides))
 
+    @property
+    def name_an_experiment(self) -> bool:
+        """Whether an experiment is chosen here, and not left at the default."""
+        return any(word.lstrip("+").startswith("experiment=") for word in self.overrides)
+
     def given(self) -> list[tuple[str, Any]]:
         """Each override as a key and its value. Raises: as `parsed`."""
         return [(override.key_or_group, override.value()) for override in self.parsed()]

@@ -23,7 +23,7 @@ def log_evaluations(run: Run, notice: Notice) -> dict[str, Any] | None:
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, notice)
     try:
-        tracker.summary({"loss": manifest.loss, "bits_per_byte": manifest.bits_per_byte})
+        tracker.summary(manifest.figures)  # an offline recording replaces the one that training made
         if tracker.record is not None:
             results, _ = run.results()
             known = [evaluated(result) for result in results if result.protocol in PROTOCOLS]

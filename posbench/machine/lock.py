@@ -39,7 +39,7 @@ def hold(folder: Path) -> Iterator[None]:
         _acquire(lock, path)
         _write_holder(path)
     except Timeout:
-        holder = _holder(path)
+        holder = holder_of(folder)
         raise ConfigError(
             f"{folder} is being trained by process {holder.get('process', '?')} on {holder.get('host', '?')} since "
             f"{holder.get('since', '?')}: wait for it, or stop it"
@@ -105,9 +105,10 @@ def _write_holder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _holder(path: Path) -> dict[str, object]:
+def holder_of(folder: Path) -> dict[str, object]:
+    """Who the lock of `folder` says holds it: `process`, `host`, `since`; empty where it does not say."""
     try:
-        holder = read_json(path)
+        holder = read_json(folder / ".lock")
     except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) else {}

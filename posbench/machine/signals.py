@@ -33,8 +33,8 @@ class StopSignals:
     Where a launcher passes on what the system sends to all processes, a worker gets one signal twice: a second one
     within `echo_seconds` counts as the first.
 
-    While `waits` is false (text is being prepared, say) the signal raises Stopped where it arrives. While it is true
-    the signal's number is left in `received`, for the loop to see.
+    While `waits` is false (text is being prepared, or code compiled) the signal raises Stopped where it arrives. While
+    it is true the signal's number is left in `received`, for the loop to see.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)

@@ -84,6 +84,13 @@ class Manifest:
         """`experiment/scheme/seed=n`: what a result of the run is bound to."""
         return f"{self.experiment}/{self.scheme}/seed={self.seed}"
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Single figures of a finished run, as trackers show them: final losses, costs, tokens, FLOPs."""
+        costs = {} if self.costs is None else dataclasses.asdict(self.costs)
+        losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
+
     def check_current(self, what: str) -> None:
         """Raises: ConfigError where the run is of an older format, which can be reported and no more."""
         if self.format != FORMAT:

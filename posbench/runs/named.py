@@ -31,6 +31,15 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     return runs
 
 
+def run_named(name: str, runs_dir: Path) -> Run:
+    """The one run that the word names."""
+    runs = runs_named([name], runs_dir)
+    if not name or len(runs) > 1:
+        listed = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+        raise ConfigError(f"{name!r} names {len(runs)} runs, and one is wanted: give its folder ({listed})")
+    return runs[0]
+
+
 def is_pilot(experiment: Path) -> bool:
     """Whether a folder is of pilots of `posbench tune`, `runs/demo-tune/lr=0.005`: taken only where they are named."""
     return experiment.parent.name.endswith("-tune") and experiment.name.startswith("lr=")

@@ -90,6 +90,9 @@ class PackedRun(Run):
                 not_results.append(self.damaged(stored.reading, str(why)))
         return sorted(results, key=lambda result: result.reading), sorted(not_results)
 
+    def evaluated(self) -> list[Reading]:
+        return sorted(stored.reading for stored in self._stored())
+
     def damaged(self, reading: Reading, why: str) -> Damaged:
         """A result that is not one, in the file that holds its windows."""
         names = [stored.file for stored in self._stored() if stored.reading == reading] or [READINGS]

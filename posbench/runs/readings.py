@@ -221,6 +221,11 @@ def results_of(run: Holder) -> tuple[list[Result], list[Damaged]]:
     return sorted(results, key=lambda result: result.reading), sorted(not_results)
 
 
+def names_in(folder: Path) -> list[Reading]:
+    """The readings that the files of an `eval/` folder are named after, sorted; what they hold is not looked at."""
+    return [reading for reading, _ in _files(folder)]
+
+
 def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
     """A reading of `run` that cannot be used, with the command that makes it again."""
     words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]

@@ -149,6 +149,10 @@ class Run:
         """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
         return readings.results_of(self)
 
+    def evaluated(self) -> list[Reading]:
+        """The readings that there are by the names of their files, sorted: for an overview, nothing is checked."""
+        return readings.names_in(self.path / "eval")
+
     def damaged(self, reading: Reading, why: str) -> Damaged:
         """A result that is not one, with the command that makes it again."""
         return readings.damaged(self, reading, why)

@@ -66,8 +66,11 @@ class WandbTracker(Tracker):
             "entity": config.tracking.entity,
             "group": config.experiment_name,
             "job_type": "train",
-            "name": f"{config.scheme.name}/seed={config.seed}",
-            "tags": [config.scheme.name, config.model.name, config.data.name],
+            "name": config.tracking.name or f"{config.scheme.name}/seed={config.seed}",
+            "tags": list(
+                dict.fromkeys([config.scheme.name, config.model.name, config.data.name, *config.tracking.tags])
+            ),
+            "notes": config.tracking.notes,
             "config": _run_config(config, manifest),
             "id": run_id,
             "resume": "allow",
@@ -184,6 +187,11 @@ class WandbTracker(Tracker):
             because = first_line(error)
             say_once(self._notice, f"wandb failed ({because}): tracked no further, metrics.jsonl has everything")
             self.finish(failed=True)
+
+
+def _tags(config: Config) -> list[str]:
+    """Each once: wandb refuses a run with the same tag twice."""
+    return list(dict.fromkeys([config.scheme.name, config.model.name, config.data.name, *config.tracking.tags]))
 
 
 def _run_config(config: Config, manifest: Manifest) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import gc
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from posbench.training.loop import Died, Notice, Training, log_validation, train
 from posbench.training.processes import Processes, joined_processes
 from posbench.training.progress import TrainingProgress
 from posbench.training.step import Observer, TrainingStep, unobserved
+from posbench.training.writer import Writer
 
 LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
 _runs_of_process = itertools.count()
@@ -83,16 +84,23 @@ def _train(
             has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
             step = TrainingStep(config, model, device, processes)
             bar = TrainingProgress(console, config.scheme.name, config.train.num_steps)
+            writer = Writer(beside=device.is_cuda)
             training = Training(
-                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, observe=observe
+                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, writer, observe=observe
             )
-            with _reason_recorded(training), exhaustion_explained(device, training_advice(config.train)):
+            with (
+                _reason_recorded(training),
+                closing(writer),
+                exhaustion_explained(device, training_advice(config.train)),
+            ):
                 folder.begin(training)
                 with _tracked(training), bar.shown(done=training.state.steps_done):
                     device.reset_peak_memory()
-                    signals.waits = True
-                    train_steps(training)
-                    finish(training, device.peak_memory_bytes() if has_own_memory else None)
+                    # While a first step compiles there is nothing new to save, so a signal need not wait for its end.
+                    signals.waits = processes.size > 1 or not device.compiled
+                    with _stopped_where_interrupted(training):
+                        train_steps(training)
+                        finish(training, device.peak_memory_bytes() if has_own_memory else None)
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
 
 
@@ -157,6 +165,17 @@ def _reason_recorded(training: Training) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _stopped_where_interrupted(training: Training) -> Iterator[None]:
+    """Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop."""
+    try:
+        yield
+    except Exception:
+        steps = training.state.steps_done
+        training.signals.raise_if_received(f"in step {steps + 1}: give the same command again to resume")
+        raise
+
+
 def _record_reason(training: Training, error: BaseException) -> None:
     if not training.is_first:
         return
@@ -197,7 +216,6 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
     )
     loss, bits_per_byte = validation["nll_mean"], validation["bits_per_byte"]
     losses = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte}
-    training.tracker.summary({**losses, **asdict(costs)})
     training.run.update_manifest(
         status=runs.FINISHED,
         reason=None,
@@ -208,6 +226,7 @@ def _close(training: Training, validation: dict[str, Any]) -> None:
         fingerprints=replace(training.manifest.fingerprints, batches=state.batches[:16]),
         **losses,
     )
+    training.tracker.summary(training.run.manifest.figures)
     speed = "" if costs.tokens_per_second is None else f", {costs.tokens_per_second:,.0f} tokens/s"
     training.notice(
         f"{training.run.name}: loss {loss:.4f} nats/token, perplexity {losses['perplexity']:.2f}, {bits_per_byte:.4f} "

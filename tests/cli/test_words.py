@@ -64,7 +64,7 @@ REFUSED = {
     "data.path='https://example.org/x.txt'": r"data\.path is an address \(https://\.\.\.\), .*download it first",
     "data.path='a\0b'": r"is not an override|holds a NUL character",
     "runs_dir=''": r"runs_dir is empty: name a folder",
-    "~scheme": r"scheme is missing: give scheme=\.\.\., such as one of alibi, ",
+    "~scheme": r"scheme is missing: give scheme=\.\.\. \(one of alibi, ",
     "~train.lr": r"~train\.lr is refused: a setting cannot be removed, only set",
     "scheme=null": r"'scheme=null': scheme takes the name of one choice: alibi, ",
     "scheme=[nope,vo_rope]": r"scheme takes the name of one choice",

@@ -44,8 +44,10 @@ def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> Non
         said.append(text)
         assert_untouched()
 
-    assert run_application("posbench train", words, job, say) == []
-    assert (len(jobs), said) == ((2, ["2 runs: 1 scheme x 2 seeds"]) if "-m" in words else (1, []))
+    outcomes = run_application("posbench train", words, job, say)
+    begun = ["2 runs: 1 scheme x 2 seeds", "run 1 of 2: demo/nope/0", "run 2 of 2: demo/nope/1"]
+    assert (len(jobs), [line.partition(", about")[0] for line in said]) == ((2, begun) if "-m" in words else (1, []))
+    assert [str(outcome) for outcome in outcomes if outcome.error] == []
 
 
 def test_the_package_imports_nothing_private_of_hydra() -> None:
@@ -73,4 +75,7 @@ def test_completion_knows_choices_and_fields() -> None:
 
 
 def test_what_a_glob_stands_for_is_planned() -> None:
+    assert sweep_of(["seed=0,1"]) == {"seed": ["0", "1"]}, "the sweep of the default experiment is not added"
+    assert sweep_of(["hydra.sweeper.params.seed='0,1'"]) == {"seed": ["0", "1"]}
+    assert len(sweep_of(["experiment=demo", "seed=0,1"])["scheme"]) == 11
     assert sweep_of(["scheme=glob(qkv*)"])["scheme"] == ["qkv_rope", "qkvo_rope"]

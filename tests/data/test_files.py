@@ -206,6 +206,7 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
     sparse(tmp_path / "long.jsonl", LONG, 4 << 30)
     code = (
@@ -287,3 +288,12 @@ def test_a_tokenizer_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
         opened.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"cannot be read .*larger than 64 MiB"):
         file_content(TokenizerConfig(kind="file", path=str(file)))
+
+
+def test_without_the_datasets_library_the_error_says_what_to_install(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(prose(300))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="datasets is not installed: pip install datasets"):
+        prepare(files(path=tmp_path / "*.txt"))

@@ -208,6 +208,7 @@ _PREPARE = (
 )
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     running = [
         subprocess.Popen([sys.executable, "-c", _PREPARE, str(books)], stdout=-1, stderr=-1, text=True)
@@ -218,6 +219,7 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_cleared_away(books: Path, cache: Path, left: Callable[[], list[str]]) -> None:
     slow = _PREPARE.replace("config =", "import time; build.write_manifest = lambda *a: time.sleep(60)\nconfig =")
     process = subprocess.Popen([sys.executable, "-c", slow, str(books)])
@@ -321,6 +323,7 @@ def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: P
     assert len(told) == 2
 
 
+@pytest.mark.slow
 def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(cache: Path) -> None:
     config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
     corpus = prepare(config, quiet=True)

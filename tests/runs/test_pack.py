@@ -76,6 +76,7 @@ def reseal(packed: Path, **changes: Any) -> None:
     (packed / "pack.json").write_text(json.dumps(sealed({**content, **changes})))
 
 
+@pytest.mark.slow
 def test_a_pack_gives_the_same_frame_and_report_as_the_run_folders(folder: Path, whole: Path, tmp_path: Path) -> None:
     before, after = (posbench.results(place).drop(columns="path") for place in (folder, whole))
     before = before[before["status"] == "finished"].astype({"is_bound": bool})

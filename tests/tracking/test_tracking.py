@@ -25,7 +25,7 @@ from posbench.composition.credentials import scrub
 from posbench.config import Config
 from posbench.evaluation.charts import log_evaluations
 from posbench.runs import FINISHED, FORMAT, RUNNING, Manifest, Run, append_metrics, run_folder
-from posbench.runs.manifest import Fingerprints
+from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.readings import Reading
 from posbench.runs.readings import store as store_result
 from posbench.tracking import connection
@@ -108,8 +108,9 @@ def train(config: Config, run: Run, first: int, last: int, notice: tracking.Noti
     if os.environ.get("DIE"):
         os.kill(os.getpid(), signal.SIGKILL)
     if not failed:
-        run.update_manifest(status=FINISHED, weights="fed", loss=2.5, bits_per_byte=1.25)
-        tracker.summary({"loss": 2.5, "bits_per_byte": 1.25, "peak_memory_bytes": None})
+        losses = {"loss": 2.5, "perplexity": math.exp(2.5), "bits_per_byte": 1.25}
+        run.update_manifest(status=FINISHED, weights="fed", costs=Costs(5.0, 160.0, None, 3.0), **losses)
+        tracker.summary(run.manifest.figures)
     tracker.finish(failed)
 
 
@@ -142,6 +143,11 @@ def history(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Logged rows without wandb's own keys."""
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+
+
+def summary_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The single figures of a recording."""
+    return {k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()}
 
 
 def expected(*tokens_rows: dict[str, Any]) -> list[dict[str, Any]]:
@@ -201,13 +207,15 @@ def test_wandb_is_imported_by_tracking_alone() -> None:
 def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     said: list[str] = []
-    config, run = a_run(tmp_path / "runs", "seed=7")
+    words = ("tracking.name=mine", "tracking.tags=[paper,tiny]", "tracking.notes=of section 4")
+    config, run = a_run(tmp_path / "runs", "seed=7", *words)
     train(config, run, 0, 4, said.append)
     [recording] = recordings(tmp_path / "runs")
     records = inspect(recording)
     [header] = [record["run"] for record in records if record["type"] == "run"]
     assert (header["project"], header["run_group"], header["job_type"]) == ("posbench", "demo", "train")
-    assert (header["display_name"], header["tags"]) == ("vo_rope/seed=7", ["vo_rope", "tiny", "stdlib"])
+    assert (header["display_name"], header["tags"]) == ("mine", ["vo_rope", "tiny", "stdlib", "paper"])
+    assert header["notes"] == "of section 4"
     assert not header.get("host"), "the machine is named"
     of_config = header["config"]["update"]
     assert (of_config["scheme"]["name"], of_config["model"]["num_layers"], of_config["seed"]) == ("vo_rope", 2, 7)
@@ -218,9 +226,7 @@ def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytes
         m["metric"]["glob_name"]: m["metric"]["step_metric"] for m in records if m.get("metric", {}).get("glob_name")
     }
     assert axes == {"train/*": "tokens", "validation/*": "tokens"}
-    summary = {
-        k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
-    }
+    summary = summary_of(records)
     assert (summary["loss"], summary["bits_per_byte"], summary["validation/loss"]) == (2.5, 1.25, 9 / 4)
     assert "peak_memory_bytes" not in summary and records[-1]["exit"]["exit_code"] == 0
     assert run.manifest.wandb == {
@@ -237,6 +243,8 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WANDB_MODE", "offline")
     config, run = a_run(tmp_path / "runs")
     train(config, run, 0, 2, print)
+    [trained] = recordings(tmp_path / "runs")
+    of_training = summary_of(inspect(trained))
     evaluate(run, 256, 512, 1024)
     store(run, {"protocol": "retrieval", "split": "test", "length": 300, "gap": 44, "nll_mean": 3.0, "drop": 0.25})
     columns = ["document", "bucket_start", "bucket_end", "targets", "nll"]
@@ -279,9 +287,10 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
         (1, 0.5),
         (pytest.approx(40**0.5), 0),
     ]
-    summary = {
-        k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()
-    }
+    summary = summary_of(records)
+    assert of_training["perplexity"] == math.exp(2.5) and of_training["train_seconds"] == 160
+    lost = {key for key, value in of_training.items() if not key.startswith("_") and summary.get(key) != value}
+    assert not lost, "an offline recording replaces the one of training"
     assert summary["eval/order/reach@256"] == 1
     assert (summary["loss"], summary["eval/fixed/perplexity@512"], summary["eval/fixed/nll@1024"]) == (2.5, math.e, 2)
     [table_file] = recording.glob("files/media/table/eval/*.json")
@@ -390,6 +399,7 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
             assert secret.encode() not in file.read_bytes(), f"{file} holds a credential"
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with serving() as server:

@@ -23,6 +23,7 @@ from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.files import write_json
 from posbench.machine.signals import Stopped, StopSignals
+from posbench.model import Decoder
 from posbench.runs import Manifest, Run, append_metrics, run_folder, state_of
 from posbench.tracking import recordings
 from posbench.training import folder, train
@@ -131,6 +132,28 @@ def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(
     with pytest.raises(Stopped, match="same command again") as stopped:
         train(config())
     assert stopped.value.exit_status == 128 + number and not (tmp_path / "runs").exists()
+
+
+def test_a_signal_while_code_is_compiled_stops_at_once(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decoder, "compile_blocks", lambda self: None)
+    run = Run(run_folder(config("train.compile=true")))
+    with pytest.raises(Stopped, match="before its next step"):
+        train(config("train.compile=true"), observe=after_step(0, signalled(), "forward"))
+    assert not list(run.path.glob("checkpoints/step=*"))
+    with pytest.raises(Stopped, match="at step 2 of 12, with a checkpoint"):
+        train(config("train.compile=true"), observe=after_step(1, signalled(), "forward"))
+
+
+def test_what_fails_in_a_step_after_a_signal_is_part_of_the_stop(config: Make) -> None:
+    """A compiler of the same terminal gets Ctrl-C too, say, and its failure comes up as an error of the step."""
+
+    def fail() -> None:
+        signalled(signal.SIGINT)()
+        crash()
+
+    with pytest.raises(Stopped, match="stopped in step 3: give the same command again to resume") as stopped:
+        train(config(), observe=after_step(2, fail, "forward"))
+    assert Run(run_folder(config())).manifest.reason == str(stopped.value)
 
 
 def test_a_signal_in_the_last_validation_stops_there_and_the_run_is_finished_by_the_same_command(

@@ -1,0 +1,24 @@
+"""Models of posbench in Hugging Face's transformers.
+
+`import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`, so that they read what
+`posbench export` wrote; no code is read from the folder. Folders of a stock class (LLaMA's, SmolLM3's, Phi-3's) need no
+import.
+"""
+
+from __future__ import annotations
+
+from posbench.config import ConfigError
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+except ModuleNotFoundError as error:
+    raise ConfigError(f"the package {error.name} is not installed: pip install 'posbench[huggingface]'") from error
+
+from posbench.huggingface.configuration import PosbenchConfig
+from posbench.huggingface.export import Export, export_model, export_run
+from posbench.huggingface.modeling import PosbenchForCausalLM
+
+__all__ = ["Export", "PosbenchConfig", "PosbenchForCausalLM", "export_model", "export_run"]
+
+AutoConfig.register(PosbenchConfig.model_type, PosbenchConfig, exist_ok=True)
+AutoModelForCausalLM.register(PosbenchConfig, PosbenchForCausalLM, exist_ok=True)

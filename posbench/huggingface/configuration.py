@@ -1,0 +1,78 @@
+"""The configuration of our class in transformers: the decoder's sizes and the row of the table, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from posbench.attention import build_kind
+from posbench.config import Config, ModelConfig, SchemeConfig
+from posbench.model import Decoder
+from posbench.schemes import Shape, build_scheme
+
+
+class PosbenchConfig(PreTrainedConfig):
+    """What `config.json` holds: `sizes`, a mapping of `ModelConfig`; `scheme`, the flat row; `context_length`, that
+    of training, in tokens.
+
+    The sizes that other programs look for (`hidden_size`, `max_position_embeddings` ...) are derived from them.
+    """
+
+    model_type = "posbench"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    sizes: dict[str, Any] | None = None
+    scheme: dict[str, Any] | None = None
+    context_length: int = 128
+    vocab_size: int = 257
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.sizes is not None:
+            model = ModelConfig(**self.sizes)
+            self.hidden_size, self.head_dim = model.d_model, model.head_dim
+            self.num_hidden_layers, self.num_attention_heads = model.num_layers, model.num_heads
+            self.num_key_value_heads, self.intermediate_size = model.num_kv_heads, model.ffn_dim
+            self.tie_word_embeddings = model.tied_embeddings
+        self.max_position_embeddings = self.context_length
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def of(cls, config: Config, vocab_size: int, **others: Any) -> PosbenchConfig:
+        """That of a run's model. Arguments: vocab_size, rows of its embedding table; others, more of transformers'."""
+        return cls(
+            sizes=asdict(config.model),
+            scheme=config.scheme.to_mapping(),
+            context_length=config.train.context_length,
+            vocab_size=vocab_size,
+            **others,
+        )
+
+    def build(self) -> Decoder:
+        """The decoder, with weights that wait to be loaded, on the CPU whatever device is being built for.
+
+        Raises: ConfigError where the scheme is unknown here (a plug-in that is not installed) or refuses its options.
+        """
+        if self.sizes is None or self.scheme is None:
+            raise ValueError("PosbenchConfig has no sizes or no scheme: read one that `posbench export` wrote")
+        model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
+        assert model.head_dim is not None and model.num_kv_heads is not None
+        shape = Shape(
+            model.d_model,
+            model.num_heads,
+            model.num_kv_heads,
+            model.head_dim,
+            num_layers=model.num_layers,
+            context_length=self.context_length,
+            embedding_std=model.init_std,
+            attention=str(row.attention.get("kind", "softmax")),
+        )
+        with torch.device("cpu"):  # transformers builds on `meta`, where a scheme's own tables would have no numbers
+            return Decoder(model, build_scheme(row, shape), lambda: build_kind(row, shape), self.vocab_size)

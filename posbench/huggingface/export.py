@@ -1,0 +1,151 @@
+"""`posbench export`: a run's model and tokenizer as a folder that transformers reads, held to our logits.
+
+What was written is read back as a user would and compared, so that a folder that exists computes what posbench does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posbench.config import Config, ConfigError
+from posbench.huggingface.configuration import PosbenchConfig
+from posbench.huggingface.modeling import PosbenchForCausalLM
+from posbench.huggingface.stock import Stock, stock_of
+from posbench.huggingface.tokenizer import exported, special_tokens
+from posbench.machine.files import folder_beside, publish_folder, write_text
+from posbench.model import Decoder
+from posbench.runs import Run
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
+_COMPARED = 256  # tokens
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export wrote."""
+
+    folder: Path
+    class_name: str  # such as LlamaForCausalLM
+    is_stock: bool  # whether the class is one of transformers
+    difference: float  # the largest of any logit from ours
+    largest: float  # logit of ours, by size
+
+
+def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
+    """Write a run's model to `folder`. Arguments: under, at_step, as of `Run.load_model`. Raises: ConfigError."""
+    _check_folder(folder)
+    model = run.load_model(under, at_step)
+    config = run.config_under(under) if under else run.config
+    name = " ".join([run.name, *under, *([f"step {at_step}"] if at_step is not None else [])])
+    return export_model(model, config, run.tokenizer, folder, name)
+
+
+def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
+    """Write the model that `config` describes to `folder`, which does not exist yet or is empty.
+
+    Arguments: name, what the model is called in the folder's README.
+    Raises: ConfigError where the folder cannot be written, and where what was written does not compute our logits.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    _check_folder(folder)
+    stock = stock_of(model.eval())
+    with folder_beside(folder) as beside, _without_bars():
+        theirs = _in_transformers(model, config, tokenizer, stock)
+        theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=theirs.config.use_cache)
+        theirs.save_pretrained(beside)
+        exported(tokenizer, config.train.context_length).save_pretrained(beside)
+        again = AutoModelForCausalLM.from_pretrained(beside, dtype=torch.float32, local_files_only=True).eval()
+        difference, largest = _compare(model, again, config.train.context_length)
+        result = Export(folder, type(again).__name__, stock is not None, difference, largest)
+        write_text(beside / "README.md", _readme(result, config, name))
+        publish_folder(beside, folder)
+    return result
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without transformers' progress bars, for what takes a second."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:
+    import transformers
+
+    length = config.train.context_length
+    special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
+    if stock is None:
+        is_streaming = all(scheme.is_streaming for scheme in (model.scheme, *model.schemes))
+        ours = PosbenchConfig.of(config, model.embedding.num_embeddings, use_cache=is_streaming, **special)
+        theirs: Any = PosbenchForCausalLM(ours)
+        theirs.decoder.load_state_dict(model.state_dict())
+        return theirs.eval()
+    cls: Any = getattr(transformers, stock.name)
+    theirs = cls(cls.config_class(**stock.config, max_position_embeddings=length, **special))
+    missing, unexpected = theirs.load_state_dict(stock.weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    theirs.tie_weights()
+    return theirs.eval()
+
+
+@torch.no_grad()
+def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
+    """The largest difference of a logit on random tokens, and the largest logit. Raises: ConfigError above rounding."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(context_length, _COMPARED)
+    tokens = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
+    expected: Tensor = model(tokens)
+    difference = float((theirs(tokens, use_cache=False).logits - expected).abs().max())
+    largest = float(expected.abs().max())
+    if not difference <= TOLERANCE * max(1.0, largest):
+        raise ConfigError(
+            f"{type(theirs).__name__} gives other logits than posbench, by up to {difference:.2g}: nothing was "
+            "written. It is a fault of posbench or of this version of transformers: please report it with the scheme's "
+            "options"
+        )
+    return difference, largest
+
+
+def _readme(result: Export, config: Config, name: str) -> str:
+    row = json.dumps(config.scheme.to_mapping())
+    registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
+    return f"""# {name}
+
+Exported by posbench. Class: `{result.class_name}`. Scheme: `{row}`. Trained on {config.train.context_length} tokens of
+context. On random tokens its logits differ from posbench's by at most {result.difference:.1g} (the largest logit is
+{result.largest:.3g}).
+
+```python
+{registers}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+inputs = tokenizer("Once upon a time", return_tensors="pt")  # begins with BOS, as in training
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=True)[0]))
+```
+"""

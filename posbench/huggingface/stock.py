@@ -1,0 +1,154 @@
+"""Which models a class of transformers itself expresses exactly, and how: its configuration and its weights' names.
+
+    LlamaForCausalLM      q and k rotated in every layer, all channels
+    Phi3ForCausalLM       ... some of the channels
+    SmolLM3ForCausalLM    ... in some of the layers; in none: NoPE
+
+Their frequencies are any: a geometric schedule by its base, every other one as the factors of "longrope", which divide
+the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753); YaRN's temperature is its attention factor. Those of
+learned frequencies are written as learned. All of them compute angles in float32, where posbench uses float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from posbench.attention import Softmax
+from posbench.layers import Block
+from posbench.model import Decoder
+from posbench.schemes import Scheme
+from posbench.schemes.rotary import Rotary, inverse_frequencies
+
+INFINITE = 1e38  # a factor that makes a frequency 0 in float32
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A class of transformers that computes what a decoder computes."""
+
+    name: str  # such as LlamaForCausalLM
+    config: dict[str, Any]  # of its configuration
+    weights: dict[str, Tensor]  # its state_dict
+
+
+def stock_of(model: Decoder) -> Stock | None:
+    """The stock class for this model, with its weights; None where there is none."""
+    rotations = _rotations(model)
+    if rotations is None:
+        return None
+    layers_with = [scheme is not None for scheme in rotations]
+    rotary = next((scheme for scheme in rotations if scheme is not None), None)
+    is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
+    if is_partial and not all(layers_with):
+        return None
+    config = _sizes(model) | {"rope_parameters": _rope_parameters(rotary)}
+    if is_partial:
+        return Stock("Phi3ForCausalLM", config, _weights(model, _packed))
+    if all(layers_with):
+        return Stock("LlamaForCausalLM", config, _weights(model, _parts))
+    config |= {"no_rope_layers": [int(is_rotated) for is_rotated in layers_with], "use_sliding_window": False}
+    return Stock("SmolLM3ForCausalLM", config, _weights(model, _parts))
+
+
+def _rotations(model: Decoder) -> list[Rotary | None] | None:
+    """The rotation of q and k of each layer, one and the same where there are several, None for NoPE.
+
+    None for the whole where any layer does something else.
+    """
+    kinds = [cast(Block, block).attention.kind for block in model.blocks]
+    if any(type(kind) is not Softmax or kind.shared_kv for kind in kinds) or "embed" in model.scheme.acts_on:
+        return None
+    rotations = [None if type(scheme) is Scheme else scheme for scheme in model.schemes]
+    if any(scheme is not None and not _rotates_alone(scheme) for scheme in rotations):
+        return None
+    return cast(list[Rotary | None], rotations) if len({*rotations} - {None}) <= 1 else None
+
+
+def _rotates_alone(scheme: Scheme) -> bool:
+    """Whether it turns q and k by fixed frequencies and does nothing else, subclasses of `Rotary` included."""
+    if not isinstance(scheme, Rotary) or scheme.sites != {"q", "k"} or not scheme.is_streaming:
+        return False
+    own = [hook for hook in ("q", "k", "v", "o", "prepare", "angles") if _has_own(scheme, hook, Rotary)]
+    return not own and not any(_has_own(scheme, hook, Scheme) for hook in ("embed", "gate", "bias"))
+
+
+def _has_own(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
+    return getattr(type(scheme), hook) is not getattr(base, hook)
+
+
+def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
+    if rotary is None:
+        return {"rope_type": "default", "rope_theta": 10000.0}
+    width, length = rotary.width, rotary.shape.context_length
+    common = {"rope_theta": rotary.base, "partial_rotary_factor": width / rotary.shape.head_dim}
+    with torch.no_grad():
+        frequencies = rotary.angles(torch.ones(1, dtype=torch.long), length)[0]
+    usual = inverse_frequencies(width, rotary.base)
+    temperature = 1.0 if rotary.rescaling is None else rotary.rescaling.temperature(length, length)
+    if torch.equal(frequencies, usual) and temperature == 1.0:
+        return {"rope_type": "default", **common}
+    factors = [min(float(factor), INFINITE) for factor in usual / frequencies]
+    return {
+        "rope_type": "longrope",
+        **common,
+        "short_factor": factors,  # up to the training length
+        "long_factor": factors,  # and beyond
+        "factor": 1.0,
+        "attention_factor": temperature**0.5,  # of q and of k
+        "original_max_position_embeddings": length,
+    }
+
+
+def _sizes(model: Decoder) -> dict[str, Any]:
+    config = model.config
+    return {
+        "vocab_size": model.embedding.num_embeddings,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tied_embeddings,
+    }
+
+
+def _weights(model: Decoder, of_block: Callable[[Block], dict[str, Tensor]]) -> dict[str, Tensor]:
+    weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
+    if not model.config.tied_embeddings:
+        weights["lm_head.weight"] = model.unembedding.weight
+    for n, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        tensors = of_block(block) | {
+            "input_layernorm.weight": block.attention_norm.weight,
+            "self_attn.o_proj.weight": block.attention.out.weight,
+            "post_attention_layernorm.weight": block.ffn_norm.weight,
+            "mlp.down_proj.weight": block.ffn.down.weight,
+        }
+        weights |= {f"model.layers.{n}.{name}": tensor for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def _packed(block: Block) -> dict[str, Tensor]:
+    """Phi-3 packs as we do: q, k, v in one product, gate and up in another."""
+    qkv, gate_up = block.attention.qkv.weight, block.ffn.gate_up.weight
+    return {"self_attn.qkv_proj.weight": qkv, "mlp.gate_up_proj.weight": gate_up}
+
+
+def _parts(block: Block) -> dict[str, Tensor]:
+    q, k, v = block.attention.qkv.weight.split(list(block.attention.rows().values()))
+    gate, up = block.ffn.gate_up.weight.chunk(2)
+    return {
+        "self_attn.q_proj.weight": q,
+        "self_attn.k_proj.weight": k,
+        "self_attn.v_proj.weight": v,
+        "mlp.gate_proj.weight": gate,
+        "mlp.up_proj.weight": up,
+    }

@@ -1,0 +1,202 @@
+"""`posbench ls`: what has become of every run, and what there is of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError, short_bytes, short_count
+from posbench.machine.lock import holder_of
+from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FAILED = (DIED, UNREADABLE)
+ALL_FINISHED, SOME_FAILED, SOME_UNFINISHED = 0, 1, 3  # exit statuses
+_AGES = ((86400 * 365, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+_COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
+_VALIDATION = "validation"  # that of training, which every finished run has
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One reading."""
+
+    length: int  # tokens
+    under: tuple[str, ...] = ()  # words that held at evaluation alone
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run. None: not known."""
+
+    path: str
+    experiment: str
+    scheme: str
+    seed: int | None
+    state: str  # finished | running | interrupted | stopped | died | unreadable
+    reason: str | None = None  # why it stopped or died, or cannot be read
+    process: str | None = None  # that trains it: `1234 on host`
+    step: int | None = None  # of the last line of its metrics
+    num_steps: int | None = None
+    tokens: int | None = None  # trained on so far
+    loss: float | None = None  # nats/token, of the last validation
+    evaluated: dict[str, list[Evaluated]] = field(default_factory=dict)  # by protocol
+    num_bytes: int | None = None  # on disk; None: packed with others
+    changed: str | None = None  # when it ended or was last written to, ISO 8601
+
+
+def list_runs(runs: Sequence[Run]) -> list[Listed]:
+    """What the folders say, without checking weights or results."""
+    return [_listed(run) for run in runs]
+
+
+def exit_status(rows: Sequence[Listed]) -> int:
+    """0 where all runs are finished, 1 where one failed or cannot be read, else 3: some run or were cut off."""
+    states = {row.state for row in rows}
+    return SOME_FAILED if states & {*FAILED} else ALL_FINISHED if states <= {FINISHED} else SOME_UNFINISHED
+
+
+def as_json(rows: Sequence[Listed]) -> str:
+    """A list of objects, one a run, with the names of `Listed`."""
+    return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+def show(rows: Sequence[Listed], console: Console) -> None:
+    """A table for each experiment."""
+    for experiment, group in groupby(rows, key=lambda row: row.experiment):
+        members = list(group)
+        title = f"{experiment}, {_counts(members)}"
+        console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(_table(members))
+        for row in members:
+            if row.state in FAILED:
+                why = row.reason or "run.json does not say why"
+                why = why if row.path in why else f"{row.path}: {why}"
+                console.print(why, style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _listed(run: Run) -> Listed:
+    experiment, scheme = str(run.path.parent.parent), run.path.parent.name
+    state = state_of(run)
+    try:
+        manifest = run.manifest
+        last, loss = _progress(run, manifest.loss)
+    except (ConfigError, OSError) as error:
+        number = run.path.name.removeprefix("seed=")
+        seed = int(number) if number.isdecimal() else None
+        return Listed(str(run.path), experiment, scheme, seed, UNREADABLE, reason=str(error))
+    finished = state == FINISHED
+    return Listed(
+        path=str(run.path),
+        experiment=experiment,
+        scheme=manifest.scheme,
+        seed=manifest.seed,
+        state=state,
+        reason=manifest.reason,
+        process=_process(run) if state == RUNNING else None,
+        step=manifest.num_steps if finished else last.get("step", 0),
+        num_steps=manifest.num_steps,
+        tokens=manifest.tokens if finished else last.get("tokens", 0),
+        loss=loss,
+        evaluated=_evaluated(run),
+        num_bytes=_num_bytes(run.path),
+        changed=manifest.ended if finished and manifest.ended else _last_written(run.path),
+    )
+
+
+def _progress(run: Run, final_loss: float | None) -> tuple[dict[str, Any], float | None]:
+    """The last line of the metrics, and the last loss of a validation."""
+    if final_loss is not None:
+        return {}, final_loss
+    rows = run.logged
+    losses = [row.get("loss") for row in rows if row.get("kind") == "validation"]
+    return (rows[-1] if rows else {}), (losses[-1] if losses else None)
+
+
+def _process(run: Run) -> str | None:
+    holder = holder_of(run.path)
+    return f"{holder.get('process', '?')} on {holder.get('host', '?')}" if holder else None
+
+
+def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
+    readings = [reading for reading in run.evaluated() if reading.protocol != _VALIDATION]
+    groups = groupby(readings, key=lambda each: each.protocol)
+    return {name: [Evaluated(each.length, each.under) for each in group] for name, group in groups}
+
+
+def _num_bytes(folder: Path) -> int | None:
+    if not folder.is_dir():
+        return None
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
+def _last_written(folder: Path) -> str | None:
+    times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := folder / name).is_file()]
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
+
+
+def _counts(rows: Sequence[Listed]) -> str:
+    states = [_COUNTED.get(row.state, row.state) for row in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(rows)} run{'s' * (len(rows) != 1)}: {counts}"
+
+
+def _table(rows: Sequence[Listed]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    for name in ("scheme", "seed", "state", "tokens", "loss", "evaluated at", "size", "age"):
+        is_number = name in ("seed", "tokens", "loss", "size", "age")
+        is_long = name in ("state", "evaluated at")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=not is_long, overflow="fold")
+    for row in rows:
+        cells = (
+            row.scheme,
+            "-" if row.seed is None else str(row.seed),
+            _state_in_words(row),
+            "-" if row.tokens is None else short_count(row.tokens),
+            "-" if row.loss is None else f"{row.loss:.3f}",
+            _lengths_in_words(row.evaluated),
+            "-" if row.num_bytes is None else short_bytes(row.num_bytes),
+            "-" if row.changed is None else _age(row.changed),
+        )
+        style = "red" if row.state in FAILED else "yellow" if row.state != FINISHED else ""
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return table
+
+
+def _state_in_words(row: Listed) -> str:
+    """`running, step 40 of 100, process 12 on host`."""
+    at = f"step {row.step:,} of {row.num_steps:,}" if row.step is not None and row.num_steps is not None else ""
+    by = f", process {row.process}" if row.process else ""
+    return {FINISHED: FINISHED, RUNNING: f"running, {at}{by}", DIED: f"failed at {at}", UNREADABLE: UNREADABLE}.get(
+        row.state, f"cut off at {at}"
+    )
+
+
+def _lengths_in_words(evaluated: dict[str, list[Evaluated]]) -> str:
+    """`fixed 64-2048 (9)`: the shortest and the longest length, and how many readings."""
+    parts = []
+    for protocol, readings in evaluated.items():
+        lengths = sorted({reading.length for reading in readings})
+        ends = f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
+        parts.append(f"{protocol} {ends}" + (f" ({len(readings)})" if len(readings) > 1 else ""))
+    return ", ".join(parts) or "-"
+
+
+def _age(changed: str) -> str:
+    try:
+        when = datetime.fromisoformat(changed)
+    except ValueError:
+        return "-"
+    seconds = max(0.0, (datetime.now(UTC) - when.replace(tzinfo=when.tzinfo or UTC)).total_seconds())
+    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= 2 * size), _AGES[-1])
+    return f"{seconds / size:.0f} {unit}"

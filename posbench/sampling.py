@@ -1,0 +1,93 @@
+"""`posbench sample`: how a trained model goes on with a text. A look at it; the protocols of `posbench eval` measure.
+
+Each token is read once: keys, values and states of the tokens before are kept (`posbench.attention.Past`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posbench.config import ConfigError
+from posbench.data.tokenization import find_bos
+
+if TYPE_CHECKING:
+    from posbench.model import Decoder
+    from posbench.runs import Run
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the next token is drawn from the model's distribution."""
+
+    temperature: float = 1.0  # what the logits are divided by; 0: always the likeliest token
+    top_k: int | None = None  # of so many likeliest tokens alone; None: of all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise ConfigError(f"--temperature {self.temperature} must lie between 0 (the likeliest) and 100 (1: as is)")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"--top-k {self.top_k} must be 1 or more: the number of likeliest tokens to draw from")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model wrote."""
+
+    text: str  # without the prompt
+    tokens: int  # drawn
+    ended: str  # why it stopped, a phrase
+
+
+def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "cpu") -> Sample:
+    """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
+
+    Raises: ConfigError where the run has no weights, and where the scheme is not defined as far as the prompt reaches.
+    """
+    if tokens < 1:
+        raise ConfigError(f"--tokens {tokens} must be 1 or more")
+    model, tokenizer = run.load_model().to(device), run.tokenizer
+    bos = find_bos(tokenizer)
+    assert bos is not None, "a run's tokenizer has a BOS"
+    given = [bos, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    length, ended = len(given) + tokens, f"after {tokens} tokens"
+    longest = model.scheme.longest
+    if longest is not None and length > longest:
+        length, ended = longest, f"at {longest} tokens, as far as the scheme is defined"
+        if len(given) >= longest:
+            raise ConfigError(
+                f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it"
+            )
+    drawn = []
+    for token in continued(model, torch.tensor([given], device=device), length, drawing):
+        if token == bos:
+            ended = "where the model ended the document"
+            break
+        drawn.append(token)
+    text = tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
+    return Sample(text, len(drawn), ended)
+
+
+@torch.no_grad()
+def continued(model: Decoder, tokens: Tensor, length: int, drawing: Drawing) -> Iterator[int]:
+    """Tokens drawn one after another behind `tokens` [1, T], until `length` are there."""
+    generator = torch.Generator().manual_seed(drawing.seed)
+    pasts = model.pasts(length)
+    for _ in range(length - tokens.shape[1]):
+        logits = model.unembedding(model.hidden(tokens, pasts=pasts)[0, -1]).float().cpu()
+        token = _drawn(logits, drawing, generator)
+        yield token
+        tokens = tokens.new_tensor([[token]])
+
+
+def _drawn(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
+    if drawing.temperature == 0:
+        return int(logits.argmax())
+    if drawing.top_k is not None and drawing.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(drawing.top_k).values[-1], float("-inf"))
+    return int(torch.multinomial((logits / drawing.temperature).softmax(-1), 1, generator=generator))

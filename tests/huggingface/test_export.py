@@ -1,0 +1,154 @@
+"""What `posbench export` writes computes in transformers what the model computes here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import posbench.huggingface
+from posbench.composition import choices
+from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
+from posbench.data.tokenization import TOKENIZERS
+from posbench.huggingface import export_model
+from posbench.model import build_model
+from posbench.verify.specimen import certificate_config, randomise
+
+STOCK = {
+    "LlamaForCausalLM": "qk_rope qk_rope_1m qk_rope_500k qk_rope_context qk_rope_learned qk_rope_learned_base "
+    "p_rope_25 p_rope_75 hope",
+    "Phi3ForCausalLM": "rotary_pct_25",
+    "SmolLM3ForCausalLM": "nope rope_nope_interleaved",
+}
+CLASS_OF = {scheme: name for name, schemes in STOCK.items() for scheme in schemes.split()}
+
+
+def byte_tokenizer() -> Tokenizer:
+    return TOKENIZERS["bytes"](TokenizerConfig(kind="bytes"), [])
+
+
+def written(folder, scheme, *overrides, options=None):
+    config = certificate_config(scheme, ("train.context_length=48", "model.init_std=0.02", *overrides))
+    if options:
+        config = replace(config, scheme=SchemeConfig.from_mapping({**config.scheme.to_mapping(), **options}))
+    model = build_model(config, 257)
+    randomise(model)
+    result = export_model(model.eval(), config, byte_tokenizer(), folder / "exported", "a test")
+    return model, result
+
+
+@pytest.mark.parametrize("scheme", choices("scheme"))
+@torch.no_grad()
+def test_every_scheme_comes_back_with_its_logits_and_generates_with_a_cache(scheme, tmp_path):
+    model, result = written(tmp_path, scheme)
+    assert result.class_name == CLASS_OF.get(scheme, "PosbenchForCausalLM")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokens = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    expected = model(tokens)
+    scale = expected.abs().max()
+    torch.testing.assert_close(theirs(tokens).logits / scale, expected / scale, atol=2e-5, rtol=0)
+    given = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 256}
+    cached, whole = (theirs.generate(tokens, **given, use_cache=use) for use in (True, False))
+    assert cached.tolist() == whole.tolist()
+    assert whole[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])
+def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
+    _, result = written(tmp_path, "qk_rope", options={"rescale": rescale, "factor": 4.0})
+    assert result.class_name == "LlamaForCausalLM"  # and `export_model` has compared the logits
+
+
+def test_frequencies_that_follow_the_window_come_back_without_a_cache(tmp_path):
+    model, result = written(tmp_path, "qk_rope", options={"rescale": "dynamic_ntk"})
+    assert result.class_name == "PosbenchForCausalLM"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokens = torch.randint(257, (1, 90))  # beyond the training length
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens))
+    assert theirs.generate(tokens, max_new_tokens=2, pad_token_id=256).shape[1] > 90
+    with pytest.raises(ValueError, match="use_cache=False"):
+        theirs(tokens, use_cache=True)
+
+
+@pytest.mark.parametrize("scheme", ["qk_rope", "rotary_pct_25", "nope", "vo_rope"])
+def test_tied_embeddings_stay_tied(scheme, tmp_path):
+    written(tmp_path, scheme, "model.tied_embeddings=true")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "fox", "xpos", "linear_qk_rope"])
+@torch.no_grad()
+def test_prompts_of_different_lengths_are_padded_on_the_left_as_if_each_stood_alone(scheme, tmp_path):
+    written(tmp_path, scheme)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    prompts = ["where should it go", "nowhere", "anywhere"]
+    given = {"max_new_tokens": 5, "eos_token_id": None, "pad_token_id": 256}
+    together = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), **given, num_beams=4)
+    for prompt, row in zip(prompts, together, strict=True):
+        alone = model.generate(**tokenizer([prompt], return_tensors="pt"), **given, num_beams=4, use_cache=False)[0]
+        assert row[-5:].tolist() == alone[-5:].tolist()
+
+
+def test_masks_and_positions_that_the_model_does_not_know_are_refused(tmp_path):
+    written(tmp_path, "vo_rope")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokens = torch.arange(6)[None]
+    for given in (
+        {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])},
+        {"attention_mask": torch.ones(1, 1, 6, 6)},
+        {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])},
+        {"past_key_values": ()},
+    ):
+        with pytest.raises(ValueError, match=next(iter(given))):
+            model(tokens, **given)
+
+
+def test_our_class_learns_and_reads_in_bfloat16(tmp_path):
+    model, _ = written(tmp_path, "alibi")
+    tokens = torch.randint(257, (2, 20))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").train()
+    theirs(tokens, labels=tokens).loss.backward()
+    assert all(parameter.grad is not None for parameter in theirs.parameters())
+    rough = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.bfloat16)
+    assert rough.decoder.embedding.weight.dtype is torch.float32
+    logits = rough(tokens).logits.float()
+    assert not torch.equal(logits, model(tokens))
+    torch.testing.assert_close(logits, model(tokens), atol=0.2, rtol=0.05)
+
+
+def test_a_model_from_its_configuration_alone_is_drawn_as_ours_with_seed_0(tmp_path):
+    config = certificate_config("alibi")
+    drawn = AutoModelForCausalLM.from_config(posbench.huggingface.PosbenchConfig.of(config, 257)).decoder.state_dict()
+    ours = build_model(config, 257).state_dict()
+    assert all(torch.equal(drawn[name], tensor) for name, tensor in ours.items())
+
+
+def test_the_tokenizer_gives_the_tokens_of_training_behind_a_bos(tmp_path):
+    written(tmp_path, "nope")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    text = "Sein <|bos|> und Zeit: 道可道 "
+    assert tokenizer(text).input_ids == [256, *text.encode()]
+    assert tokenizer.decode(tokenizer(text).input_ids[1:]) == text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.model_max_length) == (256, 256, 48)
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="exported is not an empty folder"):
+        written(tmp_path, "nope")
+
+
+def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(posbench.huggingface.export, "stock_of", wrong_stock)
+    with pytest.raises(ConfigError, match="other logits than posbench"):
+        written(tmp_path, "qk_rope")
+    assert list(tmp_path.iterdir()) == []
+
+
+def wrong_stock(model):
+    stock = posbench.huggingface.stock.stock_of(model)
+    return replace(stock, config={**stock.config, "rope_parameters": {"rope_type": "default", "rope_theta": 9000.0}})

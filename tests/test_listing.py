@@ -1,0 +1,81 @@
+"""`posbench ls`: what has become of every run."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from posbench import runs
+from posbench.listing import as_json, exit_status, list_runs, show
+from posbench.machine.lock import hold
+from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
+from posbench.runs.pack import pack
+from posbench.training import train
+
+
+@pytest.fixture
+def experiment(config, tmp_path):
+    """Runs of five seeds: finished, evaluated too; being trained; cut off; failed; torn."""
+    first = train(config("scheme=vo_rope", "train.steps=6"))
+    folder = first.path.parent
+    for seed in range(1, 5):
+        shutil.copytree(first.path, folder / f"seed={seed}")
+    (first.path / "eval" / "fixed").mkdir()
+    for name in ("16.json", "16.parquet", "64@factor=2@rescale=pi.json", "notes.txt"):
+        (first.path / "eval" / "fixed" / name).touch()
+    for seed, status in ((1, RUNNING), (2, RUNNING), (3, DIED)):
+        run = Run(folder / f"seed={seed}")
+        changed = {"status": status, "seed": seed, "loss": None, "ended": None}
+        run.write_manifest(replace(run.manifest, **changed, reason="the loss is NaN" if status == DIED else None))
+        lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run.path / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 3))
+    (folder / "seed=4" / "run.json").write_text("{")
+    return folder.parent
+
+
+def test_every_run_says_what_has_become_of_it(experiment):
+    with hold(experiment / "vo_rope" / "seed=1"):
+        rows = list_runs(find_runs(experiment))
+    assert [row.state for row in rows] == [FINISHED, RUNNING, INTERRUPTED, DIED, UNREADABLE]
+    assert [(row.seed, row.step, row.tokens) for row in rows[:4]] == [
+        (0, 6, 768),
+        (1, 3, 384),
+        (2, 3, 384),
+        (3, 3, 384),
+    ]
+    assert rows[0].loss == Run(experiment / "vo_rope" / "seed=0").manifest.loss
+    assert rows[1].process and rows[1].process.split()[0].isdecimal() and rows[2].process is None
+    evaluated = [(each.length, each.under) for each in rows[0].evaluated["fixed"]]
+    assert evaluated == [(16, ()), (64, ("factor=2", "rescale=pi"))]
+    assert rows[0].num_bytes and rows[0].changed
+    assert rows[3].reason == "the loss is NaN" and "run.json" in str(rows[4].reason)
+    assert [row["state"] for row in json.loads(as_json(rows))] == [row.state for row in rows]
+
+
+def test_the_exit_status_tells_finished_from_failed_from_unfinished(experiment):
+    rows = list_runs(find_runs(experiment))
+    assert [exit_status(rows[:n]) for n in (1, 3, 4, 5)] == [0, 3, 1, 1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_shows_it_in_lines_that_fit(experiment, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    show(list_runs(find_runs(experiment)), console)
+    text = console.export_text()
+    assert "5 runs: 1 finished, 2 cut off, 1 failed, 1 unreadable" in text
+    assert "seed=3: the loss is NaN" in text and "cut off at step 3 of 6" in text
+    table = [line for line in text.splitlines() if line.startswith("vo_rope")]
+    assert len(table) == 5 and all(len(line.rstrip()) <= width for line in table)
+
+
+def test_packed_runs_are_listed_with_what_was_evaluated(experiment, tmp_path):
+    for seed in range(1, 5):
+        shutil.rmtree(experiment / "vo_rope" / f"seed={seed}")
+    shutil.rmtree(experiment / "vo_rope" / "seed=0" / "eval" / "fixed")
+    pack(experiment, tmp_path / "packed", lambda _: None)
+    [row] = list_runs(find_runs(tmp_path / "packed"))
+    assert (row.state, row.num_bytes, row.evaluated, exit_status([row])) == (FINISHED, None, {}, 0)
+    assert row.experiment == str(tmp_path / "packed") and runs.load_run(row.path).manifest.seed == row.seed

@@ -1,0 +1,48 @@
+"""`posbench sample`: a text goes on token by token, each read once."""
+
+import pytest
+import torch
+
+from posbench.config import ConfigError
+from posbench.data.tokenization import find_bos
+from posbench.model import build_model
+from posbench.sampling import Drawing, continued, sample
+from posbench.training import train
+from posbench.verify.specimen import certificate_config, randomise
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "vo_rope", "fox", "xpos", "linear_alibi", "learned"])
+@torch.no_grad()
+def test_the_tokens_are_those_of_a_model_that_reads_everything_each_time(scheme):
+    model = build_model(certificate_config(scheme), 64)
+    randomise(model)
+    tokens = torch.arange(9)[None]
+    written = list(continued(model, tokens, 30, Drawing(temperature=0)))
+    assert len(written) == 21
+    for token in written:
+        assert int(model(tokens)[0, -1].argmax()) == token
+        tokens = torch.cat((tokens, torch.tensor([[token]])), dim=1)
+
+
+def test_draws_repeat_with_their_seed_and_keep_to_the_likeliest():
+    model = build_model(certificate_config("nope"), 64)
+    tokens = torch.zeros(1, 1, dtype=torch.long)
+    first, same, other = (list(continued(model, tokens, 60, Drawing(seed=seed))) for seed in (1, 1, 2))
+    assert first == same != other
+    likeliest = list(continued(model, tokens, 60, Drawing(temperature=0)))
+    assert list(continued(model, tokens, 60, Drawing(top_k=1))) == likeliest
+
+
+def test_a_run_goes_on_with_a_prompt_as_far_as_its_scheme_is_defined(config):
+    run = train(config("scheme=learned"))  # defined up to 32 tokens
+    written = sample(run, "the rain ", 100, Drawing(temperature=0))
+    assert (written.tokens, written.ended) == (22, "at 32 tokens, as far as the scheme is defined")
+    assert run.tokenizer.encode(written.text).ids and find_bos(run.tokenizer) == 256
+    with pytest.raises(ConfigError, match="the prompt has 41 tokens"):
+        sample(run, "rain" * 10, 1, Drawing())
+
+
+@pytest.mark.parametrize("given", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}])
+def test_a_way_of_drawing_that_is_none_is_refused(given):
+    with pytest.raises(ConfigError, match="must"):
+        Drawing(**given)
