@@ -147,7 +147,7 @@ class Result:
 
     @cached_property
     def by_document(self) -> pd.DataFrame:
-        """The sums of every column over each document's windows, asked for many times by a report; not to be changed."""
+        """The sums of every column over each document's windows: a report asks many times. Not to be changed."""
         return self.sums(["document"])
 
     @cached_property
