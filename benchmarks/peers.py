@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -19,6 +20,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +31,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench import build_model, compose
+from benchmarks.shapes import SHAPES, Shape, config_of, ffn
+from posbench import build_model
+from posbench.composition import choices
+from posbench.machine.costs import datasheet_rate
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
 from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep
 
-VOCAB = 4096
-SHAPES = {
-    "A": {"layers": 6, "width": 256, "heads": 4, "context": 256, "batch": 16},
-    "B": {"layers": 8, "width": 512, "heads": 8, "context": 512, "batch": 8},
-}
 SCHEMES = ("nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi", "sinusoidal")
-Shape = dict[str, int]
-
-
-def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool) -> Any:
-    """posbench's configuration of a shape."""
-    words = [f"scheme={scheme}", f"model.num_layers={shape['layers']}", f"model.d_model={shape['width']}"]
-    words += [f"model.num_heads={shape['heads']}", f"train.context_length={shape['context']}"]
-    words += [f"train.batch_size={shape['batch']}", f"train.dtype={dtype}", f"train.compile={compiled}"]
-    return compose(words)
-
-
-def ffn(shape: Shape) -> int:
-    """The feed-forward width of all LLaMA-like contenders."""
-    width = config_of(shape, "nope", "float32", False).model.ffn_dim
-    assert width is not None
-    return int(width)
 
 
 class Ours:
@@ -64,7 +49,7 @@ class Ours:
 
     def __init__(self, shape: Shape, scheme: str, dtype: str, compiled: bool) -> None:
         config = config_of(shape, scheme, dtype, compiled)
-        self.training_step = TrainingStep(config, build_model(config, VOCAB), choose_device(config.train))
+        self.training_step = TrainingStep(config, build_model(config, shape.vocab), choose_device(config.train))
 
     def step(self, tokens: Tensor) -> Tensor:
         return self.training_step(0, tokens)[0]
@@ -106,22 +91,22 @@ def huggingface(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     """transformers' Llama with the weights of our qk_rope."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width, inner = shape["width"], ffn(shape)
+    width, inner = shape.width, ffn(shape)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCAB,
+            vocab_size=shape.vocab,
             hidden_size=width,
             intermediate_size=inner,
-            num_hidden_layers=shape["layers"],
-            num_attention_heads=shape["heads"],
-            max_position_embeddings=shape["context"],
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            max_position_embeddings=shape.context,
             rms_norm_eps=1e-5,
             rope_theta=10000.0,
             attn_implementation="sdpa",
             use_cache=False,
         )
     )
-    ours = build_model(config_of(shape, "qk_rope", "float32", False), VOCAB)
+    ours = build_model(config_of(shape, "qk_rope", "float32", False), shape.vocab)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(ours.embedding.weight)
         model.lm_head.weight.copy_(ours.unembedding.weight)
@@ -142,12 +127,12 @@ def litgpt(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     from litgpt import GPT, Config
 
     config = Config(
-        block_size=shape["context"],
-        vocab_size=VOCAB,
-        padded_vocab_size=VOCAB,
-        n_layer=shape["layers"],
-        n_head=shape["heads"],
-        n_embd=shape["width"],
+        block_size=shape.context,
+        vocab_size=shape.vocab,
+        padded_vocab_size=shape.vocab,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_embd=shape.width,
         rotary_percentage=1.0,
         parallel_residual=False,
         bias=False,
@@ -165,19 +150,19 @@ def x_transformers(**options: Any) -> Callable[[Shape], tuple[nn.Module, Callabl
         from x_transformers import Decoder, TransformerWrapper
 
         model = TransformerWrapper(
-            num_tokens=VOCAB,
-            max_seq_len=shape["context"],
+            num_tokens=shape.vocab,
+            max_seq_len=shape.context,
             use_abs_pos_emb=False,
             attn_layers=Decoder(
-                dim=shape["width"],
-                depth=shape["layers"],
-                heads=shape["heads"],
-                attn_dim_head=shape["width"] // shape["heads"],
+                dim=shape.width,
+                depth=shape.layers,
+                heads=shape.heads,
+                attn_dim_head=shape.width // shape.heads,
                 use_rmsnorm=True,
                 ff_glu=True,
                 ff_swish=True,
                 ff_no_bias=True,
-                ff_mult=ffn(shape) / shape["width"],
+                ff_mult=ffn(shape) / shape.width,
                 **options,
             ),
         )
@@ -208,10 +193,10 @@ class Plain(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCAB, shape["width"])
-        self.positions = nn.Embedding(shape["context"], shape["width"])
-        self.blocks = nn.ModuleList(PlainBlock(shape["width"], shape["heads"]) for _ in range(shape["layers"]))
-        self.norm = nn.LayerNorm(shape["width"], bias=False)
+        self.tokens = nn.Embedding(shape.vocab, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(PlainBlock(shape.width, shape.heads) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width, bias=False)
         nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -231,43 +216,54 @@ PEERS: dict[str, tuple[str, Callable[[Shape], tuple[nn.Module, Callable[[Any], T
 }
 NEVER_COMPILED = ("x-transformers rotary", "x-transformers ALiBi", "x-transformers ALiBi, no flash")
 BASE = "transformers Llama"
+WARMUP_STEPS = 2
 
 
 def contenders(
     shape: Shape, dtype: str, compiled: list[bool], fused: bool | None, only: str, device: Device
-) -> dict[str, Any]:
-    """Name -> contender, posbench's schemes first; peers that are not installed are named and left out."""
-    by_name: dict[str, Any] = {}
-    for scheme in SCHEMES:
+) -> dict[str, Callable[[], Any]]:
+    """Name -> what makes the contender, posbench's schemes first; peers that are not installed are named and skipped.
+
+    A scheme of `conf/scheme` is a contender too where `only` is its whole name, such as `posbench t5`.
+    """
+    makers: dict[str, Callable[[], Any]] = {}
+    one = only.removeprefix("posbench ")
+    for scheme in (*SCHEMES, *([one] if only.startswith("posbench ") and one in choices("scheme") else ())):
         if only in f"posbench {scheme}":
             for how in compiled[-1:]:
-                by_name[f"posbench {scheme}" + (", compiled" if how else "")] = Ours(shape, scheme, dtype, how)
+                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how)
     for name, (package, make) in PEERS.items():
         if only not in name:
             continue
         try:
             importlib.import_module(package)
         except ImportError as error:
-            print(f"{name}: not installed ({error}), left out", file=sys.stderr)
+            print(f"{name}: not installed ({error}), skipped", file=sys.stderr)
             continue
         for how in compiled:
             if not (how and name in NEVER_COMPILED):
-                torch.manual_seed(0)
-                model, logits = make(shape)
-                by_name[name + (", compiled" if how else "")] = Theirs(model, logits, dtype, how, fused, device)
-    return by_name
+                makers[name + _suffix(how)] = partial(_peer, make, shape, dtype, how, fused, device)
+    return makers
 
 
-def first_losses(runs: dict[str, Any], tokens: Tensor, dtype: str) -> dict[str, float]:
-    """Every contender's loss of its first step, of two to warm up. Raises: AssertionError where Llama's is not ours."""
+def _suffix(compiled: bool) -> str:
+    return ", compiled" if compiled else ""
+
+
+def _peer(make: Any, shape: Shape, dtype: str, compiled: bool, fused: bool | None, device: Device) -> Theirs:
+    torch.manual_seed(0)
+    model, logits = make(shape)
+    return Theirs(model, logits, dtype, compiled, fused, device)
+
+
+def first_losses(runs: dict[str, Any], tokens: Tensor) -> dict[str, float]:
+    """Every contender's loss of its first step, of the steps that warm it up."""
     first: dict[str, float] = {}
     for name, run in runs.items():
         first[name] = float(run.step(tokens))
-        run.step(tokens)
+        for _ in range(WARMUP_STEPS - 1):
+            run.step(tokens)
         print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
-    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
-    if ours is not None and BASE in first:
-        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
     return first
 
 
@@ -280,9 +276,11 @@ def compare(
     only: str,
     keep: bool,
     fused: bool | None = True,
+    alone: bool = False,
 ) -> dict[str, Any]:
-    """Tokens per second of every contender, medians of alternating rounds.
+    """Tokens per second of every contender, medians over rounds, which alternate unless each is measured `alone`.
 
+    Alone, one contender at a time stands in memory: large models leave no room for all of them.
     Raises: AssertionError where Llama's first loss is not ours.
     """
     if keep:
@@ -290,62 +288,96 @@ def compare(
     torch._dynamo.config.recompile_limit = 64
     shape = SHAPES[shape_name]
     device = choose_device(config_of(shape, "nope", dtype, False).train)
-    tokens = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
-    runs = contenders(shape, dtype, compiled, fused, only, device)
-    first = first_losses(runs, tokens, dtype)
+    makers = contenders(shape, dtype, compiled, fused, only, device)
+    first: dict[str, float] = {}
+    rates: dict[str, list[float]] = {}
+    machine: list[float] = []
+    for names in [[name] for name in makers] if alone else [list(makers)]:
+        losses, of, products = measure({name: makers[name]() for name in names}, rounds, steps, tokens, device)
+        first, rates, machine = first | losses, rates | of, machine + products
+        gc.collect()
+        if device.is_cuda:
+            torch.cuda.empty_cache()
+    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
+    if ours is not None and BASE in first:
+        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
+    flops = training_flops_per_token(config_of(shape, "nope", dtype, False), shape.vocab)
+    product_rate = statistics.median(machine)
+    return {
+        "shape": shape_name,
+        **asdict(shape),
+        "dtype": dtype,
+        "freed_memory_kept": keep,
+        "alone": alone,
+        "peers_adamw": "fused" if fused else "torch's default",
+        "device": device.describe(),
+        "rounds": rounds,
+        "steps_a_round": steps,
+        "matmul_flops_per_second": product_rate,
+        "first_losses": first,
+        "contenders": {
+            name: _figures(name, of, rates.get(BASE), flops / product_rate, flops, device) for name, of in rates.items()
+        },
+    }
+
+
+def measure(
+    runs: dict[str, Any], rounds: int, steps: int, tokens: Tensor, device: Device
+) -> tuple[dict[str, float], dict[str, list[float]], list[float]]:
+    """First losses, tokens a second in each round, and rates of matrix products between them, FLOP/s."""
+    first = first_losses(runs, tokens)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     machine = []
     for _ in range(rounds):
         machine.append(matmul_rate(device))
         for name, run in runs.items():
-            began = time.perf_counter()
-            for _ in range(steps):
-                run.step(tokens)
-            device.wait()
-            rates[name].append(steps * shape["batch"] * shape["context"] / (time.perf_counter() - began))
-    rate = statistics.median(machine)
-    config = config_of(shape, "nope", dtype, False)
-    flops = training_flops_per_token(config, VOCAB)
+            rates[name].append(_rate(run, steps, tokens, device))
+    return first, rates, machine
+
+
+def _rate(run: Any, steps: int, tokens: Tensor, device: Device) -> float:
+    """Tokens a second of so many steps."""
+    device.wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        run.step(tokens)
+    device.wait()
+    return steps * tokens.shape[0] * (tokens.shape[1] - 1) / (time.perf_counter() - began)
+
+
+def _figures(
+    name: str, rates: list[float], base: list[float] | None, least_seconds: float, flops: float, device: Device
+) -> dict[str, Any]:
+    """Of one contender. Arguments: least_seconds, what a token takes at the rate of matrix products; flops, a token."""
+    rate, stated = statistics.median(rates), datasheet_rate(device.describe()["name"])
+    is_ours = name.startswith("posbench")
     return {
-        "shape": shape_name,
-        **shape,
-        "dtype": dtype,
-        "freed_memory_kept": keep,
-        "peers_adamw": "fused" if fused else "torch's default",
-        "device": device.describe(),
-        "rounds": rounds,
-        "steps_a_round": steps,
-        "matmul_flops_per_second": rate,
-        "first_losses": first,
-        "contenders": {
-            name: {
-                "tokens_per_second": statistics.median(of),
-                "least": min(of),
-                "most": max(of),
-                "to_base": statistics.median(of) / statistics.median(rates[BASE]) if BASE in rates else None,
-                "mfu": statistics.median(of) * flops / rate if name.startswith("posbench") else None,
-            }
-            for name, of in rates.items()
-        },
+        "tokens_per_second": rate,
+        "least": min(rates),
+        "most": max(rates),
+        "to_base": rate / statistics.median(base) if base else None,
+        "mfu": rate * least_seconds if is_ours else None,
+        "mfu_datasheet": rate * flops / stated if is_ours and stated else None,
     }
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table of at most 80 columns, in Markdown."""
+    """Print a table in Markdown."""
     rate = result["matmul_flops_per_second"] / 1e9
     print(
-        f"\nShape {result['shape']}: {result['layers']} layers of {result['width']}, vocabulary {VOCAB}, context "
-        f"{result['context']}, batch {result['batch']};\n{result['dtype']}, {result['device']['threads']} threads, "
-        f"matrix products {rate:,.0f} GFLOP/s, {result['rounds']} rounds of {result['steps_a_round']} steps\n"
+        f"\nShape {result['shape']}: {result['layers']} layers of {result['width']}, vocabulary {result['vocab']}, "
+        f"context {result['context']}, batch {result['batch']};\n"
+        f"{result['dtype']}, {result['device']['threads']} threads, matrix products {rate:,.0f} GFLOP/s, "
+        f"{result['rounds']} rounds of {result['steps_a_round']} steps\n"
     )
-    print("| contender | tokens/s | least to most | to Llama | MFU |\n|---|---:|---:|---:|---:|")
+    print("| contender | tokens/s | least to most | to Llama | MFU | of datasheet |\n|---|---:|---:|---:|---:|---:|")
     for name, of in result["contenders"].items():
         ratio = f"{of['to_base']:.2f}" if of["to_base"] else "-"
-        mfu = f"{of['mfu']:.1%}" if of["mfu"] else ""
-        print(
-            f"| {name} | {of['tokens_per_second']:,.0f} | {of['least']:,.0f} to {of['most']:,.0f} | {ratio} | {mfu} |"
-        )
+        shares = " | ".join(f"{of[key]:.1%}" if of[key] else "" for key in ("mfu", "mfu_datasheet"))
+        rates = f"{of['tokens_per_second']:,.0f} | {of['least']:,.0f} to {of['most']:,.0f}"
+        print(f"| {name} | {rates} | {ratio} | {shares} |")
 
 
 def main() -> None:
@@ -356,14 +388,17 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="a round")
-    parser.add_argument("--only", default="", help="contenders whose name holds this")
+    parser.add_argument("--only", default="", help="contenders whose name holds this; `posbench SCHEME`, that scheme")
+    parser.add_argument("--alone", action="store_true", help="one contender in memory at a time: for large models")
     parser.add_argument("--free", action="store_true", help="glibc's own settings: freed memory goes back")
     parser.add_argument("--default-adamw", action="store_true", help="the peers' AdamW as torch chooses it, not fused")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     compiled = [False] if given.eager else [False, True]
     fused = None if given.default_adamw else True
-    result = compare(given.shape, given.dtype, compiled, given.rounds, given.steps, given.only, not given.free, fused)
+    result = compare(
+        given.shape, given.dtype, compiled, given.rounds, given.steps, given.only, not given.free, fused, given.alone
+    )
     show(result)
     if given.output:
         given.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

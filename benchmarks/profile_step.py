@@ -19,16 +19,18 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.peers import SHAPES, VOCAB, Ours, Shape, config_of
-from posbench.machine.device import choose_device
+from benchmarks.peers import Ours
+from benchmarks.shapes import SHAPES, Shape, config_of
+from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
 from posbench.size import num_parameters
 
 STEPS = 5
-PARTS = (  # the first that matches an operation's name
+PARTS = (  # the first that matches an operation's name, on a CPU
     ("linear layers' products", r"^aten::(mm|addmm|matmul|linear)$"),
     ("attention's products", r"^aten::(bmm|baddbmm)$"),
     ("AdamW, norm of gradients", r"adam|foreach|norm$|linalg"),
@@ -39,15 +41,25 @@ PARTS = (  # the first that matches an operation's name
     ("copies, fills", r"copy_|zero_|fill_|aten::(add_|to|empty|cat|clone|stack)"),
     ("calls of compiled code", r"Compiled|Dynamo|AOTDispatcher|bytecode"),
 )
+KERNELS = (  # ... and a kernel's on a GPU; written from the names that libraries give them, not from a profile
+    ("attention's products", r"flash|fmha|flex_attention|triton_tem_|efficient_attention"),
+    ("linear layers' products", r"gemm|nvjet|cutlass|xmma|cublas|splitK"),
+    ("AdamW, norm of gradients", r"(?i)adam|multi_tensor|lpnorm|vector_norm"),
+    ("cross-entropy", r"(?i)log_softmax|nll"),
+    ("compiled norms, residuals, rotation, SwiGLU", r"^triton_"),
+    ("copies, fills", r"(?i)memcpy|memset|copy|fill|direct_copy|CatArray"),
+)
 
 
-def copy_rate(size: int = 1 << 28, repeats: int = 5) -> float:
+def copy_rate(device: Device, size: int = 1 << 28, repeats: int = 5) -> float:
     """Bytes a second read and written by a copy."""
-    source, target = torch.ones(size // 4), torch.ones(size // 4)
+    source, target = (torch.ones(size // 4, device=device.torch) for _ in range(2))
     best = 0.0
     for _ in range(repeats):
+        device.wait()
         began = time.perf_counter()
         target.copy_(source)
+        device.wait()
         best = max(best, 2 * size / (time.perf_counter() - began))
     return best
 
@@ -55,10 +67,10 @@ def copy_rate(size: int = 1 << 28, repeats: int = 5) -> float:
 def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, float]:
     """Seconds of a step that each part cannot do without, in bfloat16."""
     model = config.model
-    tokens = shape["batch"] * shape["context"]
-    matrices = num_parameters(config, 0)["body"] + VOCAB * model.d_model
-    scores = shape["batch"] * model.num_heads * shape["context"] ** 2 / 2 * model.num_layers
-    attention = 12 * tokens * model.num_layers * model.num_heads * model.head_dim * shape["context"] / 2
+    tokens = shape.batch * shape.context
+    matrices = num_parameters(config, 0)["body"] + shape.vocab * model.d_model
+    scores = shape.batch * model.num_heads * shape.context**2 / 2 * model.num_layers
+    attention = 12 * tokens * model.num_layers * model.num_heads * model.head_dim * shape.context / 2
     wide = 2 * tokens * model.num_layers  # bytes of one number a token and layer
     return {
         "linear layers' products": 6 * tokens * matrices / flops,
@@ -66,8 +78,24 @@ def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, 
         "softmax, masks": 5 * 2 * scores / copies,  # in, out; probabilities, their gradient, the scores'
         "SwiGLU": 8 * model.ffn_dim * wide / copies,  # gate, up, product; the same with the gradients of all three
         "norms, residuals, rotation": 20 * model.d_model * wide / copies,
-        "AdamW, norm of gradients": 32 * sum(num_parameters(config, VOCAB).values()) / copies,
+        "AdamW, norm of gradients": 32 * sum(num_parameters(config, shape.vocab).values()) / copies,
     }
+
+
+def operations(contender: Ours, tokens: Tensor, device: Device) -> list[tuple[str, float, int]]:
+    """(name, seconds of its own, calls) a step of each operation, or on a GPU of each kernel; the longest first."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
+    with profile(activities=activities) as profiled:
+        for _ in range(STEPS):
+            contender.step(tokens)
+        device.wait()
+    events = profiled.key_averages()
+    if device.is_cuda:  # an operation of the host counts the kernels that it started once more
+        kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+        found = [(event.key, event.self_device_time_total, event.count) for event in kernels]
+    else:
+        found = [(event.key, event.self_cpu_time_total, event.count) for event in events]
+    return sorted(((key, time / 1e6 / STEPS, count // STEPS) for key, time, count in found), key=lambda row: -row[1])
 
 
 def main() -> None:
@@ -83,21 +111,17 @@ def main() -> None:
     config = config_of(shape, given.scheme, "bfloat16", True)
     device = choose_device(config.train)
     contender = Ours(shape, given.scheme, "bfloat16", True)
-    tokens: Tensor = torch.randint(VOCAB, (shape["batch"], shape["context"] + 1))
+    tokens: Tensor = torch.randint(shape.vocab, (shape.batch, shape.context + 1)).to(device.torch)
     for _ in range(3):
         contender.step(tokens)
-    flops, copies = matmul_rate(device), copy_rate()
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(STEPS):
-            contender.step(tokens)
+    flops, copies = matmul_rate(device), copy_rate(device)
     spent: dict[str, float] = {}
-    operations = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    for event in operations:
-        part = next((name for name, pattern in PARTS if re.search(pattern, event.key)), "other")
-        seconds = event.self_cpu_time_total / 1e6 / STEPS
+    for name, seconds, count in operations(contender, tokens, device):
+        parts = KERNELS if device.is_cuda else PARTS
+        part = next((part for part, pattern in parts if re.search(pattern, name)), "other")
         spent[part] = spent.get(part, 0.0) + seconds
-        if given.operations and seconds > 1e-4:
-            print(f"{1000 * seconds:8.2f} ms {event.count // STEPS:5d} {part:28s} {event.key[:80]}")
+        if given.operations and seconds > (1e-6 if device.is_cuda else 1e-4):
+            print(f"{1000 * seconds:8.3f} ms {count:5d} {part:28s} {name[:80]}")
     least = floors(shape, config, flops, copies)
     whole = sum(spent.values())
     print(

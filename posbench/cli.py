@@ -563,6 +563,9 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also compiled blocks, as training has them: a minute a scheme.")
+    ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check each scheme's properties numerically in float64 (relative, norms, causality). Exits 1 if one fails."""
@@ -574,7 +577,7 @@ def verify(
 
         named = any("=" not in word for word in words)
         words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
-    if not certify(words, _console()):
+    if not certify(words, _console(), compiled):
         raise SystemExit(1)
 
 

@@ -71,6 +71,7 @@ class Decoder(nn.Module):
         For steps with a gradient alone, whose shapes never change: what reads without one, at many lengths, would make
         the compiled code depend on what was read before, and so a resumed run's on where it was cut off.
         """
+        self.allow_compiled_attention()
         compiled = torch.compile(Block.forward, dynamic=False)
 
         def forward(block: Block, *given: Any) -> Tensor:
@@ -79,6 +80,11 @@ class Decoder(nn.Module):
         for block in self.blocks:
             block.forward = MethodType(forward, block)  # FSDP's hooks stay outside it
         self._losses_and_gradient = torch.compile(losses_and_gradient, dynamic=False)
+
+    def allow_compiled_attention(self) -> None:
+        """Let attention with a bias compile itself where long windows are read without a gradient (CUDA alone)."""
+        for block in self.blocks:
+            cast(Block, block).attention.kind.may_compile = True
 
     def hidden(self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype.

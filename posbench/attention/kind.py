@@ -56,6 +56,7 @@ class Kind(nn.Module, ABC):
 
     parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
     way: Callable[..., Tensor] | None = None  # one of `ways`; None: the best for the scheme and the device
+    may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:
         super().__init__()

@@ -19,14 +19,19 @@ class Softmax(Kind):
     A shared key and value that stay equal behind their hooks are one tensor, kept once (kexue.fm/archives/10862).
     """
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True
+    ) -> Tensor:
         """Attention behind the hooks, by `way` or the best there is: see `posbench.attention.ways`."""
-        return (ways.attend if self.way is None else self.way)(q, k, v, bias, scale)
+        if self.way is not None:
+            return self.way(q, k, v, bias, scale)
+        return ways.attend(q, k, v, bias, scale, reads_rows, self.may_compile)
 
     def ways(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = "fused" if not has_bias else "masked" if device.type == "cpu" else "blocks"
+        # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
         flex = {"flex": ways.flex} if has_bias and self.shape.head_dim >= ways.FLEX_FROM else {}
         return {usual: ways.attend, "blocks": ways.blocks, **flex}
 
@@ -39,7 +44,8 @@ class Softmax(Kind):
         q, k, values = scheme.q(q, at.pos), scheme.k(k, at.pos), None if is_one else scheme.v(v, at.pos)
         if past is not None:
             k, values, gate = cast(tuple[Tensor, Tensor | None, Tensor | None], past.extended(k, values, gate))
-        o = self.attend(q, k, k if values is None else values, scheme.bias(q, gate, at), self.scale)
+        bias, reads_rows = scheme.bias(q, gate, at), scheme.log_decay() is None  # else slopes, numbers of heads alone
+        o = self.attend(q, k, k if values is None else values, bias, self.scale, reads_rows)
         return scheme.o(o, at.pos)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:

@@ -4,7 +4,7 @@
     blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
              fastest at short contexts
     masked   query blocks on the fused kernel with the bias as its mask: any bias, on CPUs where nothing is compiled
-    flex     FlexAttention with the bias as its score function: any bias on CUDA
+    flex     FlexAttention with the bias as its score function: any bias on CUDA, compiled
 
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E] with H a multiple of Hkv, and give [B, H, T, E]. `scale`
 multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`). `blocks`
@@ -12,6 +12,10 @@ and `masked` also take more keys than queries: the queries are then those of the
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +28,9 @@ BLOCK = 128  # queries a block
 MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
 FLEX_FROM = 16  # channels a head, the least that FlexAttention takes
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
+CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
+SCHEMES_A_PROCESS = 256  # whose attention is compiled: beyond it torch raises (its own limit is 8)
+COMPILED_FROM = 1024  # tokens of a window from which reading without a gradient compiles FlexAttention, on a GPU
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -114,8 +121,11 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cel
     return out
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
-    """FlexAttention with the bias as score function; compiled by the caller, on CUDA."""
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True) -> Tensor:
+    """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
+
+    Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`).
+    """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -126,25 +136,81 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Te
         return i >= j
 
     T = q.shape[2]
-    mask = create_block_mask(causal, None, None, T, T, device=q.device)
-    changed = None if bias is None else score
-    return flex_attention(q, k, v, score_mod=changed, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return flex_attention(
+        q,
+        k,
+        v,
+        score_mod=None if bias is None else score,
+        block_mask=create_block_mask(causal, None, None, T, T, device=q.device),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),
+    )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
+def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
+    """How many tiles of keys FlexAttention's kernels fetch ahead, where its own choice does not fit into a GPU.
+
+    A kernel fetches what a bias reads at (query, key) ahead too, a tile of float32 each time. On an H200 the default of
+    three stages then asks for 245,760 bytes of shared memory forward at 64 channels and 233,472 backward at 128, of
+    232,448 that there are; two stages for 147,456 and less (docs/performance.md). A bias that reads numbers of heads
+    alone (ALiBi's slopes) fetches no tile. float32 has smaller tiles, and fits.
+    """
+    if not reads_rows or q.dtype == torch.float32:
+        return {}
+    return {"fwd_num_stages": 2} if q.shape[3] <= 64 else {"fwd_num_stages": 2, "bwd_num_stages": 2}
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    """`flex` for any length, for code that is not compiled itself: one kernel a scheme, whatever was read before."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, SCHEMES_A_PROCESS)
+    return torch.compile(flex, dynamic=True, fullgraph=True)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    reads_rows: bool = True,
+    may_compile: bool = False,
+) -> Tensor:
     """Causal attention by the best of the ways above that can carry `bias`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
-    are kept; bias, None or a function of rows; scale, what multiplies q . k.
+    are kept; bias, None or a function of rows; scale, what multiplies q . k; reads_rows, as in `flex`; may_compile,
+    whether long windows may compile their attention on CUDA where the code around it is not compiled.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
+    if q.is_cuda:
+        return _attend_on_cuda(q, k, v, bias, scale, reads_rows, may_compile or compiling)
     if k.shape[2] > q.shape[2]:
-        return (blocks if q.is_cuda else masked)(q, k, v, bias, scale)
-    if bias is None and (q.is_cuda or not compiling or q.shape[2] > FUSED_ABOVE):
+        return masked(q, k, v, bias, scale)
+    if bias is None and (not compiling or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v, scale)
-    if q.is_cuda and bias is not None and compiling and q.shape[3] >= FLEX_FROM:
-        return flex(q, k, v, bias, scale)  # uncompiled it would hold every score at once, so then blocks
-    if bias is not None and not compiling and not q.is_cuda:
+    if bias is not None and not compiling:
         return masked(q, k, v, bias, scale)
     return blocks(q, k, v, bias, scale)
+
+
+def _attend_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool, compiles: bool
+) -> Tensor:
+    """`flex` uncompiled would hold every score at once, and so do blocks whose gradient is wanted."""
+    B, H, T, D = q.shape
+    is_whole = k.shape[2] == T
+    if bias is None and is_whole:
+        return fused(q, k, v, scale)
+    if bias is not None and is_whole and compiles and D >= FLEX_FROM:
+        if torch.compiler.is_compiling():
+            return flex(q, k, v, bias, scale, reads_rows)
+        if T >= COMPILED_FROM and not torch.is_grad_enabled():
+            return _compiled_flex()(q, k, v, bias, scale, reads_rows)
+    if torch.is_grad_enabled():
+        return blocks(q, k, v, bias, scale)
+    # Few and large blocks: each costs a dozen launches.
+    return blocks(q, k, v, bias, scale, block=max(BLOCK, min(T, CUDA_SCORES // (B * H * k.shape[2]))))

@@ -236,6 +236,8 @@ class _Scorer:
         device, model, settings = self._device(protocol), self._loaded(), self.settings(protocol)
         model.piece = settings.piece
         model.to(device.torch).compute_dtype = device.dtype
+        if device.compiled:
+            model.allow_compiled_attention()
         device.reset_peak_memory()
         advice = (
             f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "

@@ -15,7 +15,8 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: by every
 way that the kind of attention has, and piece by piece on what it keeps, are the logits those of the definition, but for
 roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores are rounded in
-proportion, and as many more roundings are allowed.
+proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights; with
+`compiled` blocks are compiled too, as training has them (`training`).
 
 A certificate that does not apply shows as "-". What `posbench.reference` does not define (a plug-in's kind) cannot be
 held to a definition, and the table says so; its formats are held to its own float64 logits instead.
@@ -58,11 +59,11 @@ def _always(specimen: Specimen) -> bool:
 
 
 def _fp32(specimen: Specimen) -> tuple[float, str]:
-    return measures.roundings(specimen, torch.float32, 2.0**-24)
+    return measures.roundings(specimen, torch.float32, 2.0**-24, specimen.compiled)
 
 
 def _bf16(specimen: Specimen) -> tuple[float, str]:
-    return measures.roundings(specimen, torch.bfloat16, 2.0**-8)
+    return measures.roundings(specimen, torch.bfloat16, 2.0**-8, specimen.compiled)
 
 
 PROPERTIES = (
@@ -154,12 +155,13 @@ def _one_thread() -> Iterator[None]:
 
 @_one_thread()
 @torch.no_grad()
-def certify(config: Config) -> Certificate:
+def certify(config: Config, compiled: bool = False) -> Certificate:
     """Measure every certificate of `config.scheme` in a decoder of `config.model` with random weights.
 
+    Arguments: compiled, whether compiled blocks are certified too, which takes minutes.
     Raises: ConfigError where the scheme refuses its options or the shape.
     """
-    specimen = Specimen.of(config)
+    specimen = Specimen.of(config, compiled)
     checks: dict[str, Check] = {}
     for wanted in PROPERTIES:
         if not wanted.applies(specimen):

@@ -20,6 +20,7 @@ from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
 from posbench.verify.specimen import SHIFT, VOCAB, Specimen
+from posbench.verify.training import training_errors
 
 PIECE = 56  # tokens: three pieces, the last one short
 
@@ -163,15 +164,18 @@ def definition(specimen: Specimen) -> float:
     return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
 
 
-def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """The largest error of any path in a number format, and which path: root mean squares, in roundings."""
-    errors = dict(_errors(specimen, dtype, rounding))
+def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool = False) -> tuple[float, str]:
+    """The largest error of any path in a number format, and which path: root mean squares, in roundings.
+
+    Arguments: compiled, whether compiled blocks are a path too.
+    """
+    errors = dict(_errors(specimen, dtype, rounding, compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
 
 
-def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator[tuple[str, float]]:
-    """Each path that can run here, and its error: every way of the kind, in pieces, and each hook alone."""
+def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool) -> Iterator[tuple[str, float]]:
+    """Each path that can run here, and its error: every way of the kind, in pieces, each hook alone, and training's."""
 
     def error(result: Tensor, expected: Tensor) -> float:
         difference = result.double().cpu() - expected
@@ -197,6 +201,9 @@ def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float) -> Iterator
                 x = heads.to(device, dtype)
                 expected = getattr(exact, site)(x.double().cpu(), precise)
                 yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded), expected)
+        if compiled or device == "cuda":
+            for path, roundings in training_errors(specimen, narrow, dtype, rounding, compiled):
+                yield f"{device} {path}", roundings / stretch
 
 
 def _stretch(specimen: Specimen) -> float:

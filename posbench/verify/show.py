@@ -18,10 +18,11 @@ NARROW = 5  # characters of a number in the table
 TOGETHER = {"trip": "turn", "kernel": "turn"}  # certificates that share a column, which shows the worst of them
 
 
-def verify(words: Sequence[str] | None, console: Console) -> bool:
+def verify(words: Sequence[str] | None, console: Console, compiled: bool = False) -> bool:
     """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
 
-    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`.
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether what is
+    compiled for training is certified too.
     Raises: ConfigError for a name that is no scheme, or options that it refuses.
     """
     overrides = [word for word in words or () if "=" in word]
@@ -31,7 +32,7 @@ def verify(words: Sequence[str] | None, console: Console) -> bool:
     crashes: dict[str, str] = {}
     for name, config in zip(names, configs, strict=True):
         try:
-            certificates.append(certify(config))
+            certificates.append(certify(config, compiled))
         except ConfigError:
             raise
         except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having
@@ -95,7 +96,7 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
         "largest of: logits by fused or masked kernels, in blocks, by FlexAttention (a bias), in chunks and quadratic "
         "(linear attention, decay), in pieces; each hook; counted for the size of scores where q and k come out of "
-        "their hooks longer"
+        "their hooks longer; on a GPU or with --compiled gradients by every weight, with --compiled compiled blocks"
     )
     for row in certificates:
         if not row.is_streaming:

@@ -88,9 +88,10 @@ class Specimen:
     narrow: Decoder  # weights in float32, as runs have them
     wide: Decoder  # the same weights in float64
     tokens: Tensor  # [1, T]
+    compiled: bool = False  # are compiled blocks examined too?
 
     @classmethod
-    def of(cls, config: Config) -> Specimen:
+    def of(cls, config: Config, compiled: bool = False) -> Specimen:
         """With random weights. Raises: ConfigError where the scheme refuses its options or the shape."""
         narrow = build_model(config, VOCAB).eval()
         randomise(narrow)
@@ -101,7 +102,7 @@ class Specimen:
                 f"train.context_length={2 * SHIFT} or more"
             )
         length = LENGTH if longest is None else min(LENGTH, longest - SHIFT)
-        return cls(config, narrow, copy.deepcopy(narrow).double(), random_tokens(length))
+        return cls(config, narrow, copy.deepcopy(narrow).double(), random_tokens(length), compiled)
 
     @property
     def length(self) -> int:

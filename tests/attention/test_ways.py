@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbench.attention.ways import attend, blocks, masked
+from posbench.attention.ways import attend, blocks, kernel_options, masked
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import At, Shape
 from posbench.schemes.alibi import Alibi
@@ -139,3 +139,10 @@ def test_scores_of_any_size_make_no_nan():
     for scale in (0.0, 1e4):
         out = scaled(attend)(scale * q, scale * k, v, alibi_of(q, k, torch.float32))
         assert out.isfinite().all() and out.abs().max() <= v.abs().max() + 1e-5
+
+
+@pytest.mark.parametrize("head_dim, expected", [(32, "fwd"), (64, "fwd"), (65, "fwd bwd"), (128, "fwd bwd")])
+def test_a_bias_that_reads_rows_gets_kernels_that_fit_into_a_gpu(head_dim, expected):
+    q = torch.empty(1, 1, 8, head_dim, dtype=torch.bfloat16)
+    assert kernel_options(q, reads_rows=True) == {f"{way}_num_stages": 2 for way in expected.split()}
+    assert kernel_options(q, reads_rows=False) == kernel_options(q.float(), reads_rows=True) == {}

@@ -242,3 +242,12 @@ def test_what_is_no_path_is_refused(files: Files, words: object) -> None:
     config.data.path = words
     with pytest.raises(ConfigError, match=r"data\.path=.* (is no path|cannot be looked up|does not exist)"):
         prepare(config, quiet=True)
+
+
+def test_without_the_datasets_library_the_error_says_what_to_install(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(prose(300))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="datasets is not installed: pip install datasets"):
+        prepare(files(path=tmp_path / "*.txt"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.peers import SHAPES, VOCAB, Ours
+from benchmarks.peers import Ours
+from benchmarks.shapes import SHAPES
 from posbench import build_model
 from posbench.bench import bench_training
 from posbench.config import Config
@@ -41,7 +43,7 @@ def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: l
     bench_training(words, ["nope"], rounds=1, steps=2)
     assert len(steps) == 3 + 2 + 1  # to warm up, in the round, and by phase
     steps.clear()
-    Ours({**SHAPES["A"], "layers": 1}, "nope", "float32", compiled=False).step(torch.randint(VOCAB, (1, 9)))
+    Ours(replace(SHAPES["A"], layers=1), "nope", "float32", compiled=False).step(torch.randint(4096, (1, 9)))
     assert len(steps) == 1
 
 

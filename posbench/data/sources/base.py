@@ -49,8 +49,17 @@ class Source(ABC):
 
 
 def quiet_datasets() -> ModuleType:
-    """The `datasets` library without its progress bars and log lines."""
-    import datasets
+    """The `datasets` library without its progress bars and log lines. Raises: ConfigError where it is not installed.
+
+    Text that was prepared before is read without it.
+    """
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"text is read through the `datasets` library, and {error.name} is not installed: "
+            "pip install datasets, or prepare the text where it is (posbench prepare) and copy its cache folder"
+        ) from None
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)

@@ -1,0 +1,47 @@
+"""The shapes at which steps are measured, and posbench's configuration of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posbench import compose
+from posbench.config import Config
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A LLaMA-like decoder with embeddings of its own at both ends, and a batch for it."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int  # tokens
+    batch: int  # sequences
+    vocab: int = 4096
+    ffn: int | None = None  # None: 8/3 of the width, as posbench has it
+
+
+SHAPES = {
+    "A": Shape(6, 256, 4, 256, 16),
+    "B": Shape(8, 512, 8, 512, 8),
+    # Of conf/model; batches for a GPU of 80 GB or more.
+    "25m": Shape(8, 512, 8, 1024, 64, vocab=16384),
+    "125m": Shape(12, 768, 12, 1024, 32, vocab=16384),
+    "350m": Shape(24, 1024, 16, 1024, 16, vocab=16384),
+    "1b": Shape(16, 2048, 16, 2048, 8, vocab=16384, ffn=8192),
+}
+
+
+def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool) -> Config:
+    """posbench's configuration of a shape."""
+    words = [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
+    words += [f"model.num_heads={shape.heads}", f"train.context_length={shape.context}"]
+    words += [f"train.batch_size={shape.batch}", f"train.dtype={dtype}", f"train.compile={compiled}"]
+    return compose([*words, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else [])])
+
+
+def ffn(shape: Shape) -> int:
+    """The feed-forward width of all LLaMA-like contenders."""
+    width = config_of(shape, "nope", "float32", False).model.ffn_dim
+    assert width is not None
+    return int(width)

@@ -1,0 +1,80 @@
+"""What the benchmarks promise of themselves; their figures are nobody's promise."""
+
+import io
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import peers, profile_step, shapes
+from posbench import bench
+from posbench.machine.device import choose_device
+
+TINY = shapes.Shape(layers=1, width=32, heads=2, context=16, batch=2, vocab=64)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_a_shape_named_as_a_model_is_that_model(name):
+    from posbench import compose
+
+    if name not in ("A", "B"):
+        ours, theirs = shapes.config_of(shapes.SHAPES[name], "nope", "float32", False).model, compose([f"model={name}"])
+        assert replace(ours, name=name, tied_embeddings=theirs.model.tied_embeddings) == theirs.model
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_contenders_that_are_measured_alone_do_not_stand_in_memory_together(alone, monkeypatch):
+    alive, most = weakref.WeakSet(), []
+    step = peers.Ours.step
+
+    def stepped(self, tokens):
+        alive.add(self)
+        most.append(len(alive))
+        return step(self, tokens)
+
+    monkeypatch.setattr(peers.Ours, "step", stepped)
+    result = peers.compare("tiny", "float32", [False], 2, 1, "posbench q", keep=False, alone=alone)
+    assert set(result["contenders"]) == {"posbench qk_rope", "posbench qkvo_rope"} and max(most) == (1 if alone else 2)
+
+
+def test_a_scheme_of_ones_own_choice_is_a_contender():
+    made = peers.contenders(TINY, "float32", [False], True, "posbench t5", choose_device_of_tiny())
+    assert list(made) == ["posbench t5"]
+
+
+def choose_device_of_tiny():
+    return choose_device(shapes.config_of(TINY, "nope", "float32", False).train)
+
+
+def test_a_profile_names_operations_of_a_step():
+    contender = peers.Ours(TINY, "nope", "float32", False)
+    rows = profile_step.operations(contender, torch.randint(64, (2, 17)), choose_device_of_tiny())
+    seconds = [seconds for _, seconds, _ in rows]
+    assert seconds == sorted(seconds, reverse=True) and "aten::mm" in {name for name, _, _ in rows}
+
+
+def test_evaluation_is_scored_once_before_it_is_timed(monkeypatch):
+    times = iter([9.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(bench, "_window_seconds", lambda *args: next(times))
+    words = ["model=tiny", "train.device=cpu", "train.compile=false"]
+    figures = bench.bench_evaluation(words, ["nope"], [8], rounds=3)["schemes"]["nope"]["8"]
+    assert (figures["first_seconds"], figures["seconds"]) == (9.0, 2.0)
+
+
+def test_mfu_is_shown_of_the_datasheet_too_where_it_states_a_rate(monkeypatch):
+    monkeypatch.setattr(bench, "datasheet_rate", lambda name: 2e12)
+    words = ["model=tiny", "train.context_length=16", "train.batch_size=2", "train.device=cpu", "train.compile=false"]
+    result = bench.bench_training(words, ["nope"], rounds=1, steps=1)
+    console = Console(file=io.StringIO(), width=80)
+    bench._show_training(result, console)
+    shown, figures = console.file.getvalue(), result["schemes"]["nope"]
+    assert (
+        "sheet" in shown and "datasheet's 2,000 GFLOP/s" in shown and f"{100 * figures['mfu_datasheet']:.1f}%" in shown
+    )
