@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from decimal import Decimal
 from typing import Any, get_type_hints
 
@@ -73,10 +73,9 @@ def wordy(config: type[Config]) -> type:
 
 
 def _with_any(group: type, names: set[str]) -> type:
-    changed = []
+    changed: list[tuple[str, Any, Any]] = []
     for each in fields(group):
         if each.name in names:
-            default = {} if each.default is MISSING else {"default": each.default}
-            made = {} if each.default_factory is MISSING else {"default_factory": each.default_factory}
-            changed.append((each.name, Any, field(**default, **made)))
+            own: Any = field(default=each.default, default_factory=each.default_factory)
+            changed.append((each.name, Any, own))
     return make_dataclass(group.__name__, changed, bases=(group,))

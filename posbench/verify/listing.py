@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from posbench.attention import KINDS
 from posbench.composition import choices, conf_dir
+from posbench.composition.choices import comment_of
 from posbench.composition.rows import expand
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Shape, build_scheme
@@ -52,7 +53,7 @@ def _row(file: Path, config_dir: Path | None) -> tuple[str, str, str, str]:
     from omegaconf import OmegaConf
 
     kind = ""
-    comment = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+    comment = comment_of(file)
     try:
         config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(OmegaConf.load(file)), config_dir))
         kind = config.kind
