@@ -50,6 +50,7 @@ class Ours:
     def __init__(self, shape: Shape, scheme: str, dtype: str, compiled: bool) -> None:
         config = config_of(shape, scheme, dtype, compiled)
         self.training_step = TrainingStep(config, build_model(config, shape.vocab), choose_device(config.train))
+        self.warmup_steps = max(WARMUP_STEPS, self.training_step.warmup_steps)
 
     def step(self, tokens: Tensor) -> Tensor:
         return self.training_step(0, tokens)[0]
@@ -68,6 +69,7 @@ class Theirs:
         device: Device,
     ) -> None:
         self.model, self.logits, self.device = model.to(device.torch), logits, device
+        self.warmup_steps = WARMUP_STEPS
         self.autocast = dtype == "bfloat16"
         self.called = torch.compile(self.model) if compiled else self.model
         matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -261,7 +263,7 @@ def first_losses(runs: dict[str, Any], tokens: Tensor) -> dict[str, float]:
     first: dict[str, float] = {}
     for name, run in runs.items():
         first[name] = float(run.step(tokens))
-        for _ in range(WARMUP_STEPS - 1):
+        for _ in range(run.warmup_steps - 1):
             run.step(tokens)
         print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
     return first

@@ -28,6 +28,7 @@ from posbench.machine.signals import end_with, is_worker
 if TYPE_CHECKING:
     from posbench.config import Config
     from posbench.machine.terminal import Terminal
+    from posbench.sweep_table import Trained
 
 app = typer.Typer(
     name="posbench",
@@ -153,7 +154,14 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 
 @app.command(context_settings=HYDRA)
-def train(ctx: typer.Context, words: Overrides = None) -> None:
+def train(
+    ctx: typer.Context,
+    words: Overrides = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+    ] = None,
+) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
@@ -164,28 +172,62 @@ def train(ctx: typer.Context, words: Overrides = None) -> None:
     try:
         from posbench.composition import run_application
 
-        failures = run_application("posbench train", [*(words or []), *ctx.args], _train_job, _say)
+        given = [*(words or []), *ctx.args]
+        given += _side_by_side(jobs, given)
+        outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
-    for failure in failures:
-        _say(f"posbench: {failure}")
-    if failures:
+    from posbench.sweep_table import show_outcomes
+
+    show_outcomes(outcomes, _console(for_show=False))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        _say(f"posbench: {outcome}")
+    if failed:
         raise SystemExit(1)
 
 
-def _train_job(config: Config) -> None:
+def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
+    """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
+    if jobs is None:
+        return []
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more")
+    if not {"-m", "--multirun"} & set(words):
+        raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
+    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+
+
+def _is_finished(folder: Path) -> bool:
+    from posbench.runs import FINISHED, Run, state_of
+
+    try:
+        return state_of(Run(folder)) == FINISHED
+    except OSError:  # it may not be read: training says so
+        return False
+
+
+def _train_job(config: Config) -> Trained:
     from posbench.machine.device import spread
+    from posbench.runs import Run, run_folder
+    from posbench.sweep_table import Trained
     from posbench.training import train
     from posbench.training.memory_check import check_memory
 
     spread(config)
     check_memory(config)
+    was_finished = _is_finished(run_folder(config))
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 
         launch(config)
     else:
         train(config)
+    try:
+        loss = Run(run_folder(config)).manifest.loss
+    except ConfigError:  # somebody took the folder away
+        loss = None
+    return Trained(loss, was_finished)
 
 
 @app.command(context_settings=HYDRA)

@@ -25,6 +25,9 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_p = logits.log_softmax(-1, dtype=wide)
     losses = -log_p.gather(-1, targets[:, None])[:, 0]
+    if logits.is_cuda:  # one compiled kernel; an assignment by index would keep all of them in float32 beside it
+        is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+        return losses, (log_p.exp() - is_target.to(wide)).to(logits.dtype)
     gradient = log_p.exp_()
     gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
     return losses, gradient.to(logits.dtype)

@@ -168,8 +168,11 @@ class Decoder(nn.Module):
 
     def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
         # Of the rounded numbers, but not rounded again: bfloat16 logits would move a mean loss by up to 6e-4 nats.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        logits = F.linear(x.to(wide), self.unembedding.weight.to(x.dtype).to(wide))
+        wide, weight = torch.promote_types(x.dtype, torch.float32), self.unembedding.weight.to(x.dtype)
+        if x.is_cuda and x.dtype != wide and not torch.is_grad_enabled():
+            logits = torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the units for rounded numbers
+        else:
+            logits = F.linear(x.to(wide), weight.to(wide))
         return F.cross_entropy(logits, targets, reduction="none")
 
 

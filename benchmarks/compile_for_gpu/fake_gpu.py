@@ -196,11 +196,23 @@ _NOT_LAUNCHED = ("empty", "detach", "lift", "_local_scalar_dense", "new_empty", 
 class Launches(TorchDispatchMode):
     """Counts what a GPU would be asked to start: each operation but views, and the kernels of compiled graphs."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:  # else Dynamo would not run what was compiled
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            return function(*args, **(kwargs or {}))
         name = function._schema.name.partition("::")[2]
         self.count += not (function.is_view or function.namespace == "prim" or name.startswith(_NOT_LAUNCHED))
         return function(*args, **(kwargs or {}))

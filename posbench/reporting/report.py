@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
-from posbench.machine.files import write_bytes
+from posbench.machine.files import remove_leftovers, write_bytes
 from posbench.reporting import drawing, page, plots, spreadsheet, trend_plots
 from posbench.reporting.columns import described
 from posbench.reporting.findings import find
@@ -116,6 +116,7 @@ def _publish(
     if latex:
         files |= {f"latex/{stem}.pdf": drawing.pdf(figure) for stem, figure in figures.items()}
         files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
+    remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)
     print_sections(made, console)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from posbench import runs
@@ -29,6 +30,7 @@ from posbench.training.optimizer import learning_rate
 from posbench.training.progress import TrainingProgress
 from posbench.training.state import LoopState, Stopwatch
 from posbench.training.step import Observer, TrainingStep, unobserved
+from posbench.training.writer import Writer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +56,7 @@ class Training:
     notice: Notice
     tracker: Tracker
     bar: TrainingProgress
+    writer: Writer = field(default_factory=Writer)
     state: LoopState = field(default_factory=LoopState)
     observe: Observer = unobserved
 
@@ -85,7 +88,7 @@ def train_steps(training: Training) -> None:
         # The result stays on the device, and the host does not wait for it.
         state.pending.append(step(n, tokens, training.observe))  # [2]: loss (nats per token), gradient norm
         state.steps_done = n + 1
-        if n == first:  # it compiles, so it is timed apart
+        if n < first + step.warmup_steps:  # the first compiles, so it is timed apart
             fetch_losses(training)
             state.first_step_seconds += watch.leave_out()
             logged = state.steps_done
@@ -113,6 +116,8 @@ def train_steps(training: Training) -> None:
             state.train_seconds = watch.seconds
             with watch.paused():
                 save(training)
+                if is_last or signal_number:
+                    training.writer.wait()
             training.observe("checkpoint", n, step)
 
         if signal_number:
@@ -201,20 +206,24 @@ def append_row(training: Training, row: dict[str, Any]) -> None:
 
 
 def save(training: Training) -> None:
-    """Write a checkpoint of the steps so far."""
+    """Write a checkpoint of the steps so far: on a GPU beside the steps that follow."""
     weights, moments = (
         checkpoint.weights_of(training.step.model),
         training.step.optimizer.state(),
     )  # all processes, where sharded
     if not training.is_first:
         return
-    checkpoint.save(
-        training.run.path / "checkpoints",
-        training.state.steps_done,
-        weights,
-        moments,
-        (training.run.path / "metrics.jsonl").read_bytes(),
-        {**training.state.saved(), "manifest": to_mapping(training.manifest)},
-        training.config.train.keep_checkpoints,
-        training.config.train.branching_steps,
+    writer = training.writer
+    writer(
+        partial(
+            checkpoint.save,
+            training.run.path / "checkpoints",
+            training.state.steps_done,
+            writer.snapshot(weights),
+            writer.snapshot(moments),
+            (training.run.path / "metrics.jsonl").read_bytes(),
+            {**training.state.saved(), "manifest": to_mapping(training.manifest)},
+            training.config.train.keep_checkpoints,
+            training.config.train.branching_steps,
+        )
     )

@@ -62,8 +62,9 @@ class AdamW:
     The update is element by element, so of sharded parameters (FSDP2) every process updates its own shards.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, model: nn.Module, config: TrainConfig, rate: Tensor | None = None) -> None:
+        """Arguments: rate, 0-d on the device, which then holds the learning rate: for steps that are recorded once."""
+        self.config, self.rate = config, rate
         self.parameters = dict(model.named_parameters())
         self.shards = {name: shard_of(p) for name, p in self.parameters.items()}
         decayed = decayed_parameters(model)
@@ -71,25 +72,37 @@ class AdamW:
         others = [self.shards[name] for name in self.parameters if name not in decayed]
         self.torch = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=config.lr,
+            lr=config.lr if rate is None else rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             fused=True,
+            capturable=rate is not None and rate.is_cuda,
         )
 
-    def step(self, step: int, healthy: Tensor) -> Tensor:
-        """One update with the gradients at hand. Returns their global norm, before clipping, a 0-d tensor.
-
-        Arguments: step, 0-based, sets the learning rate; healthy, 0-d bool, false where the loss was not finite.
-        """
+    def set_rate(self, step: int) -> None:
+        """Set the learning rate of step `step` (0-based)."""
+        rate = learning_rate(step, self.config)
+        if self.rate is not None:
+            self.rate.fill_(rate)
+            return
         for group in self.torch.param_groups:
-            group["lr"] = learning_rate(step, self.config)
+            group["lr"] = rate
+
+    def norm(self) -> Tensor:
+        """The global norm of the gradients at hand, 0-d."""
         for name, p in self.parameters.items():
             if self.shards[name] is not p and p.grad is not None:
                 self.shards[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
-        norm = global_norm(
+        return global_norm(
             self.shards.values(), sharded=any(self.shards[name] is not p for name, p in self.parameters.items())
         )
+
+    def step(self, healthy: Tensor) -> Tensor:
+        """One update with the gradients at hand. Returns their global norm, before clipping, a 0-d tensor.
+
+        Arguments: healthy, 0-d bool, false where the loss was not finite.
+        """
+        norm = self.norm()
         good = healthy & norm.isfinite()
         clip = self.config.grad_clip
         # Read by PyTorch's fused kernel (its gradient scaler sets them); not declared in the class.

@@ -9,7 +9,7 @@ import gc
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from posbench.training.loop import Died, Notice, Training, log_validation, train
 from posbench.training.processes import Processes, joined_processes
 from posbench.training.progress import TrainingProgress
 from posbench.training.step import Observer, TrainingStep, unobserved
+from posbench.training.writer import Writer
 
 LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
 _runs_of_process = itertools.count()
@@ -83,10 +84,15 @@ def _train(
             has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
             step = TrainingStep(config, model, device, processes)
             bar = TrainingProgress(console, config.scheme.name, config.train.num_steps)
+            writer = Writer(beside=device.is_cuda)
             training = Training(
-                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, observe=observe
+                config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, writer, observe=observe
             )
-            with _reason_recorded(training), exhaustion_explained(device, training_advice(config.train)):
+            with (
+                _reason_recorded(training),
+                closing(writer),
+                exhaustion_explained(device, training_advice(config.train)),
+            ):
                 folder.begin(training)
                 with _tracked(training), bar.shown(done=training.state.steps_done):
                     device.reset_peak_memory()

@@ -59,7 +59,8 @@ def test_a_step_is_adamw_with_clipping_and_decay_on_matrices_only() -> None:
         optimizer.zero_grad()
         loss = _loss(ours, t)
         loss.backward()
-        optimizer.step(t, healthy=loss.isfinite())
+        optimizer.set_rate(t)
+        optimizer.step(healthy=loss.isfinite())
     _by_hand(theirs, settings, 5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
@@ -73,11 +74,13 @@ def test_a_step_that_is_not_finite_changes_nothing(poison: float, where: str) ->
     for t in range(2):
         optimizer.zero_grad()
         _loss(network, t).backward()
-        optimizer.step(t, healthy=torch.tensor(True))
+        optimizer.set_rate(t)
+        optimizer.step(healthy=torch.tensor(True))
     before = copy.deepcopy([p.detach() for p in network.parameters()]), copy.deepcopy(optimizer.state())
     if where == "gradient":
         next(network.parameters()).grad[0, 0] = poison
-    optimizer.step(2, healthy=torch.tensor(where == "gradient"))
+    optimizer.set_rate(2)
+    optimizer.step(healthy=torch.tensor(where == "gradient"))
     for a, b in zip(network.parameters(), before[0], strict=True):
         assert torch.equal(a, b)
     for key, value in optimizer.state().items():
@@ -90,13 +93,15 @@ def test_the_state_comes_back_as_it_was_given() -> None:
     for t in range(3):
         one.zero_grad()
         _loss(first, t).backward()
-        one.step(t, healthy=torch.tensor(True))
+        one.set_rate(t)
+        one.step(healthy=torch.tensor(True))
     second.load_state_dict(first.state_dict())
     two.load_state(copy.deepcopy(one.state()))
     for network, optimizer in ((first, one), (second, two)):
         optimizer.zero_grad()
         _loss(network, 3).backward()
-        optimizer.step(3, healthy=torch.tensor(True))
+        optimizer.set_rate(3)
+        optimizer.step(healthy=torch.tensor(True))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 
