@@ -28,6 +28,7 @@ from posbench.machine.signals import end_with, is_worker
 if TYPE_CHECKING:
     from posbench.config import Config
     from posbench.machine.terminal import Terminal
+    from posbench.sweep_table import Trained
 
 app = typer.Typer(
     name="posbench",
@@ -172,12 +173,17 @@ def train(
         from posbench.composition import run_application
 
         given = [*(words or []), *ctx.args]
-        failures = run_application("posbench train", [*given, *_side_by_side(jobs, given)], _train_job, _say)
+        given += _side_by_side(jobs, given)
+        outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
-    for failure in failures:
-        _say(f"posbench: {failure}")
-    if failures:
+    from posbench.sweep_table import show_outcomes
+
+    show_outcomes(outcomes, _console(for_show=False))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        _say(f"posbench: {outcome}")
+    if failed:
         raise SystemExit(1)
 
 
@@ -192,19 +198,36 @@ def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
     return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
-def _train_job(config: Config) -> None:
+def _is_finished(folder: Path) -> bool:
+    from posbench.runs import FINISHED, Run, state_of
+
+    try:
+        return state_of(Run(folder)) == FINISHED
+    except OSError:  # it may not be read: training says so
+        return False
+
+
+def _train_job(config: Config) -> Trained:
     from posbench.machine.device import spread
+    from posbench.runs import Run, run_folder
+    from posbench.sweep_table import Trained
     from posbench.training import train
     from posbench.training.memory_check import check_memory
 
     spread(config)
     check_memory(config)
+    was_finished = _is_finished(run_folder(config))
     if config.launch.nproc > 1 and not is_worker():
         from posbench.training.launch import launch
 
         launch(config)
     else:
         train(config)
+    try:
+        loss = Run(run_folder(config)).manifest.loss
+    except ConfigError:  # somebody took the folder away
+        loss = None
+    return Trained(loss, was_finished)
 
 
 @app.command(context_settings=HYDRA)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.attention import build_kind
@@ -219,10 +218,12 @@ def _vocab_size(config: Config) -> int:
         return config.model.vocab_size
     tokenizer = config.tokenizer
     if tokenizer.kind == "file":
+        from posbench.data.tokenization import file_content
+        from posbench.machine.files import parse_json
+
         try:
-            vocabulary = json.loads(Path(str(tokenizer.path)).read_text(encoding="utf-8"))["model"]["vocab"]
-            return len(vocabulary)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return len(parse_json(file_content(tokenizer))["model"]["vocab"])
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or say model.vocab_size=..."
             ) from error

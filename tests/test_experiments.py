@@ -43,6 +43,7 @@ def test_it_says_what_it_is(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_two_steps_of_it_shrunk(name: str, tmp_path: Path) -> None:
     text = tmp_path / "text"

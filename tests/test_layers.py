@@ -10,7 +10,7 @@ PACKAGE = Path(posbench.__file__).parent
 TIERS = (
     "__main__",
     "cli",
-    "plan bench tune listing",
+    "plan bench tune listing sweep_table",
     "reporting training",
     "evaluation huggingface sampling",
     "tracking verify",

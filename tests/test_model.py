@@ -22,6 +22,7 @@ def shared(model):
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("scheme.")}
 
 
+@pytest.mark.slow
 def test_initial_weights_are_byte_equal_across_schemes_under_one_seed():
     """Those that a scheme has: a kind of attention may lack queries, keys or values."""
 

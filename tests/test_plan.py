@@ -85,6 +85,7 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
     assert plan(words).validation_flops == sum(read) * forward > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in choices("experiment") if name != "demo"])
 def test_the_cost_in_an_experiments_header_is_what_plan_says(name: str) -> None:
     header = (conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")

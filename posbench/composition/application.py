@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import hydra
 from hydra.types import RunMode
@@ -26,14 +27,18 @@ from posbench.machine.signals import Stopped, environment_number
 
 
 def run_application(
-    program: str, words: Sequence[str], job: Callable[[Config], object], say: Callable[[str], object]
-) -> list[str]:
+    program: str,
+    words: Sequence[str],
+    job: Callable[[Config], object],
+    say: Callable[[str], object],
+    is_finished: Callable[[Path], bool] = lambda folder: False,
+) -> list[Outcome]:
     """Run `job` for the run that the words name, or for each run of a sweep, or print what `--cfg` and `--info` ask.
 
     What Hydra would act on is composed and checked first. In a sweep a job that fails does not keep the others from
-    running. `say` receives what a sweep will run, each failure when it happens, and all of them again where the sweep
-    is interrupted.
-    Returns: a line for each job of a sweep that failed.
+    running. `say` receives what a sweep will run, which run begins, each failure when it happens, and all of them again
+    where the sweep is interrupted. `is_finished` says of a run folder that it needs no training.
+    Returns: how each job of a sweep ended; nothing for a single run.
     Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder, and where
     every job of a sweep raised it; what the job of a single run raises; Stopped for Ctrl-C between two runs.
     """
@@ -42,7 +47,7 @@ def run_application(
         overrides = given.parsed()
     composed = composition(given.only(settled(overrides)))
     refuse_words([f"{key}={value}" for key, value in params_of(composed, given).items()])
-    task = Task(job, say, given)
+    task = Task(job, say, given, is_finished)
     if flags.multirun or (composed.hydra.mode == RunMode.MULTIRUN and not (flags.run or _shows(flags))):
         return _sweep(program, task)
     if several := [str(override.input_line) for override in overrides if override.is_sweep_override()]:
@@ -56,7 +61,7 @@ def run_application(
     return []
 
 
-def _sweep(program: str, task: Task) -> list[str]:
+def _sweep(program: str, task: Task) -> list[Outcome]:
     """Run a sweep. Returns and raises: as `run_application`."""
     if environment_number("WORLD_SIZE", 1) > 1:
         raise ConfigError(
@@ -76,7 +81,7 @@ def _sweep(program: str, task: Task) -> list[str]:
     alike = len(failed) == len(task.outcomes) and len({str(outcome.error) for outcome in failed}) == 1
     if alike and failed[0].error is not None and not isinstance(failed[0].error, JobFailed):
         raise failed[0].error  # of the words, not of one job
-    return [str(outcome) for outcome in failed]
+    return task.outcomes
 
 
 def _failed(task: Task) -> list[Outcome]:

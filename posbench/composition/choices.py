@@ -6,6 +6,7 @@ the `defaults` list of each file before Hydra follows them. The files of `conf/`
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,12 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config import ConfigError
+from posbench.machine.files import parse_yaml, read_bytes
 
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MOST_BYTES = 1 << 20  # of a YAML file
+_MOST_FILES = 200  # that one chooses, by lists of defaults
 _Names = list[str]
 
 
@@ -61,10 +65,11 @@ class ChoiceFolder(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """A YAML file, whose `defaults` list was checked. Raises: ConfigError; what YAML and OmegaConf raise."""
         file = self._file(config_path)
-        config: Any = OmegaConf.load(file)
+        config, text = load_choice(file)
         if isinstance(config, DictConfig):
             check_defaults(OmegaConf.to_container(config, resolve=False), file)
-        header = self._get_header_dict(file.read_text(encoding="utf-8")[:512])
+            self._count(file, {}, ())
+        header = self._get_header_dict(text[:512])
         return ConfigResult(self.provider, self.full_path(), config, header)
 
     def is_group(self, config_path: str) -> bool:
@@ -86,8 +91,38 @@ class ChoiceFolder(ConfigSource):
             self._list_add_result(names, str(Path(config_path) / path.name), path.name, results_filter)
         return sorted(set(names))
 
+    def _count(self, file: Path, counts: dict[Path, int], within: tuple[Path, ...]) -> int:
+        """How many files Hydra would read for this one, by the lists of defaults here. Raises: ConfigError."""
+        if file in within:
+            raise ConfigError(f"{file} chooses itself: {' -> '.join(place.stem for place in (*within, file))}")
+        if file not in counts:
+            config, _ = load_choice(file)
+            content: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
+            counts[file] = 1
+            for group, name in (pair for item in content.get("defaults", []) for pair in _chosen(item)):
+                base = Path(self.path) if group.startswith("/") else file.parent
+                chosen = base / group.strip("/") / f"{name.removesuffix('.yaml')}.yaml"
+                if chosen.is_file():
+                    counts[file] += self._count(chosen, counts, (*within, file))
+        if counts[file] > _MOST_FILES:
+            raise ConfigError(f"{file} chooses more than {_MOST_FILES} files by its defaults, and theirs: choose fewer")
+        return counts[file]
+
     def _file(self, config_path: str) -> Path:
         return Path(self.path) / self._normalize_file_name(config_path)
+
+
+def load_choice(file: Path) -> tuple[Any, str]:
+    """What a YAML file of choices says, and its text. Raises: ConfigError where it is no such file; YAML's errors."""
+    try:
+        content = read_bytes(file, _MOST_BYTES)
+        parse_yaml(content)  # aliases, which could stand for more than fits into memory, are refused
+        text = content.decode()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a choice: {error}") from error
+    return OmegaConf.load(io.StringIO(text)), text
 
 
 def check_defaults(content: Any, file: Path) -> None:
@@ -103,8 +138,8 @@ def check_defaults(content: Any, file: Path) -> None:
 def _chosen(item: Any) -> Iterator[tuple[str, str]]:
     """The group and the name of an entry: `override /scheme@package: nope`, `{scheme: [a, b]}`, `/scheme/nope`."""
     if isinstance(item, str):
-        group, _, name = item.partition("@")[0].rpartition("/")
-        yield group, name
+        group, slash, name = item.partition("@")[0].rpartition("/")
+        yield group or slash, name
     elif isinstance(item, dict):
         for key, value in item.items():
             group = str(key).split(" ")[-1].partition("@")[0]

@@ -22,6 +22,7 @@ from posbench.config import ConfigError
 
 SWEEPER = "hydra_plugins.posbench_sweeper.PosbenchSweeper"
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
+_MOST_REFERENCES = 16
 _PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # of Hydra, and of installed packages
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 # Hydra's own settings that decide what runs and what is written where, as conf/config.yaml has them.
@@ -98,6 +99,11 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
 
     A credential is refused where `credentials.scrub` knows one, without showing it.
     """
+    if (references := sum(str(value).count("${") for _, value in _leaves(mapping))) > _MOST_REFERENCES:
+        raise ConfigError(
+            f"{references} references to other fields (${{...}}) in one configuration: write values, as references to "
+            f"references grow beyond measure; {_MOST_REFERENCES} may stand"
+        )
     for key, value in _leaves(mapping):
         if isinstance(value, int) and abs(value) >= 1 << 64:
             raise ConfigError(f"{key} is out of range: no setting takes a number of more than 64 bits")

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench.composition.compose import typed
 from posbench.composition.inert import check_composed
+from posbench.composition.progress import SweepProgress
 from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, params_of, swept_values
 from posbench.composition.words import Words
 from posbench.config import Config, ConfigError
@@ -38,17 +40,18 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job of a sweep ended; `error` is None where it finished."""
+    """How a job of a sweep ended; `error` is None where it finished, `result` then what the job returned."""
 
     name: str
     error: Exception | None = None
+    result: Any = None
 
-    def __reduce__(self) -> tuple[type[Outcome], tuple[str, Exception | None]]:
+    def __reduce__(self) -> tuple[type[Outcome], tuple[str, Exception | None, Any]]:
         """Errors travel between processes as text: not every exception can be pickled and read again."""
         error = self.error
         if error is not None and not isinstance(error, ConfigError):
             error = JobFailed(_kind(error) + str(error))
-        return Outcome, (self.name, error)
+        return Outcome, (self.name, error, self.result)
 
     def __str__(self) -> str:
         return f"{self.name}: {_kind(self.error)}{self.error}"
@@ -64,11 +67,13 @@ def _process() -> tuple[str, int]:
 
 @dataclass
 class Task:
-    """What a launcher calls for each job of a sweep. `say` receives each failure when it happens."""
+    """What a launcher calls for each job of a sweep. `say` is told which begins, and each failure when it happens."""
 
     job: Callable[[Config], object]
     say: Callable[[str], object]
     words: Words
+    is_finished: Callable[[Path], bool] = lambda folder: False  # whether a run folder needs no training
+    progress: SweepProgress = field(default_factory=SweepProgress)  # set by the sweeper
     home: tuple[str, int] = field(default_factory=_process)  # the sweep's own process
     said: set[str] = field(default_factory=set)
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended, filled by the sweeper
@@ -79,15 +84,17 @@ class Task:
         name = "a job"
         with suppress(OmegaConfBaseException):  # of a value that refers to nothing: `typed` says so
             name = "/".join(names_of(composed))
+        if self.progress.to_train:
+            self.say(self.progress.begins(int(HydraConfig.get().job.num), name))
         try:
-            self.job(typed(composed, self.words))
+            result = self.job(typed(composed, self.words))
         except Exception as error:
             return self._failed(Outcome(name, error))
         except Stopped as stopped:
             if _process() == self.home:
                 raise
             return self._failed(Outcome(name, JobFailed(str(stopped))))  # one worker was stopped: the others go on
-        return Outcome(name)
+        return Outcome(name, result=result)
 
     def _failed(self, outcome: Outcome) -> Outcome:
         if str(outcome.error) not in self.said:
@@ -129,8 +136,12 @@ class PosbenchSweeper(Sweeper):
             for words, job in zip(trunks, composed, strict=True)
             for more in branch_words(job, self.task.words)
         ]
-        named += [(words, names_of(self._composed(words))) for words in branches]
-        self.task.say(describe(named))
+        composed += [self._composed(words) for words in branches]
+        named += [(words, names_of(job)) for words, job in zip(branches, composed[len(trunks) :], strict=True)]
+        to_train = [not self.task.is_finished(_folder(job)) for job in composed]
+        finished = len(to_train) - sum(to_train)
+        self.task.say(describe(named) + (f"; {finished} of them finished already" if finished else ""))
+        self.task.progress = SweepProgress(to_train, self._workers)
         with _removed_if_empty(Path(str(self.master.hydra.sweep.dir))):
             self._launch_all(trunks, 0)
             self._launch_all(branches, len(trunks))  # from checkpoints of the trunks, so after the last of them
@@ -148,6 +159,15 @@ class PosbenchSweeper(Sweeper):
     @property
     def _is_sequential(self) -> bool:
         return type(self.launcher).__name__ == "BasicLauncher"  # Hydra's own, which runs one job after another here
+
+    @property
+    def _workers(self) -> int | None:
+        """How many jobs run side by side on this machine; None where a cluster decides."""
+        if self._is_sequential:
+            return 1
+        if (jobs := OmegaConf.select(self.master, "hydra.launcher.n_jobs")) is None:
+            return None
+        return int(jobs) if jobs > 0 else os.cpu_count()
 
     def _batch_size(self, num_jobs: int) -> int:
         """Jobs a launch: one where they run one after another, so that how a job ended is known when the next is
@@ -170,6 +190,12 @@ class PosbenchSweeper(Sweeper):
             self.task.outcomes.append(Outcome(f"{len(batch)} runs", ConfigError(message)))
         else:
             self.task.outcomes += [job.return_value for job in returned]
+
+
+def _folder(composed: DictConfig) -> Path:
+    """The run folder of a job, of values that may yet be refused when it runs."""
+    experiment, scheme, seed = names_of(composed)
+    return Path(str(OmegaConf.select(composed, "runs_dir")), experiment, scheme, f"seed={seed}")
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
     head: list[tuple[str, str]] = []
     sample = _sample(documents, head, config.tokenizer.training_bytes)
     tokenizer = tokenization.TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
+    named = f"tokenizer={config.tokenizer.kind}" if config.tokenizer.path is None else f"{config.tokenizer.path}"
     tokenizer.encode_special_tokens = True
     bos = tokenization.find_bos(tokenizer)
     assert bos is not None
@@ -51,7 +52,7 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
     lengths = tokenization.byte_lengths(tokenizer)
     writers = {name: SplitWriter(folder, name, "<u2" if vocab_size <= 1 << 16 else "<u4") for name in SPLITS}
     told = started
-    for split, document, tokens in encoded(tokenizer, bos, chain(head, documents)):
+    for split, document, tokens in encoded(tokenizer, bos, chain(head, documents), named):
         if split == "train" and documents.train_is_full:
             continue
         writers[split].add(document, tokens)
@@ -127,20 +128,22 @@ def _sample(documents: Documents, head: list[tuple[str, str]], num_bytes: int) -
 
 
 def encoded(
-    tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
+    tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]], named: str = "the tokenizer"
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
     """(split, text in UTF-8, [BOS] + tokens) of each document, a batch of pieces at a time on all cores."""
     for batch in _batched(documents, lambda document: len(document[1])):
         cut = [list(tokenization.pieces(text)) for _, text in batch]
-        tokens_of_pieces = _encode_pieces(tokenizer, bos, list(chain.from_iterable(cut)))
+        tokens_of_pieces = _encode_pieces(tokenizer, bos, list(chain.from_iterable(cut)), named)
         for (split, text), parts in zip(batch, cut, strict=True):
             tokens = [np.array([bos], np.uint32), *(next(tokens_of_pieces) for _ in parts)]
             yield split, text.encode(), np.concatenate(tokens)
 
 
-def _encode_pieces(tokenizer: Tokenizer, bos: int, pieces: list[str]) -> Iterator[NDArray[np.uint32]]:
+def _encode_pieces(tokenizer: Tokenizer, bos: int, pieces: list[str], named: str) -> Iterator[NDArray[np.uint32]]:
     for batch in _batched(pieces, len):  # again, for the batch that is one very long document
-        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+        with tokenization.panics_explained(named):
+            encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        for encoding in encodings:
             tokens = np.array(encoding.ids, np.uint32)
             if (tokens == bos).any():
                 raise ConfigError(

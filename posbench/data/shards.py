@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 
 from posbench.data.splitting import SPLITS
 from posbench.data.tokenization import load_tokenizer
-from posbench.machine.files import read_json
+from posbench.machine.files import read_json, sum_of
+from posbench.machine.notices import say_once
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FORMAT = 2
-HASHED_BELOW = 1 << 30  # bytes; larger files are hashed only where their time of writing has changed
+_LARGE = 1 << 32  # bytes that take so long to read that it is said
 
 
 class DamagedCorpusError(Exception):
@@ -184,8 +185,7 @@ class _HashedFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        stat = self.path.stat()
-        return {"size": stat.st_size, "sha256": self._hash.hexdigest(), "mtime_ns": stat.st_mtime_ns}
+        return {"size": self.path.stat().st_size, "sha256": self._hash.hexdigest()}
 
 
 def write_file(path: Path, data: bytes) -> dict[str, Any]:
@@ -236,16 +236,19 @@ def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
         stat = path.stat()
         if stat.st_size != expected["size"]:
             raise DamagedCorpusError(f"{path.name} has {stat.st_size:,} bytes instead of {expected['size']:,}")
-        if stat.st_size >= HASHED_BELOW and stat.st_mtime_ns == expected["mtime_ns"]:
-            return
-        with path.open("rb") as file:
-            digest = sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest = _sum_once(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     except OSError as error:
         raise DamagedCorpusError(f"{path.name}: {error.strerror}") from error
-    if digest.hexdigest() != expected["sha256"]:
+    if digest != expected["sha256"]:
         raise DamagedCorpusError(f"the bytes of {path.name} have changed")
+
+
+@cache
+def _sum_once(path: Path, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> str:
+    """The SHA-256 of a file, read once in a process as long as nobody writes to it: a second or two a GiB."""
+    if size >= _LARGE:
+        say_once(f"checking {size / 1e9:.1f} GB of {path}")
+    return sum_of(path)
 
 
 def open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:

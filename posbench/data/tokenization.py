@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError, TokenizerConfig
+from posbench.machine.files import read_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,7 +63,7 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def file_content(config: TokenizerConfig) -> bytes:
     """What stands in `tokenizer.path`. Raises: ConfigError where it cannot be read."""
     try:
-        return Path(str(config.path)).expanduser().read_bytes()
+        return read_bytes(Path(str(config.path)).expanduser())
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such home; ValueError: no such path can be
         raise ConfigError(
             f"tokenizer.path={config.path!r} cannot be read ({error}): give the path of a tokenizer.json, "
@@ -71,16 +73,7 @@ def file_content(config: TokenizerConfig) -> bytes:
 
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
-    from tokenizers import Tokenizer
-
-    content = file_content(config)
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(
-            f"tokenizer.path={config.path!r} is no tokenizer.json of the tokenizers library ({str(error)[:200]}): "
-            "save one with Tokenizer.save, or take tokenizer=bpe"
-        ) from error
+    tokenizer = _parsed(file_content(config), f"tokenizer.path={config.path!r}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if find_bos(tokenizer) is None:
@@ -95,13 +88,58 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 }
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so)."""
-    from tokenizers import Tokenizer
+def load_tokenizer(path: Path, expected: str | None = None) -> Tokenizer:
+    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so).
 
-    tokenizer = Tokenizer.from_file(str(path))
+    Arguments: expected, the fingerprint that it must have.
+    Raises: ConfigError where the file cannot be read, is none, or another tokenizer's.
+    """
+    try:
+        tokenizer = _parsed(read_bytes(path), str(path))
+    except OSError as error:
+        raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): put it back") from error
+    if expected is not None and fingerprint(tokenizer) != expected:
+        raise ConfigError(
+            f"{path} is not the tokenizer that the run was trained with (fingerprint {expected[:12]}, this one's is "
+            f"{fingerprint(tokenizer)[:12]}): put the run's own back"
+        )
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _parsed(content: bytes, named: str) -> Tokenizer:
+    """What a `tokenizer.json` holds, if it gives a text the same tokens every time. Raises: ConfigError."""
+    from tokenizers import Tokenizer
+
+    try:
+        with panics_explained(named):
+            tokenizer = Tokenizer.from_buffer(content)
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(
+            f"{named} is no tokenizer.json of the tokenizers library ({str(error)[:200]}): "
+            "save one with Tokenizer.save, or take tokenizer=bpe"
+        ) from error
+    if getattr(tokenizer.model, "dropout", None):
+        raise ConfigError(
+            f"{named} draws its merges by chance (model.dropout={tokenizer.model.dropout:g}), so that a text has other "
+            'tokens each time: set "dropout" to null in that file'
+        )
+    return tokenizer
+
+
+@contextmanager
+def panics_explained(named: str) -> Iterator[None]:
+    """Raise a ConfigError about the tokenizer `named` where its library panics, on a pattern of too many ways, say."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which is no Exception and can be imported from nowhere
+            raise
+        raise ConfigError(
+            f"{named} cannot tokenize this text ({str(error)[:200]}): simplify its patterns, or take tokenizer=bpe"
+        ) from None
 
 
 def find_bos(tokenizer: Tokenizer) -> int | None:

@@ -175,22 +175,31 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
 
 
 def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -> list[Run]:
-    """Those that are finished, and those that cannot be read: what is wrong with them is said in their turn."""
+    """Those that are finished. One that cannot be read is skipped; where it was named, it fails in its turn."""
     states = [(run, state_of(run)) for run in runs]
+    wanted = (FINISHED, UNREADABLE) if named else (FINISHED,)
     for run, state in states:
-        if state not in (FINISHED, UNREADABLE):
-            notice(f"{run.name} is {state}: skipped")
-    finished = [run for run, state in states if state in (FINISHED, UNREADABLE)]
+        if state not in wanted:
+            notice(f"{run.name} is {state}: skipped{_why_unreadable(run) if state == UNREADABLE else ''}")
+    finished = [run for run, state in states if state in wanted]
     if not finished:
         raise ConfigError("none of these runs is finished: give their train command again to finish them")
     if named:
         return finished
-    with_weights = [run for run in finished if state_of(run) == UNREADABLE or run.has_weights]
+    with_weights = [run for run in finished if run.has_weights]
     if len(with_weights) < len(finished):
         notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
     if not with_weights:
         raise ConfigError("none of the finished runs has weights: train one first (posbench train scheme=vo_rope)")
     return with_weights
+
+
+def _why_unreadable(run: Run) -> str:
+    try:
+        _ = run.manifest
+    except ConfigError as error:
+        return f" ({error})"
+    return ""
 
 
 def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str], None]) -> list[Run]:

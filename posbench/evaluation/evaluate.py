@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
-from posbench.runs import Manifest, Run
+from posbench.runs import Manifest, Run, remove_left_results
 from posbench.runs.readings import Reading, Result, check_words, store, variants
 
 if TYPE_CHECKING:
@@ -133,11 +133,12 @@ def evaluate_run(
     the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
     Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
     counts as the longest, so that all schemes are scored on the same targets.
-    Raises: ConfigError where the run is not finished, its configuration or weights are another run's, or it was trained
-    on other text or with another tokenizer.
+    Raises: ConfigError where the run is not finished, its configuration or weights are another run's, it was trained on
+    other text or with another tokenizer, or what is stored is of another number format than is asked for.
     """
     manifest, own = run.manifest, run.config.evaluation
     _check(run, manifest, corpus)
+    remove_left_results(run.path)
     scorer = _Scorer(run, manifest, corpus, question)
     stored, _ = run.results()
     results = []
@@ -146,6 +147,7 @@ def evaluate_run(
         asked = question.lengths if question.protocols or protocol.follows_lengths else ()
         wanted = protocol.lengths(asked, run.config.train.context_length, corpus.test, own.lengths)
         have = {} if question.again else scorer.usable(protocol, stored)
+        scorer.check_dtype(protocol, [have[length] for length in wanted if length in have])
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
         if moved:
@@ -217,6 +219,17 @@ class _Scorer:
             and protocol.has_facts(result.header)
             and self._has_same_settings(protocol, result)
         }
+
+    def check_dtype(self, protocol: Protocol, stored: Sequence[Result]) -> None:
+        """Raises: ConfigError where a number format is asked for and stored results were scored in another."""
+        asked = self.question.dtype
+        others = [result for result in stored if asked not in ("auto", result.header.get("dtype"))]
+        if others:
+            lengths = ", ".join(str(result.length) for result in others)
+            raise ConfigError(
+                f"{self.run.name} has {protocol.name} at {lengths} in {others[0].header.get('dtype')} already, and "
+                f"--dtype {asked} asks for another number format: --again scores it anew and replaces it"
+            )
 
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
         """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""

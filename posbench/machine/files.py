@@ -16,8 +16,12 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
+from filelock import lock_descriptor
 
 from posbench.config import ConfigError
+
+MOST_SETTINGS = 1 << 26  # bytes of JSON, YAML and tokenizers: one of 260,000 entries has half of it
+MOST_NUMBERS = 1 << 30  # bytes of metrics and windows
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
@@ -29,10 +33,21 @@ def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
     return descriptor
 
 
-def read_bytes(path: Path) -> bytes:
-    """All of an ordinary file. Raises: OSError."""
+def read_bytes(path: Path, most: int = MOST_SETTINGS) -> bytes:
+    """All of an ordinary file. Raises: OSError, also for more than `most` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, which no such file is", str(path))
+    return content
+
+
+def sum_of(path: Path, sync: bool = False) -> str:
+    """The SHA-256 of an ordinary file, read in parts; `sync`: it is on the disk first. Raises: OSError."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json(text: bytes) -> Any:
@@ -74,16 +89,37 @@ def write_bytes(path: Path, content: bytes) -> None:
     A link that somebody put in the way is not followed: `path` itself is replaced, and the file beside it is a new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_beside(path, content)
+    except FileNotFoundError:  # taken for a leftover in the moment before it was locked
+        _write_beside(path, content)
+    sync_folder(path.parent)
+
+
+def _write_beside(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with beside.open("xb") as file:
+            with suppress(OSError):  # a file system without locks
+                lock_descriptor(file.fileno(), blocking=False)  # until it is closed
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+            beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the files of `write_bytes` that were never renamed, `.*.tmp`: those that no living writer has locked."""
+    for left in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            descriptor = open_regular(left, os.O_RDWR)
+            try:
+                if lock_descriptor(descriptor, blocking=False):
+                    left.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import IO
 
 UNREAD = 141  # the exit status of a shell's own commands whose output nobody reads any more (128 + SIGPIPE)
@@ -22,6 +23,12 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         to_nobody(sys.stderr)
+
+
+@cache
+def say_once(text: str) -> None:
+    """`say`, the first time in this process."""
+    say(text)
 
 
 def to_nobody(stream: IO[str]) -> None:

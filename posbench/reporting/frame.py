@@ -86,14 +86,14 @@ def readable_results(run: Run) -> tuple[list[Result], list[Damaged]]:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """One run as a flat mapping. A manifest that cannot be read makes a row too, with the reason."""
+    """One run as a flat mapping. One of which something cannot be read makes a row too, with the reason."""
     try:
         manifest, status = run.manifest, state_of(run)
         if status == FINISHED:
             _ = run.config  # a run without one is left out by name
+        results, damaged = readable_results(run)
     except ConfigError as error:
         return _unreadable(run.path, str(error))
-    results, damaged = readable_results(run)
     losses, initial = _losses(manifest, results, damaged), _initial_loss(run)
     return {
         "experiment": manifest.experiment,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.config import ConfigError
-from posbench.machine.files import write_bytes
+from posbench.machine.files import remove_leftovers, write_bytes
 from posbench.reporting import drawing, page, plots, spreadsheet, trend_plots
 from posbench.reporting.findings import find
 from posbench.reporting.sections import Section, sections
@@ -100,6 +100,7 @@ def _publish(
     for stem, figure in figures.items():
         files[f"{stem}.svg"] = drawings[stem].encode()
         files[f"{stem}.png"] = drawing.png(figure)
+    remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)
     print_sections(made, console)

@@ -9,9 +9,7 @@ metrics so far and the manifest in it, a checkpoint is all that a run needs to g
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Set
@@ -23,7 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import check_format, folder_beside, has_its_seal, publish_folder, read_json, sealed
+from posbench.machine.files import (
+    check_format,
+    folder_beside,
+    has_its_seal,
+    publish_folder,
+    read_json,
+    sealed,
+    sum_of,
+)
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
 from posbench.runs.manifest import Manifest, parse
@@ -63,10 +69,10 @@ def save(
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
                 save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
             (beside / METRICS).write_bytes(metrics)
-            checksums = {name: _sync_and_sum(beside / name) for name in (MODEL, OPTIMIZER, METRICS)}
+            checksums = {name: sum_of(beside / name, sync=True) for name in (MODEL, OPTIMIZER, METRICS)}
             content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
             (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
-            _sync_and_sum(beside / "state.json")
+            sum_of(beside / "state.json", sync=True)
             publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
@@ -148,7 +154,7 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
         raise TornCheckpoint(f"it holds step {step}")
     for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
         try:
-            summed = _sum(checkpoint / name)
+            summed = sum_of(checkpoint / name)
         except OSError:
             raise TornCheckpoint(f"{name} is missing") from None
         if summed != sums.get(name):
@@ -201,7 +207,7 @@ def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
     checkpoint = folder / _name(step)
     if step == manifest.num_steps and manifest.weights is not None:
         try:
-            same = _sum(checkpoint / MODEL) == manifest.weights
+            same = sum_of(checkpoint / MODEL) == manifest.weights
         except OSError:
             return f"{checkpoint.name}/{MODEL} is missing"
         return None if same else f"{checkpoint.name}/{MODEL} does not match the checksum in run.json"
@@ -247,14 +253,3 @@ def _name(step: int) -> str:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step="))
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_and_sum(path: Path) -> str:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()

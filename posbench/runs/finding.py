@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 from posbench.config import ConfigError
 from posbench.machine.files import read_bytes
 from posbench.machine.lock import is_held
+from posbench.machine.notices import say_once
 from posbench.runs.manifest import RUNNING
 from posbench.runs.packed import Pack
 from posbench.runs.packed_run import PackedRun, runs_of
@@ -17,16 +18,17 @@ from posbench.runs.run import PACK, Run
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 
 
-def find_runs(folder: str | Path) -> list[Run]:
+def find_runs(folder: str | Path, notice: Callable[[str], object] = say_once) -> list[Run]:
     """Every run at or under `folder`, in the order of their names. What lies in a packed experiment is all in its pack.
 
-    A place inside a packed experiment, such as `runs/reference/demo_cpu/alibi`, is a folder here as any other.
+    A place inside a packed experiment, such as `runs/reference/demo_cpu/alibi`, is a folder here as any other. A folder
+    that may not be read is skipped, and `notice` told so; `seed=<n>` is a run all the same, whose manifest says why.
     """
     root = Path(folder)
     pack = _pack_of(root)
     if pack is not None:
         return [run for run in runs_of(pack) if root in (run.path, *run.path.parents)]
-    return sorted(_below(root), key=lambda run: run.path)
+    return sorted(_below(root, notice), key=lambda run: run.path)
 
 
 def run_at(path: str | Path) -> Run:
@@ -62,8 +64,15 @@ def state_of(run: Run) -> str:
 
 def _pack_of(place: Path) -> Pack | None:
     """The packed experiment that `place` is, or that it lies in as a scheme or a run would."""
-    folders = [folder for folder in (place, *place.parents[:2]) if (folder / PACK).is_file()]
+    folders = [folder for folder in (place, *place.parents[:2]) if _holds_pack(folder)]
     return _opened(folders[0]) if folders else None
+
+
+def _holds_pack(folder: Path) -> bool:
+    try:
+        return (folder / PACK).is_file()
+    except OSError:  # it may not be read
+        return False
 
 
 def _opened(folder: Path) -> Pack:
@@ -79,12 +88,21 @@ def _pack(folder: Path, content: bytes) -> Pack:
     return Pack(folder)
 
 
-def _below(folder: Path) -> Iterator[Run]:
-    if (folder / PACK).is_file():
-        yield from runs_of(_opened(folder))
-    elif (folder / "run.json").is_file():
-        yield Run(folder)
-    elif folder.is_dir():
-        for child in folder.iterdir():
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-                yield from _below(child)
+def _below(folder: Path, notice: Callable[[str], object]) -> list[Run]:
+    try:
+        if (folder / PACK).is_file():
+            return list(runs_of(_opened(folder)))
+        if (folder / "run.json").is_file():
+            return [Run(folder)]
+        inner = sorted(_folders_in(folder)) if folder.is_dir() else []
+    except OSError as error:
+        if folder.name.startswith("seed="):
+            return [Run(folder)]
+        notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
+        return []
+    return [run for child in inner for run in _below(child, notice)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    children = [child for child in folder.iterdir() if not child.name.startswith(".")]
+    return [child for child in children if child.is_dir() and not child.is_symlink()]

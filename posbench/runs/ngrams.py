@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from posbench.machine.files import has_its_seal, read_json, sealed, write_json
+from posbench.machine.files import has_its_seal, read_json, remove_leftovers, sealed, write_json
 from posbench.runs.manifest import Manifest
 from posbench.runs.readings import Result, make_inside
 
@@ -121,6 +121,7 @@ def store(run: Holder, losses: NgramLosses) -> Path:
     experiment = experiment_of(run)
     assert experiment is not None
     make_inside(experiment, experiment / FOLDER)
+    remove_leftovers(experiment / FOLDER)
     file = experiment / FOLDER / f"{losses.task.key}.json"
     write_json(file, to_mapping(losses))
     return file

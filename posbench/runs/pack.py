@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Notice = Callable[[str], object]
+Rows = list[dict[str, Any]]
 _LEVEL = 19  # of zstd: as small as it gets in a second
 
 
@@ -52,19 +53,19 @@ def pack(experiment: str | Path, output: str | Path, notice: Notice) -> list[Pat
     """
     folder, final = Path(experiment), Path(output)
     _check_output(folder, final)
-    runs = _packable(folder, notice)
+    runs, results = _packable(folder, notice)
     if not runs:
         raise ConfigError(f"{folder} contains no finished run: train one first (posbench train scheme=vo_rope)")
     with folder_beside(final) as beside:
-        results = {key: _results(run, notice) for key, run in runs.items()}
+        logged = {key: _logged(run, notice) for key, run in runs.items()}
         _write_runs(beside, runs)
-        _write_metrics(beside, runs)
+        _write_metrics(beside, logged)
         _write_results(beside, results)
         _write_ngrams(beside, runs, notice)
         content = {"format": PACK_FORMAT, "experiment": folder.resolve().name, "runs": [_name(key) for key in runs]}
         files = {file.name: _size_and_sum(file) for file in sorted(beside.iterdir())}
         write_json(beside / PACK, sealed({**content, "files": files}))
-        _check(Pack(beside), runs, results)
+        _check(Pack(beside), runs, results, logged)
         publish_folder(beside, final)
     return sorted(final.iterdir())
 
@@ -80,14 +81,18 @@ def _check_output(folder: Path, final: Path) -> None:
         raise ConfigError(f"{final} lies in the experiment that it would hold: give a folder outside {folder}")
 
 
-def _packable(folder: Path, notice: Notice) -> dict[Key, Run]:
-    """The finished runs by scheme and seed, sorted. Raises: ConfigError for one that lies in another place."""
-    runs = {}
+def _packable(folder: Path, notice: Notice) -> tuple[dict[Key, Run], dict[Key, list[Result]]]:
+    """The finished runs by scheme and seed, sorted, and their results.
+
+    Raises: ConfigError for one that lies in another place.
+    """
+    runs, results = {}, {}
     for run in find_runs(folder):
         state, why = state_of(run), ""
         try:
             manifest = run.manifest
             _ = run.config
+            of_run = _results(run, notice) if state == FINISHED else []
         except ConfigError as error:
             state, why = UNREADABLE, f" ({error})"
         if state != FINISHED:
@@ -100,8 +105,8 @@ def _packable(folder: Path, notice: Notice) -> dict[Key, Run]:
                 "<scheme>/seed=<n> of their own names"
             )
         check_name("scheme", manifest.scheme)
-        runs[key] = run
-    return dict(sorted(runs.items()))
+        runs[key], results[key] = run, of_run
+    return dict(sorted(runs.items())), results
 
 
 def _results(run: Run, notice: Notice) -> list[Result]:
@@ -109,6 +114,14 @@ def _results(run: Run, notice: Notice) -> list[Result]:
     for each in damaged:
         notice(f"{each}. It is left out")
     return results
+
+
+def _logged(run: Run, notice: Notice) -> Rows:
+    try:
+        return run.logged
+    except ConfigError as error:
+        notice(f"{error}. The curve of {run.name} is left out")
+        return []
 
 
 def _write_runs(folder: Path, runs: Mapping[Key, Run]) -> None:
@@ -132,8 +145,8 @@ def _tokenizer(run: Run) -> bytes | None:
         return None
 
 
-def _write_metrics(folder: Path, runs: Mapping[Key, Run]) -> None:
-    rows = [{"scheme": scheme, "seed": seed, **row} for (scheme, seed), run in runs.items() for row in run.logged]
+def _write_metrics(folder: Path, logged: Mapping[Key, Rows]) -> None:
+    rows = [{"scheme": scheme, "seed": seed, **row} for (scheme, seed), of_run in logged.items() for row in of_run]
     _write(folder / METRICS, _table(rows or [dict.fromkeys(KEY)]))
 
 
@@ -231,7 +244,9 @@ def _write(file: Path, table: pyarrow.Table) -> None:
     write_bytes(file, buffer.getvalue())
 
 
-def _check(packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence[Result]]) -> None:
+def _check(
+    packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence[Result]], logged: Mapping[Key, Rows]
+) -> None:
     """Raises: ConfigError where what was written does not say what the run folders say."""
     for key, run in runs.items():
         again = PackedRun(packed.folder / _name(key), packed)
@@ -239,7 +254,7 @@ def _check(packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence
         same = (
             again.manifest == run.manifest
             and again.config == run.config
-            and json.dumps(again.logged, sort_keys=True) == json.dumps(run.logged, sort_keys=True)
+            and json.dumps(again.logged, sort_keys=True) == json.dumps(logged[key], sort_keys=True)
             and not damaged
             and list(map(_facts, packed_results)) == list(map(_facts, results[key]))
             and ngrams_of(again)[0] == ngrams_of(run)[0]

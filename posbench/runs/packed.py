@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.config import ConfigError, check_name
-from posbench.machine.files import check_format, has_its_seal, parse_json, read_bytes, read_json
+from posbench.machine.files import MOST_NUMBERS, check_format, has_its_seal, parse_json, read_bytes, read_json
 from posbench.runs.readings import NotAResult, Reading
 from posbench.runs.run import PACK
 from posbench.runs.windows import fault
@@ -115,7 +115,7 @@ class Pack:
         if name not in self.index.files:
             self.refuse(PACK, f"names no {name}")
         try:
-            content = read_bytes(self.folder / name)
+            content = read_bytes(self.folder / name, MOST_NUMBERS)
         except FileNotFoundError:
             self.refuse(name, "is missing")
         except OSError as error:

@@ -74,7 +74,7 @@ class PackedRun(Run):
         if name is None:
             raise ConfigError(f"{self.name} was packed without its tokenizer: posbench prepare makes it from the text")
         self.pack.content(name)  # whole, or an error
-        return load_tokenizer(self.pack.folder / name)
+        return load_tokenizer(self.pack.folder / name, self.manifest.fingerprints.tokenizer)
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """The packed results, checked, and those that are damaged; both sorted by reading."""

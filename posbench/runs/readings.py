@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import ConfigError
-from posbench.machine.files import has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
+from posbench.machine.files import MOST_NUMBERS, has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
 from posbench.runs.windows import fault
 
@@ -206,7 +206,10 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
 
 
 def results_of(run: Holder) -> tuple[list[Result], list[Damaged]]:
-    """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading."""
+    """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading.
+
+    Raises: ConfigError where that folder may not be read.
+    """
     manifest = run.manifest
     results, not_results = [], []
     if manifest.status == FINISHED:
@@ -241,7 +244,7 @@ def perplexity(loss: float) -> float:
 def _files(folder: Path) -> list[tuple[Reading, Path]]:
     """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
     files = {}
-    for file in [*folder.glob("*/*.parquet"), *folder.glob("*/*.json")]:
+    for file in _listed(folder):
         match = _STEM.fullmatch(file.stem)
         if match and match[1].isascii() and _PROTOCOL.fullmatch(file.parent.name):
             try:
@@ -253,12 +256,22 @@ def _files(folder: Path) -> list[tuple[Reading, Path]]:
     return sorted(files.items())
 
 
+def _listed(folder: Path) -> list[Path]:
+    """The parquet and JSON files of every protocol. Raises: ConfigError."""
+    try:
+        protocols = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
+        files = [file for place in protocols for file in place.iterdir()]
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): see to its permissions") from error
+    return [file for file in files if file.suffix in (".parquet", ".json")]
+
+
 def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
     """Raises: NotAResult."""
     header = _header(file.with_suffix(".json"))
     check_header(manifest, reading, header, f"{file.stem}.json")
     try:
-        content = read_bytes(file)
+        content = read_bytes(file, MOST_NUMBERS)
     except FileNotFoundError:
         raise NotAResult("its windows are missing") from None
     except OSError as error:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import parse_json, parse_yaml, read_bytes, write_json
+from posbench.machine.files import MOST_NUMBERS, parse_json, parse_yaml, read_bytes, remove_leftovers, write_json
 from posbench.runs import ngrams, readings
 from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse, to_mapping
 from posbench.runs.readings import Damaged, Reading, Result
@@ -72,7 +72,9 @@ class Run:
                 f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
                 f"where the file was lost, {self.remedy})"
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        except ValueError as error:
             raise ConfigError(f"{file} cannot be read ({error}): {self.remedy}") from error
         if not isinstance(mapping, dict):
             raise ConfigError(f"{file} holds no configuration: {self.remedy}")
@@ -96,9 +98,7 @@ class Run:
                 f"{self.path} is not a run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
             ) from None
         except OSError as error:
-            raise ConfigError(
-                f"{file} cannot be read ({error.strerror}): see to its permissions and its disk"
-            ) from error
+            raise _unreadable(file, error) from error
         except ValueError as error:
             raise TornManifest(
                 f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
@@ -140,10 +140,10 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with."""
+        """The tokenizer the run was trained with. Raises: ConfigError where the file is gone, or another's."""
         from posbench.data.tokenization import load_tokenizer
 
-        return load_tokenizer(self.path / "tokenizer.json")
+        return load_tokenizer(self.path / "tokenizer.json", self.manifest.fingerprints.tokenizer)
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
@@ -168,10 +168,13 @@ class Run:
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is a checkpoint, intact or not."""
+        """Whether there is a checkpoint, intact or not, or none may be looked for: whoever needs it will say so."""
         from posbench.runs.checkpoint import any_written
 
-        return any_written(self.path / "checkpoints")
+        try:
+            return any_written(self.path / "checkpoints")
+        except OSError:
+            return True
 
     def check_can_be_evaluated(self) -> None:
         """Raises: ConfigError where the run is of a kind that holds results and no weights, whatever its state."""
@@ -253,6 +256,10 @@ class Run:
         return f"{lacking[0]} is not an option of it" if lacking else None
 
 
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{file} cannot be read ({error.strerror or error}): see to its permissions and its disk")
+
+
 def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
     ours, theirs = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in (trained, changed))
     differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
@@ -292,26 +299,42 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, without a last line that was never finished; none where there is no file.
 
-    Raises: ConfigError for a line that holds no row.
+    Raises: ConfigError for a line that holds no row, and where the file may not be read.
     """
-    if not path.is_file():
-        return []
-    whole, _, _ = read_bytes(path).rpartition(b"\n")
-    rows = []
+    try:
+        whole, _, _ = read_bytes(path, MOST_NUMBERS).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
-        row = None
+        row: Any = None
         with suppress(ValueError):
             row = parse_json(line)
-        if not isinstance(row, dict):
+        if not _is_row(row):
             raise ConfigError(f"{path}, line {number} holds no row: what wrote it, or its disk, went wrong")
         rows.append(row)
     return rows
 
 
+def _is_row(row: Any) -> bool:
+    """Whether it is what `append_metrics` writes: of a kind, a step and tokens, and of plain numbers besides."""
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        return False
+    counts = [row.get("step"), row.get("tokens")]
+    numbers = [value for name, value in row.items() if name != "kind" and value is not None]
+    return all(type(count) is int for count in counts) and all(type(number) in (int, float) for number in numbers)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a run folder: files and folders named `.*.tmp`. Only under its lock."""
-    for left in [*folder.glob(".*.tmp"), *folder.glob("eval/*/.*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+    remove_leftovers(folder)
+    remove_left_results(folder)
+    for left in folder.glob("checkpoints/.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_left_results(folder: Path) -> None:
+    """Remove what killed evaluations left in the run's `eval/`; what a living one writes, or lies elsewhere, stays."""
+    for place in folder.glob("eval/*"):
+        if not (place.is_symlink() or place.parent.is_symlink()):
+            remove_leftovers(place)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.composition.credentials import scrub
-from posbench.config import Config
+from posbench.config import Config, ConfigError
 from posbench.runs import Manifest, Run, read_metrics
 from posbench.tracking.connection import Process, answers, first_line, init, say_once
 from posbench.tracking.recordings import is_uploaded, new_id, recordings, stored_id, uploaded
@@ -40,7 +40,12 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, notice: Notice) -
     except Exception as error:
         say_once(notice, f"wandb cannot record here ({first_line(error)}): not tracked, metrics.jsonl has everything")
         return Tracker()
-    tracker.replay(run.path / "metrics.jsonl")
+    try:
+        tracker.replay(run.path / "metrics.jsonl")
+    except ConfigError as torn:
+        say_once(notice, f"{torn}: {run.name} is not tracked")
+        tracker.finish(failed=True)
+        return Tracker()
     return tracker
 
 

@@ -128,6 +128,7 @@ def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
 CAPTURED = [(name, dtype, "aot_eager") for name in ROWS for dtype in (torch.float32, torch.bfloat16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, dtype, backend", [*CAPTURED, ("linear_qk_rope", torch.bfloat16, "inductor")])
 def test_a_compiled_block_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype, backend):
     """In one graph, all rows; and one of them by generated code, which takes half a minute."""

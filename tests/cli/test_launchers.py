@@ -23,6 +23,7 @@ from posbench.machine.signals import Stopped
 from tests.cli.commands import Give
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     posbench: Give, short: list[str], launcher: str, monkeypatch: pytest.MonkeyPatch
@@ -66,18 +67,25 @@ def _job(config: Config) -> None:
         time.sleep(60)
 
 
+def failures(words: list[str]) -> list[str]:
+    outcomes = run_application("posbench train", words, _job, lambda text: None)
+    return [str(outcome) for outcome in outcomes if outcome.error]
+
+
+@pytest.mark.slow
 def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
     """Of a worker that raised, of one that was stopped; and where one was lost, that it was."""
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    failed = run_application("posbench train", [*words, "seed=0,1,2"], _job, lambda text: None)
+    failed = failures([*words, "seed=0,1,2"])
     assert failed == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
     batches = [*words, "seed=1,2,3,0", "hydra.sweeper.max_batch_size=2"]
-    failed = run_application("posbench train", batches, _job, lambda text: None)
+    failed = failures(batches)
     assert failed[:2] == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
     assert len(failed) == 3 and failed[2].startswith("2 runs: JoblibLauncher failed (TerminatedWorkerError: ")
     assert failed[2].endswith("): give the same command again to resume, finished runs are skipped")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
@@ -121,6 +129,7 @@ def _device_of_a_job(folder: str, gpus: int) -> tuple[int, str]:
     return os.getpid(), str(config.train.device)
 
 
+@pytest.mark.slow
 def test_no_two_workers_have_one_gpu_and_one_that_is_renewed_takes_the_free_one(tmp_path: Path) -> None:
     def devices(workers: int, gpus: int) -> dict[int, str]:
         jobs = [joblib.delayed(_device_of_a_job)(str(tmp_path), gpus) for _ in range(3 * workers)]

@@ -23,7 +23,9 @@ def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, s
     assert len(told) == 2 and told == said.error.strip().splitlines()[-2:]
     for line, scheme in zip(told, ("nope", "vo_rope"), strict=True):
         assert line.startswith(f"posbench: demo/{scheme}/-1: seed=-1 is out of range")
-    assert said.error.startswith("4 runs: 2 schemes x 2 seeds\ndemo/nope/-1: seed=-1 is out of range"), "at once"
+    at_once = "4 runs: 2 schemes x 2 seeds\nrun 1 of 4: demo/nope/-1\ndemo/nope/-1: seed=-1 is out of range"
+    assert said.error.startswith(at_once)
+    assert said.out.splitlines()[-1] == "4 runs: 2 trained, 2 failed"
     assert statuses(Path("runs")) == {"nope": "finished", "vo_rope": "finished"}
 
 
@@ -43,7 +45,10 @@ def test_a_crash_in_one_job_is_told_at_the_end(
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     told = ["3 runs: 3 schemes x 1 seed", "demo/nope/0: oh", "posbench: demo/nope/0: ZeroDivisionError: oh"]
-    assert (said.status, said.error.splitlines()) == (1, told)
+    lines = said.error.splitlines()
+    assert (said.status, [line for line in lines if not line.startswith("run ")]) == (1, told)
+    assert lines[1] == "run 1 of 3: demo/nope/0" and lines[3].startswith("run 2 of 3: demo/vo_rope/0")
+    assert said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
     assert trained == ["vo_rope", "alibi"]
 
 
@@ -144,6 +149,7 @@ def test_ctrl_c_still_tells_what_failed_before(
     ]
 
 
+@pytest.mark.slow
 def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: list[str]) -> None:
     words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]

@@ -22,6 +22,7 @@ def table() -> dict[str, dict[float, float]]:
     return rates
 
 
+@pytest.mark.slow
 def test_each_scheme_is_tuned_until_its_best_rate_is_not_at_an_edge(posbench: Give, short: list[str]) -> None:
     words = [
         *short,

@@ -66,6 +66,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(place=st.sampled_from(FIELDS), value=VALUES)
 def test_any_value_of_any_field_gives_a_configuration_or_a_message(place: tuple[str, str | None], value: Any) -> None:

@@ -44,8 +44,10 @@ def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> Non
         said.append(text)
         assert_untouched()
 
-    assert run_application("posbench train", words, job, say) == []
-    assert (len(jobs), said) == ((2, ["2 runs: 1 scheme x 2 seeds"]) if "-m" in words else (1, []))
+    outcomes = run_application("posbench train", words, job, say)
+    begun = ["2 runs: 1 scheme x 2 seeds", "run 1 of 2: demo/nope/0", "run 2 of 2: demo/nope/1"]
+    assert (len(jobs), [line.partition(", about")[0] for line in said]) == ((2, begun) if "-m" in words else (1, []))
+    assert [str(outcome) for outcome in outcomes if outcome.error] == []
 
 
 def test_the_package_imports_nothing_private_of_hydra() -> None:

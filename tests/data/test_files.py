@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from prose import prose
 
-from posbench.config import Config, ConfigError
+from posbench.config import Config, ConfigError, TokenizerConfig
 from posbench.data import prepare
 from posbench.data.sources import SOURCES
 from posbench.data.sources.base import joined_articles
+from posbench.data.sources.files import read_parquet
+from posbench.data.tokenization import file_content
 
 Files = Callable[..., Config]
 
@@ -204,6 +206,7 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
     sparse(tmp_path / "long.jsonl", LONG, 4 << 30)
     code = (
@@ -242,6 +245,49 @@ def test_what_is_no_path_is_refused(files: Files, words: object) -> None:
     config.data.path = words
     with pytest.raises(ConfigError, match=r"data\.path=.* (is no path|cannot be looked up|does not exist)"):
         prepare(config, quiet=True)
+
+
+def text_that_many_rows_share(path: Path) -> None:
+    """A kilobyte that stands for 80 GB."""
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), ["word " * (4 << 20)])
+    pq.write_table(pa.table({"text": shared}), path, compression="zstd")
+
+
+def test_rows_of_parquet_are_unpacked_as_they_are_read(tmp_path: Path) -> None:
+    """By the encodings that unpack to the most; a row that is too long for a document is refused unread."""
+    text_that_many_rows_share(tmp_path / "a.parquet")
+    texts = read_parquet([tmp_path / "a.parquet"], "text")
+    assert [len(next(texts)) for _ in range(3)] == [5 << 22] * 3
+    assert pa.total_allocated_bytes() < 1 << 28, "64 rows of it would take 1.3 GB"
+    prefixed = pa.table({"text": ["x" * (1 << 16) + str(n) for n in range(99)]})
+    encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(prefixed, tmp_path / "b.parquet", **encoding)
+    assert list(read_parquet([tmp_path / "b.parquet"], "text")) == prefixed["text"].to_pylist()
+    pq.write_table(pa.table({"text": ["x" * ((1 << 27) + 1)]}), tmp_path / "c.parquet", use_dictionary=False)
+    with pytest.raises(ConfigError, match=r"c\.parquet: a row of 'text' is longer than 128 MiB"):
+        next(read_parquet([tmp_path / "c.parquet"], "text"))
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full", "pipe"])
+def test_what_has_no_end_is_refused_at_once(files: Files, tmp_path: Path, device: str) -> None:
+    path = Path(device)
+    if device == "pipe":
+        path = tmp_path / "a.txt"
+        os.mkfifo(path)
+    (tmp_path / "link.txt").symlink_to(path)
+    for place in (path, tmp_path / "link.txt"):
+        with pytest.raises(ConfigError, match=r"data\.path=.* is a pipe or a device"):
+            documents(files(path=place))
+        with pytest.raises(ConfigError, match=r"tokenizer\.path=.* cannot be read .*not an ordinary file"):
+            file_content(TokenizerConfig(kind="file", path=str(place)))
+
+
+def test_a_tokenizer_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"cannot be read .*larger than 64 MiB"):
+        file_content(TokenizerConfig(kind="file", path=str(file)))
 
 
 def test_without_the_datasets_library_the_error_says_what_to_install(

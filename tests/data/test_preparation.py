@@ -156,14 +156,16 @@ def test_a_damaged_cache_is_made_again_and_never_used(
     assert "prepared" in told[-1] and len(told) <= 2, "and the third time finds it"
 
 
-def test_a_very_large_file_is_hashed_again_where_it_was_written_since(
-    files: Files, books: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_bytes_that_changed_under_the_old_time_of_writing_are_noticed(
+    files: Files, books: Path, told: list[str]
 ) -> None:
-    monkeypatch.setattr(shards, "HASHED_BELOW", 1000)
+    """Whatever the size of the file: a disk that fails changes no time."""
     tokens = prepare(files(path=books), quiet=True).folder / "train.tokens"
+    stat = tokens.stat()
     data = bytearray(tokens.read_bytes())
     data[len(data) // 2] ^= 4
     tokens.write_bytes(data)
+    os.utime(tokens, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     prepare(files(path=books), notice=told.append)
     assert "the bytes of train.tokens have changed" in told[0]
 
@@ -206,6 +208,7 @@ _PREPARE = (
 )
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     running = [
         subprocess.Popen([sys.executable, "-c", _PREPARE, str(books)], stdout=-1, stderr=-1, text=True)
@@ -216,6 +219,7 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_cleared_away(books: Path, cache: Path, left: Callable[[], list[str]]) -> None:
     slow = _PREPARE.replace("config =", "import time; build.write_manifest = lambda *a: time.sleep(60)\nconfig =")
     process = subprocess.Popen([sys.executable, "-c", slow, str(books)])
@@ -319,6 +323,7 @@ def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: P
     assert len(told) == 2
 
 
+@pytest.mark.slow
 def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(cache: Path) -> None:
     config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
     corpus = prepare(config, quiet=True)

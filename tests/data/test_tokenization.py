@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -194,3 +195,39 @@ def test_lengths_of_a_normalizing_tokenizer_do_not_add_up(tmp_path: Path) -> Non
     lengths = byte_lengths(tokenizer)
     assert lengths is not None
     assert int(lengths[np.array(tokenizer.encode("e\u0301").ids)].sum()) != len("e\u0301".encode())
+
+
+def test_a_tokenizer_of_chance_is_refused(tmp_path: Path) -> None:
+    """BPE dropout merges other pairs each time, under one fingerprint."""
+    content = json.loads(made("bpe").to_str())
+    content["model"]["dropout"] = 0.1
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"draws its merges by chance \(model\.dropout=0\.1\)"):
+        tokenization.read_file(TokenizerConfig(kind="file", path=str(file)), [])
+    with pytest.raises(ConfigError, match="draws its merges by chance"):
+        tokenization.load_tokenizer(file)
+
+
+def test_a_pattern_that_panics_is_an_error_in_words(tmp_path: Path) -> None:
+    content = json.loads(made("bpe").to_str())
+    pattern = {"type": "Split", "pattern": {"Regex": "(?:(?:a|aa)+)+b"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = pattern
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(content))
+    tokenizer = tokenization.read_file(TokenizerConfig(kind="file", path=str(file)), [])
+    with pytest.raises(ConfigError, match=r"mine cannot tokenize this text \(.*retry-limit-in-match over\)"):
+        list(build.encoded(tokenizer, 0, [("train", "a" * 40 + "c")], "mine"))
+
+
+def test_a_tokenizer_is_held_to_its_fingerprint(tmp_path: Path) -> None:
+    tokenizer = made("bpe")
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizer.to_str(pretty=True))
+    assert tokenization.load_tokenizer(file, tokenization.fingerprint(tokenizer)).to_str() == tokenizer.to_str()
+    with pytest.raises(ConfigError, match="is not the tokenizer that the run was trained with"):
+        tokenization.load_tokenizer(file, "0" * 64)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"cannot be read .*not an ordinary file"):
+        tokenization.load_tokenizer(file)

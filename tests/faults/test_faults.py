@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_killed_runs_end_byte_equal_and_no_bad_checkpoint_is_loaded() -> None:
     words = [sys.executable, "-m", "tests.faults.torture", "--kills", "10", "--faults", "100", "--seed", "1"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)

@@ -59,6 +59,7 @@ def test_a_broken_promise_shows() -> None:
     assert table.rows == [["x", "1000", "at most 5%", "10.0%", "NO"]]
 
 
+@pytest.mark.slow
 def test_the_whole_way_from_run_folders_makes_no_difference_where_there_is_none(tmp_path: Path) -> None:
     """A/A from files: 8 experiments of one scheme under two names; 4 false ones are rarer than 1 in 2000."""
     false = 0

@@ -170,6 +170,7 @@ def test_seeds_are_counted_with_caution(observed: float, borrowed: float, seeds:
     assert power(observed, spread, seeds, 0.01) >= power(observed, Spread(1.0), seeds, 0.01) - 1e-9
 
 
+@pytest.mark.slow
 def test_the_simulation_finds_what_is_promised() -> None:
     """A few trials of it: the rule holds where one scheme is noisy, and limma's alone does not."""
     wanted = ("one x9", "one pair", 3)

@@ -67,6 +67,7 @@ def test_schemes_that_are_worse_than_the_bigram_and_the_trigram_are_named(beside
     )
 
 
+@pytest.mark.slow
 def test_files_and_packs_hold_them(beside: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
     report(beside, output=tmp_path / "report", console=console)

@@ -1,4 +1,4 @@
-"""The results in the repository are those of the runs beside them, and the README quotes them."""
+"""The results in the repository are those of the runs beside them, and the documents quote them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def same(a: str, b: str) -> bool:
         return a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", REPORTED, ids=lambda path: path.name)
 def test_a_committed_table_is_what_its_runs_say(folder: Path, tmp_path: Path) -> None:
     report(folder, against="kexue-10862", output=tmp_path, console=Console(file=io.StringIO()))
@@ -48,6 +49,7 @@ def test_a_committed_table_is_what_its_runs_say(folder: Path, tmp_path: Path) ->
             assert not [(key, ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])]
 
 
+@pytest.mark.slow
 def test_the_committed_trend_is_what_its_runs_say(tmp_path: Path) -> None:
     trend_report([FOLDER / name for name in LADDER], output=tmp_path, console=Console(file=io.StringIO()))
     for name in ("trend.csv", "links.csv"):
@@ -57,14 +59,14 @@ def test_the_committed_trend_is_what_its_runs_say(tmp_path: Path) -> None:
             assert not [(key, ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])]
 
 
-def test_the_readme_quotes_the_reports() -> None:
+def test_readme_and_results_quote_the_reports() -> None:
     known = {
         tuple(cells(line))
         for report in FOLDER.glob("**/report.md")
         for line in report.read_text(encoding="utf-8").splitlines()
         if line.startswith("|")
     }
-    results = (ROOT / "README.md").read_text(encoding="utf-8").split("## Results")[1].split("\n## ")[0]
+    results = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/results.md"))
     schemes = {path.stem for path in (ROOT / "conf" / "scheme").iterdir()}
     quoted = [cells(line) for line in results.splitlines() if line.startswith("|") and cells(line)[0] in schemes]
     assert len({row[0] for row in quoted}) >= 11
@@ -82,6 +84,7 @@ def test_a_loss_of_the_table_can_be_computed_from_one_file_alone(folder: Path) -
             assert losses[row["scheme"]] == pytest.approx(float(row["loss"]), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_reference_results_are_few_small_files() -> None:
     for folder in PACKS:
         files = [path for path in folder.iterdir() if path.is_file()]

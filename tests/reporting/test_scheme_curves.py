@@ -64,6 +64,7 @@ def test_the_long_term_decay_is_roformers() -> None:
     assert slower[distances > 4].mean() > decay[distances > 4].mean(), "a larger base forgets later"
 
 
+@pytest.mark.slow
 def test_pictures_and_curves_of_every_scheme_and_of_what_a_run_has(tmp_path: Path) -> None:
     said = StringIO()
     files = plot_schemes(tmp_path, [], Console(file=said, width=200))

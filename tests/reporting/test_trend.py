@@ -39,8 +39,10 @@ POINTS = {
 }
 
 
-def place(root: Path, world: Make, name: str, seeds: tuple[int, ...] = (0, 1, 2), documents: int = 12) -> Path:
-    """An experiment of one point, as its runs would be."""
+def place(
+    root: Path, world: Make, name: str, seeds: tuple[int, ...] = (0, 1, 2), documents: int = 12, probes: bool = True
+) -> Path:
+    """An experiment of one point, as its runs would be; without `probes` the losses alone."""
     parameters, tokens, lr, nope, k = POINTS[name]
     words = ("model=tiny", "experiment=demo", "train.context_length=256", f"train.lr={lr}")
     effects = {"qk_rope": 0.0, "nope": nope, "k_rope": k, "qkvo_rope": 0.0001}
@@ -49,8 +51,8 @@ def place(root: Path, world: Make, name: str, seeds: tuple[int, ...] = (0, 1, 2)
         "seeds": seeds,
         "noise_sd": 0.0005,
         "seed_sd": 0.0,
-        "lengths": (256, 512),
-        "probes": True,
+        "lengths": (256, 512) if probes else (),
+        "probes": probes,
     }
     folder = fabricate(root, world(effects, experiment=name, overrides=words, **options))
     identity = {"train.tokens": tokens, "train.lr": lr, "model.d_model": parameters // 1000, "train.beta2": 0.95}
@@ -71,6 +73,11 @@ def changed(run: Run, **values: object) -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("trend")
     return [place(root, World, name) for name in POINTS]
+
+
+@pytest.fixture(scope="module")
+def losses_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return place(tmp_path_factory.mktemp("losses"), World, "small-1M", probes=False)
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +152,9 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
     ],
 )
 def test_what_differs_in_more_than_size_and_tokens_is_refused_by_name(
-    folders: list[Path], tmp_path: Path, world: Make, change: dict[str, object], says: str
+    losses_alone: Path, tmp_path: Path, world: Make, change: dict[str, object], says: str
 ) -> None:
-    other = place(tmp_path, world, "small")
+    other = place(tmp_path, world, "small", seeds=(0, 1), probes=False)
     for run in find_runs(other):
         manifest, values = run.manifest, dict(change)
         if isinstance(values.get("fingerprints"), str):
@@ -156,15 +163,18 @@ def test_what_differs_in_more_than_size_and_tokens_is_refused_by_name(
             values["identity"] = {**manifest.identity, **values["identity"]}
         changed(run, **values)
     with pytest.raises(ConfigError, match=f"small-1M and small cannot stand in one trend: they differ in {says}"):
-        find_trend([folders[0], other])
-    with pytest.raises(ConfigError, match="small and small are of the same size and tokens"):
-        find_trend([folders[1], folders[1]])
+        find_trend([losses_alone, other])
 
 
-def test_other_windows_are_refused(folders: list[Path], tmp_path: Path, world: Make) -> None:
-    other = place(tmp_path, world, "small", documents=13)
+def test_two_points_of_one_size_and_tokens_are_refused(losses_alone: Path) -> None:
+    with pytest.raises(ConfigError, match="small-1M and small-1M are of the same size and tokens"):
+        find_trend([losses_alone, losses_alone])
+
+
+def test_other_windows_are_refused(losses_alone: Path, tmp_path: Path, world: Make) -> None:
+    other = place(tmp_path, world, "small", documents=13, probes=False)
     with pytest.raises(ConfigError, match=r"differ in train\.validation_tokens \(\d+; \d+\), the validation windows"):
-        find_trend([folders[0], other])
+        find_trend([losses_alone, other])
 
 
 def test_the_report_of_a_trend(folders: list[Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from filelock import lock_descriptor
 from rich.console import Console
 
 import posbench
@@ -223,3 +225,40 @@ def test_a_manifest_that_was_altered_is_not_believed(run: Run) -> None:
     file.write_text(file.read_text().replace('"loss": ', '"loss": 1'))
     [row] = posbench.results(run.path).itertuples()
     assert row.status == "unreadable" and "does not match its checksum" in row.reason
+
+
+def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_scored_again(run: Run) -> None:
+    header = run.path / "eval/fixed/64.json"
+    before = header.read_bytes()
+    with pytest.raises(ConfigError, match=r"has fixed at 64 in float32 already, and --dtype bfloat16 .* --again"):
+        evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
+    assert header.read_bytes() == before
+    for dtype in ("float32", "auto"):
+        assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype=dtype)[0].header["dtype"] == "float32"
+    assert header.read_bytes() == before
+    (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16", again=True)
+    assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
+
+
+def test_what_a_killed_evaluation_left_is_removed_and_what_a_living_one_writes_stays(run: Run, tmp_path: Path) -> None:
+    place = run.path / "eval/fixed"
+    (place / ".64.parquet.123.tmp").write_bytes(b"PAR1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/.mine.tmp").write_text("not ours")
+    (run.path / "eval/order").symlink_to(tmp_path / "elsewhere")
+    with (place / ".32.parquet.456.tmp").open("wb") as living:
+        assert lock_descriptor(living.fileno(), blocking=False)
+        evaluate(run, lengths=(64,), protocols=("fixed",))
+        assert {path.name for path in place.glob(".*")} == {".32.parquet.456.tmp"}
+    assert (tmp_path / "elsewhere/.mine.tmp").is_file()
+    evaluate(run, lengths=(64,), protocols=("fixed",))
+    assert not list(place.glob(".*"))
+
+
+@pytest.mark.parametrize(("step", "name"), [(4, "model"), (2, "model"), (2, "optimizer")])
+def test_a_pipe_in_place_of_weights_is_an_error_and_not_waited_for(run: Run, step: int, name: str) -> None:
+    file = run.path / f"checkpoints/step={step:08d}" / f"{name}.safetensors"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=rf"the weights of step {step} in .* cannot be used"):
+        run.load_model(at_step=step)

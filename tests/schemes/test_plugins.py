@@ -27,6 +27,7 @@ def block(language, number=0):
     return GUIDE.read_text().split(f"```{language}\n")[1 + number].partition("```")[0]
 
 
+@pytest.mark.slow
 def test_the_guides_scheme_works_from_an_installed_package_and_a_folder_of_ones_own(tmp_path):
     package, own = tmp_path / "site" / "my_package", tmp_path / "own" / "scheme"
     info = tmp_path / "site" / "my_package-1.0.dist-info"

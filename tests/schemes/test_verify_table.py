@@ -17,6 +17,7 @@ def console():
     return Console(file=io.StringIO(), width=80)
 
 
+@pytest.mark.slow
 def test_verify_prints_a_row_a_scheme_and_holds(console):
     assert verify(None, console)
     lines = console.file.getvalue().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -223,15 +224,16 @@ def test_a_terminal_shows_what_others_wrote_and_obeys_none_of_it() -> None:
 def test_there_is_one_door_to_the_terminal() -> None:
     """No other file makes a console or writes to standard output and error: `Terminal` and `say` do."""
     doors = {"machine/terminal.py", "machine/notices.py"}
+    ways = {"Console", "print", "sys.stdout.write", "sys.stderr.write"}
     package = Path(cli.__file__).parent
-    written = re.compile(r"(?<![\w.])(Console|print)\(|sys\.std(out|err)\.write\(")
     found = {
-        (str(file.relative_to(package)), match[0])
+        (str(file.relative_to(package)), ast.unparse(node.func))
         for file in package.rglob("*.py")
-        for match in written.finditer(file.read_text(encoding="utf-8"))
-        if str(file.relative_to(package)) not in doors
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ways
     }
-    assert found == {("composition/application.py", "sys.stdout.write(")}, "of what Hydra printed, made inert"
+    others = {(file, way) for file, way in found if file not in doors}
+    assert others == {("composition/application.py", "sys.stdout.write")}, "of what Hydra printed, made inert"
 
 
 def test_folders_of_hostile_names_are_shown_inert(posbench: Give, runs: Path) -> None:

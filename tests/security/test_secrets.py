@@ -41,6 +41,7 @@ def clean(folder: Path) -> int:
     return len(files)
 
 
+@pytest.mark.slow
 def test_nothing_that_training_evaluation_and_reports_write_holds_a_secret(
     posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

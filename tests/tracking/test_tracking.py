@@ -399,6 +399,7 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
             assert secret.encode() not in file.read_bytes(), f"{file} holds a credential"
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with serving() as server:

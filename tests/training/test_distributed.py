@@ -84,6 +84,7 @@ def assert_same(run: Run, alone: Run) -> None:
     assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-4) for name in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (4, "ddp"), (2, "fsdp")])
 def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int, strategy: str) -> None:
     name = f"{strategy}{nproc}"
@@ -119,6 +120,7 @@ def workers(pid: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="workers are found by /proc")
 @pytest.mark.parametrize(("strategy", "then"), [("fsdp", 1), ("ddp", 2)])
 def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
@@ -143,6 +145,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
     assert_same(load_run(folder_of(words, name)), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["the launcher", "everybody"])
 def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alone: Run, to: str) -> None:
     """Cluster managers signal every process of a job, and the launcher passes on what it hears."""
@@ -180,6 +183,7 @@ def test_a_signal_that_comes_again_at_once_is_its_echo(echo: float, survived: in
     assert done.stdout.count("alive") == survived and done.returncode == (0 if survived == 3 else 143)
 
 
+@pytest.mark.slow
 def test_another_launch_on_the_same_folder_is_refused_and_changes_nothing(words: list[str], alone: Run) -> None:
     first = subprocess.Popen(command(words, "twice", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment())
     until(lambda: len(workers(first.pid)) == 2)
@@ -195,6 +199,7 @@ def test_another_launch_on_the_same_folder_is_refused_and_changes_nothing(words:
     assert_same(load_run(folder_of(words, "twice")), alone)
 
 
+@pytest.mark.slow
 def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
     given = [*command(words, "sweep", 1, "ddp"), "-m", "seed=0,1"]
     done = subprocess.run(
@@ -213,6 +218,7 @@ def test_refusals_come_before_any_process(words: list[str], capfd: pytest.Captur
         compose(["launch.strategy=fdsp"])
 
 
+@pytest.mark.slow
 def test_a_worker_s_refusal_is_told_in_its_own_words(words: list[str], alone: Run) -> None:
     with pytest.raises(ConfigError, match=r"holds a run of another configuration: train\.lr"):
         launch(compose([*words, "experiment_name=alone", "launch.nproc=2", "train.lr=3e-3"]))

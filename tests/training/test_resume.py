@@ -324,7 +324,7 @@ def test_a_run_that_nobody_trains_is_interrupted(config: Make) -> None:
 
 def test_a_line_of_metrics_that_is_none_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"format": 1})
-    append_metrics(tmp_path / "metrics.jsonl", {"step": 1})
+    append_metrics(tmp_path / "metrics.jsonl", {"kind": "train", "step": 1, "tokens": 32})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("\0\0\0\n")
     with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 holds no row"):

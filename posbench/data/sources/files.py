@@ -5,20 +5,23 @@ from __future__ import annotations
 import glob
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 from posbench.config import ConfigError, DataConfig, nearest
-from posbench.data.sources.base import Source, first_line, joined_articles, no_column, quiet_datasets, stream
+from posbench.data.sources.base import Source, first_line, joined_articles, no_column, stream
+from posbench.machine.files import open_regular
 
 MAX_DOCUMENT_BYTES = 1 << 27  # a document is held in memory as a whole; the longest books are a tenth of this
 _ROWS = 64  # of parquet, read at a time
+# In which text takes no more room than it has letters, or stands in the dictionary of its row group.
+_PLAIN_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt", ".text", ".tokens")  # taken from a folder
 
 
@@ -88,6 +91,8 @@ def _files_of(named: str, word: str) -> list[Path]:
     path = Path(word).expanduser()
     if path.is_file():
         return [path.resolve()]
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{named} is a pipe or a device, which has no end that could be found: give ordinary files")
     if path.is_dir():
         found = [file for file in path.rglob("[!.]*") if file.is_file() and _kind(file) in _SUFFIXES]
         missing = f"{named} is a folder without text files ({', '.join(_SUFFIXES)}): name the files themselves"
@@ -110,8 +115,11 @@ def _kind(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
-            yield file
+        with (
+            os.fdopen(open_regular(path, os.O_RDONLY), "rb") as raw,
+            gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else nullcontext(raw) as file,
+        ):
+            yield cast(IO[bytes], file)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({first_line(error)}): check the file, or leave it out") from error
 
@@ -162,19 +170,59 @@ def read_json_lines(paths: list[Path], column: str) -> Iterable[str]:
 
 
 def read_parquet(paths: list[Path], column: str) -> Iterator[str]:
-    """The text column, some rows at a time; rows where it is null are left out."""
-    library = quiet_datasets()
+    """The text column, some rows at a time; rows where it is null are left out.
+
+    A few bytes of a file can stand for more text than there is memory: a text that many rows share is held once, and no
+    more rows are unpacked at a time than fit.
+    """
+    import pyarrow.parquet as pq
+
     for path in paths:
-        options = {"columns": [column], "batch_size": _ROWS, "streaming": True}
         try:
-            with TemporaryDirectory(prefix="posbench-") as scratch:  # as in `stream`
-                for row in library.Dataset.from_parquet(glob.escape(str(path)), cache_dir=scratch, **options):
-                    if row[column] is not None:
-                        yield row[column]
-        except Exception as error:  # Arrow's and datasets' own kinds
+            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as opened:
+                metadata = pq.read_metadata(opened)
+                chunks = [_chunk(metadata.row_group(number), column) for number in range(metadata.num_row_groups)]
+                is_plain = all(set(chunk.encodings) <= _PLAIN_ENCODINGS for chunk in chunks)
+                file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=[column] if is_plain else None)
+                for number, chunk in enumerate(chunks):
+                    size = chunk.total_uncompressed_size
+                    if size > max(1, chunk.num_values) * MAX_DOCUMENT_BYTES:
+                        raise _too_long(path, column)
+                    rows = _ROWS if is_plain and size <= MAX_DOCUMENT_BYTES else 1
+                    for batch in file.iter_batches(rows, row_groups=[number], columns=[column]):
+                        yield from _texts_of(batch.column(0), path, column)
+        except ConfigError:
+            raise
+        except Exception as error:  # Arrow's own kinds
             raise ConfigError(
                 f"{path} breaks off or is damaged ({first_line(error)}): write the file again, or leave it out"
             ) from error
+
+
+def _chunk(group: Any, column: str) -> Any:
+    """The metadata of a column in a row group of parquet."""
+    (chunk,) = [
+        group.column(number) for number in range(group.num_columns) if group.column(number).path_in_schema == column
+    ]
+    return chunk
+
+
+def _texts_of(rows: Any, path: Path, column: str) -> Iterator[str]:
+    """The texts of an array of Arrow's, one at a time: many rows may share one in its dictionary."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    held = rows.dictionary if pa.types.is_dictionary(rows.type) else rows
+    if (pc.max(pc.binary_length(held)).as_py() or 0) > MAX_DOCUMENT_BYTES:
+        raise _too_long(path, column)
+    yield from (text.as_py() for text in rows if text.is_valid)
+
+
+def _too_long(path: Path, column: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: a row of {column!r} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: cut it "
+        "into documents"
+    )
 
 
 READERS: dict[str, Callable[[list[Path], str], Iterable[str]]] = {

@@ -1,0 +1,106 @@
+"""A runs folder that several people share: what may not be read, or is torn, is named and stands in nobody's way."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from posbench import ConfigError, results
+from posbench.evaluation.command import evaluate_runs
+from posbench.evaluation.evaluate import Question
+from posbench.reporting import report
+from posbench.runs import find_runs, load_run
+from posbench.runs.named import experiment_named, runs_named
+from posbench.runs.pack import pack
+from tests.cli.commands import trained  # noqa: F401
+
+_OVER_MODES = 0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of <linux/capability.h>
+
+
+@pytest.fixture
+def powerless() -> Iterator[None]:
+    """File modes hold for this thread, even where it is root's."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc, header = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice
+    if libc.capget(header, sets):
+        pytest.skip("root that cannot give up its power")
+    before = sets[0]
+    sets[0] &= ~_OVER_MODES
+    assert libc.capset(header, sets) == 0
+    yield
+    sets[0] = before
+    assert libc.capset(header, sets) == 0
+
+
+@pytest.fixture
+def shared(trained: Path, tmp_path: Path) -> Iterator[Path]:  # noqa: F811
+    runs = Path(shutil.copytree(trained, tmp_path / "runs"))
+    yield runs
+    for place in [runs, *runs.rglob("*")]:
+        place.chmod(0o755)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=300)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("place", ["of_others", "demo/of_others"])
+def test_a_folder_that_may_not_be_read_is_named_and_skipped(
+    shared: Path, place: str, powerless: None, console: Console, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (shared / place).mkdir()
+    (shared / place).chmod(0)
+    assert len(results(shared)) == len(runs_named([], shared)) == 4
+    assert capsys.readouterr().err == f"skipped {shared / place}, which cannot be read: Permission denied\n", "once"
+    assert experiment_named(None, shared) == shared / "demo"
+    report(shared / "demo", output=tmp_path / "report", console=console)
+    pack(shared / "demo", tmp_path / "pack", print)
+    assert len(find_runs(tmp_path / "pack")) == 4
+
+
+@pytest.mark.parametrize("part", ["", "run.json", "config.yaml", "eval"])
+def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
+    shared: Path, part: str, powerless: None, console: Console, tmp_path: Path
+) -> None:
+    run = shared / "demo/nope/seed=1"
+    (run / part).chmod(0)
+    frame = results(shared).set_index(["scheme", "seed"])
+    assert frame.loc[("nope", 1), "status"] == "unreadable"
+    assert "Permission denied" in frame.loc[("nope", 1), "reason"]
+    assert "and train it again" not in frame.loc[("nope", 1), "reason"], "it is somebody's"
+    notices: list[str] = []
+    pack(shared / "demo", tmp_path / "pack", notices.append)
+    assert "demo/nope/seed=1 is unreadable: left out" in notices[0] and len(find_runs(tmp_path / "pack")) == 3
+    if part in ("", "run.json"):
+        answers = evaluate_runs(runs_named([], shared), Question(lengths=(64,)), console, named=False)
+        assert len(answers) == 3 and "demo/nope/seed=1 is unreadable: skipped" in said(console)
+
+
+@pytest.mark.parametrize("torn", [b"\0\0\0\n", b'{"a": 1}\n', b'{"kind": "train", "step": "x", "tokens": 0}\n'])
+def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_path: Path) -> None:
+    file = shared / "demo/nope/seed=1/metrics.jsonl"
+    file.write_bytes(torn + file.read_bytes())
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1 holds no row"):
+        _ = load_run(file.parent).metrics
+    notices: list[str] = []
+    pack(shared / "demo", tmp_path / "pack", notices.append)
+    assert len(notices) == 1 and notices[0].endswith("The curve of demo/nope/seed=1 is left out")
+    packed = {run.name: run for run in find_runs(tmp_path / "pack")}
+    assert [len(run.metrics) for run in packed.values()].count(0) == 1
+    assert results(tmp_path / "pack")["loss"].tolist() == results(shared)["loss"].tolist()
