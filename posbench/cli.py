@@ -208,23 +208,14 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _train_job(config: Config) -> Trained:
-    from posbench.machine.device import spread
-    from posbench.runs import Run, run_folder
+    from posbench.api import train as train_run
+    from posbench.runs import run_folder
     from posbench.sweep_table import Trained
-    from posbench.training import train
-    from posbench.training.memory_check import check_memory
 
-    spread(config)
-    check_memory(config)
     was_finished = _is_finished(run_folder(config))
-    if config.launch.nproc > 1 and not is_worker():
-        from posbench.training.launch import launch
-
-        launch(config)
-    else:
-        train(config)
+    run = train_run(config)
     try:
-        loss = Run(run_folder(config)).manifest.loss
+        loss = run.manifest.loss
     except ConfigError:  # somebody took the folder away
         loss = None
     return Trained(loss, was_finished)
