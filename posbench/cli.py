@@ -396,6 +396,16 @@ def report(
         str, typer.Option(help="The pairs that are corrected together, chosen beforehand: all, baseline, published.")
     ] = "all",
     margin: Annotated[float, typer.Option(help="Losses closer than this are equal (nats a token).")] = 0.01,
+    schemes: Annotated[
+        str | None, typer.Option(help="These alone, separated by commas. Default: all.", show_default=False)
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="Of the rows: loss (best first), name, or given (as --schemes names them).")
+    ] = "loss",
+    title: Annotated[str | None, typer.Option(help="Default: the experiment's name.", show_default=False)] = None,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -424,9 +434,12 @@ def report(
         raise ConfigError(f"{place} is a symbolic link: name the place with --output, or take it away")
     check_writable(Path(output) if output else place, "report")
     if len(folders) > 1:
-        trend_report(folders, against, baseline, output, _console(), family, margin)
+        if schemes or order != "loss":
+            raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+        trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
-        write_report(folders[0], against, baseline, output, _console(), family, margin)
+        only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
+        write_report(folders[0], against, baseline, output, _console(), family, margin, only, order, title, latex)
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
