@@ -4,7 +4,10 @@
     model = posbench.build_model(config, vocab_size=512)                   # a torch.nn.Module
     logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
     run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
+    run = posbench.train(config)                                           # as the commands do
+    losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row a result
     frame = posbench.results("runs/demo")                                  # a DataFrame, one row a run
+    files = posbench.report("runs/demo", latex=True)                       # tables, plots, pages; their paths
 
 Names are imported when first used, so that `import posbench` costs nothing.
 """
@@ -12,18 +15,51 @@ Names are imported when first used, so that `import posbench` costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
+    from posbench.api import evaluate, train
+    from posbench.composition import compose
+    from posbench.config import Config, ConfigError
+    from posbench.machine.signals import Stopped
+    from posbench.model import build_model
+    from posbench.reporting import results
+    from posbench.reporting.report import report
+    from posbench.runs import Run, load_run
+    from posbench.schemes import SCHEMES
+    from posbench.training import Died
 
 __version__ = "0.1.0"
-__all__ = ["SCHEMES", "ConfigError", "build_model", "compose", "load_run", "results"]
+__all__ = [
+    "SCHEMES",
+    "Config",
+    "ConfigError",
+    "Died",
+    "Run",
+    "Stopped",
+    "build_model",
+    "compose",
+    "evaluate",
+    "load_run",
+    "report",
+    "results",
+    "train",
+]
 
 _HOMES = {
     "compose": "posbench.composition",
     "build_model": "posbench.model",
+    "train": "posbench.api",
+    "evaluate": "posbench.api",
     "load_run": "posbench.runs",
     "results": "posbench.reporting",
+    "report": "posbench.reporting.report",
     "SCHEMES": "posbench.schemes",
+    "Config": "posbench.config",
+    "Run": "posbench.runs",
     "ConfigError": "posbench.config",
+    "Died": "posbench.training",
+    "Stopped": "posbench.machine.signals",
 }
 
 

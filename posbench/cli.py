@@ -208,23 +208,14 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _train_job(config: Config) -> Trained:
-    from posbench.machine.device import spread
-    from posbench.runs import Run, run_folder
+    from posbench.api import train as train_run
+    from posbench.runs import run_folder
     from posbench.sweep_table import Trained
-    from posbench.training import train
-    from posbench.training.memory_check import check_memory
 
-    spread(config)
-    check_memory(config)
     was_finished = _is_finished(run_folder(config))
-    if config.launch.nproc > 1 and not is_worker():
-        from posbench.training.launch import launch
-
-        launch(config)
-    else:
-        train(config)
+    run = train_run(config)
     try:
-        loss = Run(run_folder(config)).manifest.loss
+        loss = run.manifest.loss
     except ConfigError:  # somebody took the folder away
         loss = None
     return Trained(loss, was_finished)
@@ -396,6 +387,16 @@ def report(
         str, typer.Option(help="The pairs that are corrected together, chosen beforehand: all, baseline, published.")
     ] = "all",
     margin: Annotated[float, typer.Option(help="Losses closer than this are equal (nats a token).")] = 0.01,
+    schemes: Annotated[
+        str | None, typer.Option(help="These alone, separated by commas. Default: all.", show_default=False)
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="Of the rows: loss (best first), name, or given (as --schemes names them).")
+    ] = "loss",
+    title: Annotated[str | None, typer.Option(help="Default: the experiment's name.", show_default=False)] = None,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -424,9 +425,12 @@ def report(
         raise ConfigError(f"{place} is a symbolic link: name the place with --output, or take it away")
     check_writable(Path(output) if output else place, "report")
     if len(folders) > 1:
-        trend_report(folders, against, baseline, output, _console(), family, margin)
+        if schemes or order != "loss":
+            raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+        trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
-        write_report(folders[0], against, baseline, output, _console(), family, margin)
+        only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
+        write_report(folders[0], against, baseline, output, _console(), family, margin, only, order, title, latex)
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:

@@ -10,6 +10,7 @@ PACKAGE = Path(posbench.__file__).parent
 TIERS = (
     "__main__",
     "cli",
+    "api",
     "plan bench tune listing sweep_table",
     "reporting training",
     "evaluation huggingface sampling",

@@ -38,6 +38,19 @@ def choices(group: str, *folders: Path) -> list[str]:
     return sorted({path.stem for folder in (conf_dir(), *folders) for path in (folder / group).glob("*.yaml")})
 
 
+def description(group: str, name: str) -> str:
+    """The comment in the first line of a choice of ours: what it is, and its source; empty where there is none."""
+    if name not in choices(group):
+        return ""
+    return comment_of((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def comment_of(text: str) -> str:
+    """The comment in the first line of a YAML file."""
+    line = text.partition("\n")[0]
+    return line.removeprefix("#").strip() if line.startswith("#") else ""
+
+
 def is_group(key: str, folder: Path | None = None) -> bool:
     """Whether the values of `key` are names of choices, as `scheme` and `hydra/launcher` have them."""
     places = [conf_dir(), *([folder] if folder is not None else [])]

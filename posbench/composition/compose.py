@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.composition import rows
+from posbench.composition.counts import whole_counts
 from posbench.composition.explain import explained
 from posbench.composition.inert import check_composed, check_inert
 from posbench.composition.places import place_of
@@ -62,7 +63,8 @@ def typed(mapping: DictConfig, words: Words | None = None) -> Config:
 def checked(mapping: dict[str, Any]) -> Config:
     """A mapping of plain data, such as a run folder's config.yaml, as a checked `Config`. Raises: as `typed`."""
     check_inert(mapping, resolved=True)
+    counted = whole_counts(mapping)
     with explained():
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(counted)))
     assert isinstance(config, Config)
     return config

@@ -22,6 +22,8 @@ from posbench.config import ConfigError
 
 SWEEPER = "hydra_plugins.posbench_sweeper.PosbenchSweeper"
 _REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")  # ${experiment.name}: another value of the same configuration
+_FIELD = re.compile(r"\$\{(?!hydra\b)\w[\w.\[\]]*\}")  # ... of posbench's own: Hydra's tell of the machine
+_HYDRAS = re.compile(r"[+~]*hydra\b")
 _MOST_REFERENCES = 16
 _PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")  # of Hydra, and of installed packages
 _LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -30,6 +32,7 @@ _SETTLED: dict[str, Any] = {
     "callbacks": {},
     "job_logging": _LOGGING,
     "hydra_logging": _LOGGING,
+    "job.env_copy": [],
     "job.env_set": {},
     "job.chdir": False,
     "run.dir": ".",
@@ -52,9 +55,10 @@ def check_composed(composed: DictConfig, given: Iterable[tuple[str, Any]]) -> No
         value = reduce(getitem, name.split("."), hydra)
         if value != settled:
             raise ConfigError(
-                f"hydra.{name}={value!r}, which a YAML file sets, could run code or write elsewhere: remove it "
+                f"hydra.{name}={scrub(value)!r}, which a YAML file sets, could run code or write elsewhere: remove it "
                 "(an experiment may set hydra.sweeper.params and hydra.launcher)"
             )
+    _check_sweep(hydra["sweeper"]["params"] or {})
     target_of_launcher = hydra["launcher"].get("_target_")
     for plugin in (hydra["launcher"], hydra["sweeper"]):
         if not str(target := plugin.pop("_target_")).startswith(_PLUGINS):
@@ -63,6 +67,14 @@ def check_composed(composed: DictConfig, given: Iterable[tuple[str, Any]]) -> No
             refuse_code(key, f"{key}={value!r}")
     _refuse_launcher_text(hydra["launcher"], target_of_launcher, given)
     check_inert(plain)
+
+
+def _check_sweep(params: dict[str, Any]) -> None:
+    """Hold the sweep that a file names to fields of posbench: its values become words, which may say more."""
+    for key, value in params.items():
+        if _HYDRAS.match(key):
+            raise ConfigError(f"hydra.sweeper.params.{key} would set Hydra itself: give {key}=... on the command line")
+        _refuse_lookup(f"hydra.sweeper.params.{key}", value, allowed=_FIELD)
 
 
 def _refuse_launcher_text(launcher: dict[str, Any], target: Any, given: Iterable[tuple[str, Any]]) -> None:
@@ -108,12 +120,13 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
         if isinstance(value, int) and abs(value) >= 1 << 64:
             raise ConfigError(f"{key} is out of range: no setting takes a number of more than 64 bits")
         refuse_code(key, f"{key}={value!r}")
-        _refuse_lookup(key, value, resolved)
+        _refuse_lookup(key, value, None if resolved else _REFERENCE)
         _refuse_credential(key, value, resolved)
 
 
-def _refuse_lookup(key: str, value: Any, resolved: bool = False) -> None:
-    if isinstance(value, str) and "${" in (value if resolved else _REFERENCE.sub("", value)):
+def _refuse_lookup(key: str, value: Any, allowed: re.Pattern[str] | None = _REFERENCE) -> None:
+    """`allowed`: the references that may stand; None: none."""
+    if isinstance(value, str) and "${" in (value if allowed is None else allowed.sub("", value)):
         raise ConfigError(
             f"{key}={value!r} would look a value up when it is read: write the value itself "
             "(only another field, such as ${experiment.name}, may stand in braces)"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from posbench.composition.counts import length as length_of
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.runs import Manifest, Run, remove_left_results
@@ -62,11 +62,10 @@ class Question:
 
 def parse_length(text: str) -> int:
     """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
-    match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text.strip())
-    length = int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
-    if not 2 <= length <= 1 << 24:
+    tokens = length_of("--length ", text)
+    if not 2 <= tokens <= 1 << 24:
         raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
-    return length
+    return int(tokens)
 
 
 def score_split(

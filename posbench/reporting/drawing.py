@@ -240,3 +240,11 @@ def png(figure: Figure) -> bytes:
     with style():
         figure.savefig(buffer, format="png", dpi=192)
     return buffer.getvalue()
+
+
+def pdf(figure: Figure) -> bytes:
+    """The figure as a PDF, the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "posbench", "Producer": None})
+    return buffer.getvalue()

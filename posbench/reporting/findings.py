@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, VALIDATION
 from posbench.reporting.chains import Chain, chain
 from posbench.reporting.changes import with_changes
@@ -30,7 +30,10 @@ from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
 from posbench.reporting.variants import Variant, measure_variants
 from posbench.runs import Run, run_at
 
+ORDERS = ("loss", "name", "given")  # of rows: best first, by name, as `only` names them
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from posbench.config import Config
@@ -66,6 +69,7 @@ class Findings:
     measured: dict[str, str]  # scheme -> relative | absolute | unclear | not measured
     against: list[Comparison]
     notes: list[str]
+    schemes: list[str]  # the compared ones in the order of rows, best first by default: see `in_order`
 
     @property
     def training_length(self) -> int:
@@ -77,13 +81,13 @@ class Findings:
         return self.joined.baseline
 
     @property
-    def schemes(self) -> list[str]:
-        """The compared schemes, best first."""
-        return self.chain.order
+    def best(self) -> str:
+        """The scheme with the lowest loss."""
+        return self.chain.order[0]
 
     @property
     def rows(self) -> list[str]:
-        """The compared schemes, best first, each with its rows under other words below it: of tables by length."""
+        """The compared schemes, each with its rows under other words below it: of tables by length."""
         return [row for s in self.schemes for row in (s, *(v.row for v in self.variants if v.scheme == s))]
 
     def at(self, protocol: str, length: int | None = None) -> dict[str, Measurement]:
@@ -106,14 +110,18 @@ def find(
     against: str | None = None,
     family: str = "all",
     margin: float = MARGIN,
+    only: Sequence[str] = (),
+    order: str = "loss",
 ) -> Findings:
     """Read the runs under `folder`, join those that can be compared, and compute everything a report says of them.
 
     Arguments: baseline, default the experiment's own; against, the published results to set beside ours, default the
-    experiment's; family, the pairs that are corrected together; margin of equivalence in nats/token. Raises:
-    ConfigError where no run is finished, where the baseline, publication or family is unknown, or a file cannot be
-    read.
+    experiment's; family, the pairs that are corrected together; margin of equivalence in nats/token; only, schemes, as
+    if there were no others, all by default; order of the rows: `ORDERS`.
+    Raises: ConfigError where no run is finished, where the baseline, publication, family, a scheme or the order is
+    unknown, or a file cannot be read.
     """
+    check_order(order, only)
     check_family(family)
     if not 0 < margin < math.inf:
         raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats a token, such as {MARGIN}")
@@ -121,6 +129,8 @@ def find(
     frame = results(folder)
     if frame.empty:
         raise ConfigError(f"{folder} holds no runs: train some with `posbench train -m experiment=demo`, then report")
+    everything = frame
+    frame = _of_schemes(frame, only)
     joined = join(frame, baseline or _any_config(frame).experiment.baseline)
     if baseline and joined.baseline is None:
         raise ConfigError(
@@ -129,6 +139,12 @@ def find(
     runs = {(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(joined.runs)}
     example = next(iter(runs.values()))
     config, notes = example.config, [*joined.notes, *_damaged(frame)]
+    aside = sorted(set(everything["scheme"]) - set(frame["scheme"]))
+    if aside:
+        notes.append(
+            f"Not asked for (--schemes): {', '.join(aside)}. Corrections for many comparisons count the pairs of the "
+            "schemes that are shown, so the choice should have been made before the results were seen."
+        )
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
     found, under = gather(runs, notes)
@@ -140,6 +156,7 @@ def find(
         return compare_all(losses, schemes, family_of(family, schemes, joined.baseline, published), margin)
 
     pairs = test(losses, schemes)
+    ranked = chain(pairs) if pairs else Chain(schemes, [], [], seeds)
     configs = {scheme: run.config.scheme for (scheme, seed), run in runs.items() if seed == joined.seeds[0]}
     curves = _curves(runs, notes)
     probed = [protocol for protocol in PROTOCOLS.values() if protocol.groups]
@@ -155,7 +172,7 @@ def find(
         variants=variants,
         ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
-        chain=chain(pairs) if pairs else Chain(schemes, [], [], seeds),
+        chain=ranked,
         family=family,
         links=published_links(published, schemes) if published else [],
         probes=frames,
@@ -172,7 +189,34 @@ def find(
         measured={scheme: measure_relativity(config) for scheme, config in configs.items()},
         against=set_against(published, measurements, pairs, config) if published else [],
         notes=notes,
+        schemes=in_order(ranked.order, order, only),
     )
+
+
+def check_order(order: str, only: Sequence[str]) -> None:
+    """Raises: ConfigError for an order of rows that is not known, or needs --schemes."""
+    if order not in ORDERS:
+        raise ConfigError(f"--order {order!r} is not known (known: {', '.join(ORDERS)})")
+    if order == "given" and not only:
+        raise ConfigError("--order given needs the order: --schemes nope,qk_rope,vo_rope")
+
+
+def in_order(ranked: Sequence[str], order: str, given: Sequence[str]) -> list[str]:
+    """The schemes, which come best first, in the order of rows that was asked for."""
+    if order == "name":
+        return sorted(ranked)
+    return [scheme for scheme in given if scheme in ranked] if order == "given" else list(ranked)
+
+
+def _of_schemes(frame: pd.DataFrame, only: Sequence[str]) -> pd.DataFrame:
+    """The runs of these schemes, of all where there are none. Raises: ConfigError for a scheme without a run."""
+    known = sorted(set(frame["scheme"]))
+    for scheme in only:
+        if scheme not in known:
+            raise ConfigError(
+                f"--schemes: {scheme!r} has no runs here{nearest(scheme, known)} ({', '.join(known)} have)"
+            )
+    return frame[frame["scheme"].isin([*only])].reset_index(drop=True) if only else frame
 
 
 def _any_config(frame: pd.DataFrame) -> Config:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from posbench.config import ConfigError
 from posbench.machine.files import remove_leftovers, write_bytes
 from posbench.reporting import drawing, page, plots, spreadsheet, trend_plots
+from posbench.reporting.columns import described
 from posbench.reporting.findings import find
+from posbench.reporting.latex import files as latex_files
 from posbench.reporting.sections import Section, sections
 from posbench.reporting.sections.trend import trend_sections
 from posbench.reporting.statistics import MARGIN
@@ -32,25 +34,32 @@ def report(
     console: Console | None = None,
     family: str = "all",
     margin: float = MARGIN,
+    schemes: Sequence[str] = (),
+    order: str = "loss",
+    title: str | None = None,
+    latex: bool = False,
 ) -> list[Path]:
     """Print the tables of the experiment in `folder`, write its files, and return their paths.
 
     Arguments: against, published results to set beside ours (default: the experiment's own); baseline, the scheme gaps
     are measured against (default: the experiment's own); output, where files go (default: `folder`/report); family, the
-    pairs that are corrected together; margin of equivalence in nats/token.
+    pairs that are corrected together; margin of equivalence in nats/token; schemes, those alone (default: all); order
+    of the rows, one of `findings.ORDERS`; title (default: the experiment's name); latex, whether tables are also
+    written as LaTeX and figures as PDF, in the folder `latex` of the output.
     Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
     """
     from posbench.machine.terminal import Terminal
 
     console = console or Terminal()
-    findings = find(folder, baseline, against, family, margin)
+    findings = find(folder, baseline, against, family, margin, schemes, order)
     target = Path(output) if output else Path(folder) / "report"
     figures = plots.draw_all(findings)
     made = sections(findings, figures)
 
     tables = spreadsheet.frames(findings)
     looks = {scheme: findings.looks[scheme] for scheme in findings.schemes}
-    return _publish(findings.experiment, page.lede(findings), made, tables, figures, looks, target, console)
+    name = title or findings.experiment
+    return _publish(name, page.lede(findings), made, tables, figures, looks, target, console, latex)
 
 
 def trend_report(
@@ -61,6 +70,8 @@ def trend_report(
     console: Console | None = None,
     family: str = "all",
     margin: float = MARGIN,
+    title: str | None = None,
+    latex: bool = False,
 ) -> list[Path]:
     """Print the trend over experiments that differ in size or tokens alone, write its files, and return their paths.
 
@@ -76,10 +87,10 @@ def trend_report(
         f"{len(trend.points)} experiments, {len(trend.sizes())} sizes, {len(trend.schemes)} position schemes: how gaps "
         "change with size and tokens. Lower loss is better."
     )
-    name = f"trend of {', '.join(point.name for point in trend.points)}"
+    name = title or f"trend of {', '.join(point.name for point in trend.points)}"
     target = Path(output) if output else Path(folders[0]) / "trend"
     tables = spreadsheet.trend_frames(trend)
-    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Terminal())
+    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Terminal(), latex)
 
 
 def _publish(
@@ -91,15 +102,20 @@ def _publish(
     looks: Mapping[str, Look],
     target: Path,
     console: Console,
+    latex: bool,
 ) -> list[Path]:
     """Write the files of a report and print its sections."""
-    files = {file: spreadsheet.encode(frame) for file, frame in tables.items()}
+    with_columns = {**tables, "columns.csv": described(tables)}
+    files = {file: spreadsheet.encode(frame) for file, frame in with_columns.items()}
     drawings = {stem: drawing.svg(figure) for stem, figure in figures.items()}
     files["report.md"] = as_markdown(name, made).encode()
     files["report.html"] = page.render(name, lede, made, drawings, looks).encode()
     for stem, figure in figures.items():
         files[f"{stem}.svg"] = drawings[stem].encode()
         files[f"{stem}.png"] = drawing.png(figure)
+    if latex:
+        files |= {f"latex/{stem}.pdf": drawing.pdf(figure) for stem, figure in figures.items()}
+        files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
     remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)

@@ -16,7 +16,6 @@ the windows of one protocol, say.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from posbench.config import ConfigError, check_name
 from posbench.machine.files import MOST_NUMBERS, check_format, has_its_seal, parse_json, read_bytes, read_json
 from posbench.runs.readings import NotAResult, Reading
 from posbench.runs.run import PACK
-from posbench.runs.windows import fault
+from posbench.runs.windows import fault, read_table
 
 if TYPE_CHECKING:
     import pyarrow
@@ -126,14 +125,12 @@ class Pack:
 
     def table(self, name: str) -> pyarrow.Table:
         """One of the parquet files. Raises: DamagedPack."""
-        import pyarrow.parquet
-
         if name not in self._tables:
             content = self.content(name)
             try:
-                self._tables[name] = pyarrow.parquet.read_table(io.BytesIO(content))
-            except (OSError, pyarrow.ArrowException) as error:
-                self.refuse(name, f"cannot be read ({str(error).splitlines()[0]})")
+                self._tables[name] = read_table(content)
+            except ValueError as error:
+                self.refuse(name, f"cannot be read ({error})")
         return self._tables[name]
 
     @cached_property

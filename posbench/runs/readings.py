@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from posbench.config import ConfigError
 from posbench.machine.files import MOST_NUMBERS, has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
-from posbench.runs.windows import fault
+from posbench.runs.windows import fault, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -323,12 +323,10 @@ def _bindings(manifest: Manifest) -> dict[str, str]:
 
 
 def _table(content: bytes) -> pyarrow.Table:
-    import pyarrow.parquet
-
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
+        table = read_table(content)
+    except ValueError as error:
+        raise NotAResult(f"it cannot be read ({error})") from None
     why = fault(table)
     if why:
         raise NotAResult(why)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow
 
 _WHOLE = ("document", "start", "targets", "bytes", "gap", "bucket_start", "bucket_end")  # columns of whole numbers
 _MOST_DOCUMENTS = 1 << 27
+_MOST_CELLS = 1 << 28  # of a table: 2 GB of numbers
+_MOST_UNPACKED = 1 << 31  # bytes, as the file states them
+
+
+def read_table(content: bytes) -> pyarrow.Table:
+    """The table that a parquet file holds, unless a few bytes stand for more than such tables have.
+
+    Raises: ValueError with the first line of what is wrong.
+    """
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+        _check_size(file.metadata)
+        return file.read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def _check_size(metadata: Any) -> None:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    unpacked = sum(group.total_byte_size for group in groups)
+    if metadata.num_rows * metadata.num_columns > _MOST_CELLS or unpacked > _MOST_UNPACKED:
+        raise ValueError(f"it holds {metadata.num_rows:,} rows in {unpacked:,} bytes, more than such a file has")
 
 
 def fault(table: pyarrow.Table) -> str | None:

@@ -7,6 +7,7 @@ step before it is believed.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -21,10 +22,15 @@ AGREEMENT = 0.02  # relative, of the first replay's loss and gradient norm with 
 
 
 class Recorder:
-    """PyTorch's CUDA graphs: what a test replaces."""
+    """PyTorch's CUDA graphs: what a test replaces. One a process and device (`recorder_of`).
+
+    Its graphs share one pool of memory and one stream. They run one after another, and none reads what another left, so
+    the activations of several models that are trained by turns (`posbench bench`) need the room of one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
 
     def aside(self, job: Callable[[], Tensor]) -> Tensor:
         """The job on a stream of its own, as recording wants it before; later work waits for it."""
@@ -38,9 +44,15 @@ class Recorder:
         """The job's result, which each call of what comes beside it fills; recording itself computes nothing."""
         graph = torch.cuda.CUDAGraph()
         # Other threads (a checkpoint that is written) may go on using the device meanwhile.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = job()
         return result, graph.replay
+
+
+@functools.cache
+def recorder_of(device: torch.device) -> Recorder:
+    """The recorder of a device."""
+    return Recorder(device)
 
 
 class GraphedStep:

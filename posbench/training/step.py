@@ -13,7 +13,7 @@ from torch import Tensor
 from posbench.config import Config
 from posbench.machine.device import Device
 from posbench.model import Decoder
-from posbench.training.graph import PLAIN_STEPS, GraphedStep, Recorder
+from posbench.training.graph import PLAIN_STEPS, GraphedStep, Recorder, recorder_of
 from posbench.training.optimizer import AdamW
 from posbench.training.processes import Processes
 
@@ -56,7 +56,7 @@ class TrainingStep:
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
         wanted = device.compiled if config.train.cuda_graph is None else config.train.cuda_graph
         if recorder is None and device.is_cuda and wanted and self.processes.size == 1:
-            recorder = Recorder(device.torch)
+            recorder = recorder_of(device.torch)
         rate = None if recorder is None else torch.zeros((), device=device.torch)
         self.optimizer = AdamW(self.model, config.row_train, rate)
         self.graph = None if recorder is None else GraphedStep(self._take, self._measure, recorder)

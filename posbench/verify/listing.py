@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from posbench.attention import KINDS
 from posbench.composition import choices, conf_dir
-from posbench.composition.choices import load_choice
+from posbench.composition.choices import comment_of, load_choice
 from posbench.composition.rows import expand
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Shape, build_scheme
@@ -56,7 +56,7 @@ def _row(file: Path, config_dir: Path | None) -> tuple[str, str, str, str]:
     comment = ""
     try:
         content, text = load_choice(file)
-        comment = text.partition("\n")[0].removeprefix("#").strip()
+        comment = comment_of(text)
         config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(content), config_dir))
         kind = config.kind
         scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))

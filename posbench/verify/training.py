@@ -69,6 +69,7 @@ def training_errors(
         yield "compiled attention of a long window", _long_window(specimen, narrow) / rounding
 
 
+@torch.no_grad()
 def _long_window(specimen: Specimen, narrow: Decoder) -> float:
     """Of logits that are read without a gradient, in a window from which on a GPU compiles attention alone."""
     tokens = specimen.tokens.repeat(1, 1 + COMPILED_FROM // specimen.length)

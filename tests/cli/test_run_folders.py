@@ -186,7 +186,7 @@ def test_a_read_only_run_is_said(posbench: Give, runs: Path) -> None:
         (["--length", "8q"], r"--length '8q' is not a length"),
         (["--length", "-1"], r"--length '-1' is not a length"),
         (["--length", ""], r"--length '' is not a length"),
-        (["--length", "64,1e3"], r"--length '1e3' is not a length"),
+        (["--length", "64,1x3"], r"--length '1x3' is not a length"),
         (["--length", "99999999k"], r"--length '99999999k' is not a length"),
         (["--length", "8k"], r"length 8192 is longer than the text: the test split has \d+ tokens in its longest doc"),
         (["--length", "16m", "--protocol", "nonoverlapping"], r"longer than the text: .* has \d+ tokens in all"),

@@ -128,7 +128,7 @@ def test_lengths_are_read_as_people_write_them(text: str, length: int) -> None:
     assert parse_length(text) == length
 
 
-@pytest.mark.parametrize("text", ["0", "1", "8q", "-1", "", "1.5k", "k", "999999m", "8 k", "0x10"])
+@pytest.mark.parametrize("text", ["0", "1", "8q", "-1", "", "1.0001k", "k", "999999m", "8 k", "0x10"])
 def test_a_length_that_is_none_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="8k"):
         parse_length(text)

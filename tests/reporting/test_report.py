@@ -55,7 +55,7 @@ def test_all_files_are_there_and_named(written: Path) -> None:
     pictures = ["gaps", "curves", "perplexity-fixed", "perplexity-nonoverlapping", "protocols", "order"]
     pictures += ["position", "retrieval"]
     expected = {"table.csv", "runs.csv", "pairs.csv", "costs.csv", "against.csv", "order.csv", "position.csv"}
-    expected |= {"retrieval.csv"}
+    expected |= {"retrieval.csv", "columns.csv"}
     expected |= {"report.md", "report.html"}
     expected |= {f"{stem}.{kind}" for stem in pictures for kind in ("svg", "png")}
     assert {file.name for file in written.iterdir()} - {"terminal.txt"} == expected

@@ -21,7 +21,7 @@ from posbench.config import ConfigError
 from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
 from posbench.machine.files import sealed
-from posbench.runs import Run
+from posbench.runs import Run, windows
 from posbench.runs.readings import Reading, Result
 from posbench.training import train
 from tests.conftest import small_run
@@ -262,3 +262,13 @@ def test_a_pipe_in_place_of_weights_is_an_error_and_not_waited_for(run: Run, ste
     os.mkfifo(file)
     with pytest.raises(ConfigError, match=rf"the weights of step {step} in .* cannot be used"):
         run.load_model(at_step=step)
+
+
+@pytest.mark.parametrize("bound", ["_MOST_CELLS", "_MOST_UNPACKED"])
+def test_windows_that_unpack_to_more_than_any_have_are_named_and_not_unpacked(
+    run: Run, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kilobyte of parquet can stand for ten billion rows, under checksums that fit."""
+    monkeypatch.setattr(windows, bound, 10)
+    results, damaged = run.results()
+    assert not results and all("more than such a file has" in each.why for each in damaged)

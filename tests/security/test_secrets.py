@@ -152,13 +152,28 @@ def test_variables_that_are_no_secret_may_stand_in_a_configuration(
 
 
 @pytest.mark.parametrize(
-    "value", ["'${oc.env:PGPASSWORD}'", "'x-${oc.env:PGPASSWORD}'", "${oc.env:PGPASSWORD}", "${hydra:runtime.cwd}"]
+    "value",
+    [
+        "'${oc.env:PGPASSWORD}'",
+        "'x-${oc.env:PGPASSWORD}'",
+        "${oc.env:PGPASSWORD}",
+        "${hydra:runtime.cwd}",
+        "${hydra.runtime.cwd}",
+        "${...runtime.cwd}",
+    ],
 )
 def test_a_sweep_of_a_file_looks_nothing_up(own: Callable[[str], list[str]], value: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("PGPASSWORD", PLAIN["PGPASSWORD"])
     words = own(f'{{sweeper: {{params: {{experiment_name: "{value}"}}}}}}')
     with pytest.raises(ConfigError, match=r"hydra.sweeper.params.experiment_name=.*would look a value up") as refused:
         sweep_of(words)
+    assert PLAIN["PGPASSWORD"] not in str(refused.value)
+
+
+def test_hydra_copies_no_variable(own: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", PLAIN["PGPASSWORD"])
+    with pytest.raises(ConfigError, match=r"hydra\.job\.env_copy=.*remove it") as refused:
+        sweep_of(own("{job: {env_copy: [PGPASSWORD]}}"))
     assert PLAIN["PGPASSWORD"] not in str(refused.value)
 
 

@@ -13,6 +13,7 @@ from posbench.reporting.sections import (
     provenance,
     ranking,
     rates,
+    sources,
     training,
 )
 from posbench.reporting.sections.section import Section
@@ -37,5 +38,6 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         provenance.fingerprints(findings),
         provenance.left_out(findings),
         next_runs.next_runs(findings),
+        sources.sources(findings),
     ]
     return [section for section in made if section is not None]

@@ -55,7 +55,7 @@ def _cache(cost: Cost) -> str:
 
 def _parameters(findings: Findings) -> str:
     """Whether the schemes are of one size, and which are not."""
-    base = findings.baseline or findings.schemes[0]
+    base = findings.baseline or findings.best
     one = findings.costs[base].parameters
     shares = {scheme: findings.costs[scheme].parameters / one - 1 for scheme in findings.schemes}
     others = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= OTHER_SIZE]

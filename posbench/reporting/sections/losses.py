@@ -59,7 +59,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
 
 
 def loss_table(findings: Findings) -> Table:
-    """One row a scheme, best first; at the end the schemes that are not compared, with what became of them.
+    """One row a scheme, in the order of rows; at the end the schemes that are not compared, with what became of them.
 
     At its foot n-gram models. Seeds have a column only where they differ: a run diverged, or a scheme is not compared.
     """

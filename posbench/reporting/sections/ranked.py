@@ -26,7 +26,7 @@ def _from_to(texts: list[str]) -> str:
 
 def _order(findings: Findings) -> str:
     """How far back the best scheme is seen to use the order of tokens."""
-    frame, best = findings.probes[ORDER.name], findings.schemes[0]
+    frame, best = findings.probes[ORDER.name], findings.best
     lengths = sorted(set(frame.loc[frame["scheme"] == best, "length"]))
     length = findings.training_length if findings.training_length in lengths else max(lengths, default=0)
     if not lengths:

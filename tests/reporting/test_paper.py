@@ -1,0 +1,107 @@
+"""What a report has for a paper: LaTeX and PDF, rows as asked for, sources, and a line on every column."""
+
+import re
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from posbench.config import ConfigError
+from posbench.reporting import report
+from posbench.reporting.columns import meaning
+from posbench.reporting.findings import find
+from posbench.reporting.latex import latex_text, tabular
+from posbench.reporting.sections import sections
+from posbench.reporting.sections.losses import loss_table
+from posbench.reporting.tables import Table
+
+
+@pytest.fixture(scope="module")
+def paper(experiment, tmp_path_factory):
+    target = tmp_path_factory.mktemp("paper")
+    console = Console(file=(target / "terminal.txt").open("w"), width=80)
+    asked = {"schemes": ["nope", "qk_rope", "alibi"], "order": "given", "title": "50% & more", "latex": True}
+    report(experiment, output=target, console=console, **asked)
+    return target
+
+
+def test_the_loss_table_is_a_tabular_with_intervals_and_letters(findings):
+    text = tabular(loss_table(findings))
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
+    [row] = [line for line in text.splitlines() if line.startswith("alibi")]
+    cells = row.removesuffix(r" \\").split(" & ")
+    assert len(cells) == len(loss_table(findings).headers)
+    assert re.fullmatch(r"\d\.\d+ \$\\pm\$ \d\.\d+", cells[2]) and cells[4] == "b"
+
+
+def test_every_table_is_plain_ascii_with_as_many_cells_a_row_as_columns(findings):
+    tables = [table for section in sections(findings, []) for table in section.tables]
+    for table in tables:
+        text = tabular(table)
+        assert text.isascii() and not re.search(r"U\+\w{4}", text), table.title
+        rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(table.headers) - 1}
+        bare = text.replace(r"\{", "").replace(r"\}", "")
+        assert bare.count("{") == bare.count("}")
+
+
+def test_names_are_shown_and_not_obeyed():
+    hostile = r"\input{/etc/passwd} 100% $x_1^2$ #~&"
+    shown = latex_text(hostile)
+    assert not re.search(r"\\input|(?<!\\)[%#&_]|(?<!\\)\$", shown)
+    assert latex_text("ä – 3 ± 1") == r"U+00E4 -- 3 $\pm$ 1"
+    assert "$-$0.3 & $-$.5 & a-b" in tabular(Table("t", ["", "x", "y"], [["-0.3", "-.5", "a-b"]]))
+
+
+def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
+    names = {file.name for file in (paper / "latex").iterdir()}
+    document = (paper / "latex" / "report.tex").read_text()
+    inputs = set(re.findall(r"\\input\{([\w-]+)\}", document))
+    assert "loss-on-held-out-text" in inputs and {f"{name}.tex" for name in inputs} | {"report.tex"} <= names
+    pictures = set(re.findall(r"\\includegraphics\[.*?\]\{([\w-]+)\}", document))
+    assert pictures and {f"{name}.pdf" for name in pictures} <= names
+    assert all((paper / f"{name}.svg").exists() for name in pictures)
+    assert (paper / "latex" / f"{min(pictures)}.pdf").read_bytes().startswith(b"%PDF")
+    assert r"\title{50\% \& more}" in document
+
+
+def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, experiment):
+    text = (paper / "report.md").read_text()
+    assert text.startswith("# posbench: 50% &amp; more")
+    assert re.findall(r"^\| (\w+) \|", text.split("\n### ")[0], re.MULTILINE)[1:4] == ["nope", "qk_rope", "alibi"]
+    assert set(pd.read_csv(paper / "table.csv")["scheme"]) == {"nope", "qk_rope", "alibi"}
+    assert "Not asked for (--schemes): qkvo_rope." in text
+    assert "the best, qk_rope" in " ".join(text.split()) or "whether they use the order" in text
+    assert find(experiment, order="name").schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"only": ["qk_ropes"]}, "'qk_ropes' has no runs here; did you mean 'qk_rope'"),
+        ({"order": "best"}, "--order 'best' is not known"),
+        ({"order": "given"}, "--schemes nope,qk_rope,vo_rope"),
+        ({"only": ["nope", "alibi"], "baseline": "qk_rope"}, "the baseline 'qk_rope' has no run to compare with"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(experiment, asked, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        find(experiment, **asked)
+
+
+def test_the_report_ends_with_its_sources(paper):
+    last = (paper / "report.md").read_text().split("\n## ")[-1]
+    assert last.startswith("Sources") and "arXiv 2104.09864" in last and "arXiv 2108.12409" in last
+    assert "kexue.fm/archives/10862" in last and "CITATION.cff" in last
+
+
+def test_every_column_of_every_file_has_a_line(paper, written):
+    for folder in (paper, written):
+        described = pd.read_csv(folder / "columns.csv").fillna("")
+        files = {file.name for file in folder.glob("*.csv")} - {"columns.csv"}
+        assert set(described["file"]) == files
+        assert [tuple(row) for row in described.to_numpy() if not row[2]] == []
+        for file in files:
+            assert list(described.loc[described["file"] == file, "column"]) == list(pd.read_csv(folder / file))
+    for column in ("lr", "pilot_loss", "better", "verdict", "sign", "cache_bytes_per_token"):  # of other experiments
+        assert meaning("rates.csv", column)

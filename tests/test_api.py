@@ -1,0 +1,52 @@
+"""Python's way in: what the commands do, as functions with types and errors."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import posbench
+from posbench.runs.readings import perplexity
+from tests.conftest import small_run
+
+
+def test_a_run_is_trained_evaluated_and_reported(documents, cache, tmp_path, capsys):
+    words = small_run(documents, cache, tmp_path / "runs")
+    run = posbench.train(posbench.compose(words), quiet=True)
+    assert isinstance(run, posbench.Run) and run.is_finished
+    other = posbench.train([*words, "scheme=nope"], quiet=True)
+    frame = posbench.evaluate(run, lengths=[64, "96"], protocols=["fixed"], quiet=True)
+    assert frame[["scheme", "protocol", "length", "under"]].to_numpy().tolist() == [
+        ["qk_rope", "fixed", 64, ""],
+        ["qk_rope", "fixed", 96, ""],
+    ]
+    stored, _ = run.results()
+    assert frame["loss"].tolist() == [each.loss for each in stored if each.protocol == "fixed"]
+    assert frame["perplexity"].tolist() == [perplexity(loss) for loss in frame["loss"]]
+    both = posbench.evaluate([run.path, other], lengths=[64], protocols=["fixed"], quiet=True)
+    assert both["scheme"].tolist() == ["qk_rope", "nope"]
+    capsys.readouterr()
+    files = posbench.report(run.path.parents[1], output=tmp_path / "report")
+    assert tmp_path / "report" / "report.html" in files and "Loss on held-out text" in capsys.readouterr().out
+
+
+def test_what_a_user_can_fix_is_one_kind_of_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wrong in (
+        lambda: posbench.train(["scheme=vo_ropes"]),
+        lambda: posbench.evaluate("nowhere"),
+        lambda: posbench.evaluate([], lengths=["many"]),
+        lambda: posbench.report(tmp_path),
+    ):
+        with pytest.raises(posbench.ConfigError):
+            wrong()
+    assert issubclass(posbench.Died, Exception) and not issubclass(posbench.Stopped, Exception)
+
+
+def test_editors_see_every_name_with_its_type():
+    tree = ast.parse(Path(posbench.__file__).read_text(encoding="utf-8"))
+    [typed] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in typed.body for alias in node.names}
+    assert seen == posbench._HOMES and {*seen} == {*posbench.__all__} <= {*dir(posbench)}
+    assert all(getattr(posbench, name) is not None for name in seen)
+    assert (Path(posbench.__file__).parent / "py.typed").exists()
