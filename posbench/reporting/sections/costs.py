@@ -38,10 +38,10 @@ def cost_words(findings: Findings) -> list[str]:
     text = f", {' or '.join(epochs)} epochs of its text" if epochs else ""
     return [
         f"Cost is that of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens{text}. FLOPs are "
-        "those that the model's definition needs, forward and backward; what a scheme itself computes (rotations, biases) "
-        "is not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that recorded it: "
-        "on a CPU the first of each process) are of the machine as it was, not of the scheme alone: `posbench bench` "
-        "compares them. So schemes are not compared at equal time.",
+        "those that the model's definition needs, forward and backward; what a scheme itself computes (rotations, "
+        "biases) is not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that "
+        "recorded it: on a CPU the first of each process) are of the machine as it was, not of the scheme alone: "
+        "`posbench bench` compares them. So schemes are not compared at equal time.",
         "Cache is what the model keeps of each token of a text that it reads token by token, all layers together, in "
         "the number format of its run; “0 + n” is a recurrent state of n bytes at any length.",
         _parameters(findings),
