@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -27,12 +28,13 @@ MISSING: Any = (
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("cosine", "wsd", "constant")
 SOURCES = ("stdlib", "files", "hub")
-TOKENIZERS = ("bpe", "bytes", "file")
+TOKENIZERS = ("bpe", "bytes", "file", "hub")
 TRACKERS = ("none", "wandb")
 STRATEGIES = ("ddp", "fsdp")
 _MOST_TOKENS = 1 << 45  # of one run: 35 trillion
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_MODEL_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -211,6 +213,7 @@ class DataConfig:
     validation_path: Any = None
     test_path: Any = None  # null beside train_path: no test text, and nothing to evaluate lengths on
     text_column: str = "text"
+    cut_bytes: int | None = None  # files: cut text files at blank lines into documents of about so many bytes
     articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
     repository: str | None = None  # hub: owner/name
     subset: str | None = None  # hub: the data set's own configuration
@@ -235,6 +238,8 @@ class DataConfig:
             "leave no text to "
             "train on: together they must stay below 1",
         )
+        if self.cut_bytes is not None:
+            _between("data.cut_bytes", self.cut_bytes, 1000, 1 << 27)
         if self.token_budget is not None:
             _between("data.token_budget", self.token_budget, 1, 1 << 50)
         for name in ("path", "train_path", "validation_path", "test_path", "cache_dir"):
@@ -270,6 +275,8 @@ class TokenizerConfig:
     kind: str = MISSING  # bpe (byte-level, trained on the train split) | bytes | file
     vocab_size: int = 4096  # bpe: entries, the 256 bytes and the beginning-of-document token among them
     path: str | None = None  # file: a tokenizer.json
+    name: str | None = None  # hub: a repository with a tokenizer.json, such as gpt2 or owner/name
+    revision: str | None = None  # hub: a commit, so that the same tokenizer comes tomorrow
     training_bytes: int = 20_000_000  # bpe: about how much of the train split it is trained on
 
     def __post_init__(self) -> None:
@@ -278,6 +285,11 @@ class TokenizerConfig:
         _between("tokenizer.training_bytes", self.training_bytes, 1000, 1 << 40)
         _check_path("tokenizer.path", self.path)
         _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
+        _require(
+            self.kind != "hub" or bool(_MODEL_REPOSITORY.fullmatch(str(self.name))),
+            f"tokenizer.name={self.name!r} is not a repository of the hub: give its name, such as "
+            "tokenizer.name=gpt2 or tokenizer.name=EleutherAI/gpt-neox-20b",
+        )
 
 
 @dataclass
@@ -571,6 +583,8 @@ class Config:
         check_name("experiment_name", self.experiment_name)
         _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
         _check_path("runs_dir", self.runs_dir)
+        if self.runs_dir.startswith("~"):  # not every shell replaces it behind runs_dir=
+            self.runs_dir = os.path.expanduser(self.runs_dir)  # noqa: PTH111 (of nobody's home it stays)
         _between("seed", self.seed, 0, (1 << 63) - 1)
         _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
 

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 _BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
+_FOREIGN = ("file", "hub")  # kinds of tokenizer that may lose a part of the text
+_MEASURED = 50  # documents by which that is measured
 _NOTICE_SECONDS = 10.0  # between words about a long preparation
 
 
@@ -39,17 +41,26 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
     Raises: ConfigError where the text cannot be had, or leaves a split empty.
     """
     started = time.monotonic()
+    for remark in source.remarks():
+        notice(remark)
     streams = source.streams()
+    source.check()
     documents = Documents(source, streams)
     head: list[tuple[str, str]] = []
     sample = _sample(documents, head, config.tokenizer.training_bytes)
     tokenizer = tokenization.TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
-    named = f"tokenizer={config.tokenizer.kind}" if config.tokenizer.path is None else f"{config.tokenizer.path}"
+    named = config.tokenizer.path or config.tokenizer.name or f"tokenizer={config.tokenizer.kind}"
     tokenizer.encode_special_tokens = True
     bos = tokenization.find_bos(tokenizer)
     assert bos is not None
     vocab_size = tokenization.vocab_size(tokenizer)
     lengths = tokenization.byte_lengths(tokenizer)
+    if config.tokenizer.kind in _FOREIGN:
+        # They do not train on text, so nothing was read yet.
+        head += islice(documents, _MEASURED)
+        measured = (next(tokenization.pieces(text)) for _, text in head)
+        if loss := tokenization.loss_of(tokenizer, measured, named).describe(named):
+            notice(loss)
     writers = {name: SplitWriter(folder, name, "<u2" if vocab_size <= 1 << 16 else "<u4") for name in SPLITS}
     told = started
     for split, document, tokens in encoded(tokenizer, bos, chain(head, documents), named):
@@ -191,7 +202,7 @@ def _check_splits(
             f"{source.describe(name)} gives {total:,} document{'s' * (total != 1)} ({counts}), and "
             f"splits are made of whole documents, drawn by a hash of each, which leaves no {name} text: name the files "
             "of each split (data=files data.train_path=... data.validation_path=... data.test_path=...), give more "
-            "documents (each text file is one, and each row of JSONL or parquet)"
+            "documents (each text file is one, and each row of JSONL or parquet; data.cut_bytes=100000 cuts text files)"
             + (f", raise data.{name}_fraction={fraction:g}" if fraction else "")
             + (", or raise data.token_budget" if source.config.token_budget is not None else "")
         )

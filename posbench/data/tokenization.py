@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError, TokenizerConfig
+from posbench.data import patience
 from posbench.machine.files import read_bytes
 
 if TYPE_CHECKING:
@@ -26,6 +28,12 @@ BOS = "<|bos|>"
 # A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
 _BOS_NAMES = ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
+
+_CONVERT = (
+    "a sentencepiece .model or a .tiktoken file becomes one with transformers: "
+    "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
+)
+MOST_UNKNOWN = 0.1  # of the tokens of a text, beyond which it is refused
 
 PIECE_CHARACTERS = (
     1 << 16
@@ -73,7 +81,11 @@ def file_content(config: TokenizerConfig) -> bytes:
 
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
-    tokenizer = _parsed(file_content(config), f"tokenizer.path={config.path!r}")
+    return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"))
+
+
+def _adapted(tokenizer: Tokenizer) -> Tokenizer:
+    """Without what would cut or fill documents, and with a BOS."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if find_bos(tokenizer) is None:
@@ -81,10 +93,47 @@ def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """The `tokenizer.json` of a repository of the Hugging Face hub.
+
+    Raises: ConfigError where there is none, or the hub cannot be reached and its cache has none either.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub import errors as hub_errors
+
+    named = f"tokenizer.name={config.name!r}"
+    api = HfApi(endpoint=constants.ENDPOINT)
+    unreachable = patience.failure_of(
+        lambda: api.model_info(str(config.name), revision=config.revision, timeout=patience.SECONDS)
+    )
+    if isinstance(unreachable, (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)):
+        raise ConfigError(
+            f"{constants.ENDPOINT} has no repository {config.name!r} at revision {config.revision!r} (or it asks for a "
+            "login: hf auth login): check tokenizer.name and tokenizer.revision"
+        ) from unreachable
+    try:
+        path = hf_hub_download(
+            str(config.name),
+            "tokenizer.json",
+            revision=config.revision,
+            endpoint=constants.ENDPOINT,
+            local_files_only=unreachable is not None,
+        )
+    except hub_errors.LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"the Hugging Face hub cannot be reached ({constants.ENDPOINT}), and {named} is not in its cache: connect, "
+            "set HF_ENDPOINT to a mirror, or take a file: tokenizer=file tokenizer.path=.../tokenizer.json"
+        ) from error
+    except hub_errors.EntryNotFoundError as error:
+        raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
+    return _adapted(_parsed(read_bytes(Path(path)), named))
+
+
 TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
     "bpe": train_bpe,
     "bytes": plain_bytes,
     "file": read_file,
+    "hub": read_hub,
 }
 
 
@@ -118,8 +167,8 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
-            f"{named} is no tokenizer.json of the tokenizers library ({str(error)[:200]}): "
-            "save one with Tokenizer.save, or take tokenizer=bpe"
+            f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
+            f"Tokenizer.save, or take tokenizer=bpe ({_CONVERT})"
         ) from error
     if getattr(tokenizer.model, "dropout", None):
         raise ConfigError(
@@ -140,6 +189,45 @@ def panics_explained(named: str) -> Iterator[None]:
         raise ConfigError(
             f"{named} cannot tokenize this text ({str(error)[:200]}): simplify its patterns, or take tokenizer=bpe"
         ) from None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a tokenizer loses of a text."""
+
+    unknown: float  # the share of tokens that stand for what it does not know
+    changed: float  # the share of documents that decoding does not give back, a leading space aside
+
+    def describe(self, named: str) -> str:
+        """A line for a person, empty where nothing is lost."""
+        if not self.unknown and not self.changed:
+            return ""
+        return (
+            f"{named} does not give this text back: {self.unknown:.2%} of its tokens are unknown, and "
+            f"{self.changed:.0%} of the documents come back changed (case, accents or whitespace). Losses are of the "
+            "changed text, so they cannot be compared with those of other tokenizers, in bits per byte either"
+        )
+
+
+def loss_of(tokenizer: Tokenizer, texts: Iterable[str], named: str) -> Loss:
+    """What is lost of these texts. Raises: ConfigError where more than a tenth of the tokens are unknown."""
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = model.get("unk_id") if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+    changed, documents, unknowns, tokens = 0, 0, 0, 0
+    for text in texts:
+        with panics_explained(named):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+        documents += 1
+        tokens += len(ids)
+        unknowns += ids.count(unknown) if unknown is not None else 0
+        changed += tokenizer.decode(ids, skip_special_tokens=False).removeprefix(" ") != text.removeprefix(" ")
+    loss = Loss(unknowns / max(1, tokens), changed / max(1, documents))
+    if loss.unknown > MOST_UNKNOWN:
+        raise ConfigError(
+            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: take a tokenizer that covers it, or "
+            "tokenizer=bpe"
+        )
+    return loss
 
 
 def find_bos(tokenizer: Tokenizer) -> int | None:

@@ -161,4 +161,4 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
 
 def by_document(result: Result, column: str, documents: list[int]) -> Floats:
     """The sum of a column over the windows of each document."""
-    return np.asarray(result.sums(["document"])[column].reindex(documents, fill_value=0), dtype=np.float64)
+    return np.asarray(result.by_document[column].reindex(documents, fill_value=0), dtype=np.float64)

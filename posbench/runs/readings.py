@@ -146,6 +146,11 @@ class Result:
         return pd.DataFrame({c: np.bincount(number, weights=self.windows[c]) for c in columns}, index=keys)
 
     @cached_property
+    def by_document(self) -> pd.DataFrame:
+        """The sums of every column over each document's windows: a report asks many times. Not to be changed."""
+        return self.sums(["document"])
+
+    @cached_property
     def task(self) -> tuple[Any, ...]:
         """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
         names = sorted(name for name in self.windows if name in _PLACES)

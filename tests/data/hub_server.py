@@ -12,7 +12,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves `files` (path -> bytes) as the data set `repository` at `REVISION`; `requests` keeps what was asked."""
+    """Serves `files` (path -> bytes) as a data set or model at `REVISION`; `requests` keeps the questions."""
 
     def __init__(self, repository: str, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -40,9 +40,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {self.path}")
         api = f"/api/datasets/{self.server.repository}"
         path = self.path.split("?")[0].replace("%2F", "/")
-        if resolved := re.fullmatch(rf"/datasets/{self.server.repository}/resolve/{REVISION}/(.+)", path):
+        if resolved := re.fullmatch(rf"(?:/datasets)?/{self.server.repository}/resolve/(?:{REVISION}|main)/(.+)", path):
             self._file(resolved[1])
-        elif path in (api, f"{api}/revision/{REVISION}"):
+        elif path.replace("/models/", "/datasets/") in (api, f"{api}/revision/{REVISION}"):
             siblings = [{"rfilename": name} for name in self.server.files]
             self._json(
                 {"id": self.server.repository, "sha": REVISION, "private": False, "tags": [], "siblings": siblings}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -11,16 +13,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prose import prose
 
-from posbench.config import Config, ConfigError, TokenizerConfig
+from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import prepare
 from posbench.data.sources import SOURCES
 from posbench.data.sources.base import joined_articles
-from posbench.data.sources.files import read_parquet
+from posbench.data.sources.formats import read_parquet
 from posbench.data.tokenization import file_content
 
 Files = Callable[..., Config]
@@ -33,8 +36,18 @@ def documents(config: Config) -> dict[str, list[str]]:
 
 def write_lines(path: Path, texts: list[str], column: str = "text") -> Path:
     data = "".join(json.dumps({"id": n, column: text}) + "\n" for n, text in enumerate(texts)).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
     return path
+
+
+def zstandard(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+        file.write(data)
+    return bytes(sink.getvalue())
+
+
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard}
 
 
 def write_parquet(path: Path, texts: list[str | None], column: str = "text") -> Path:
@@ -42,14 +55,89 @@ def write_parquet(path: Path, texts: list[str | None], column: str = "text") -> 
     return path
 
 
+DATA = DataConfig(name="files", source="files", path="unset")
 TEXTS = ["one\n", "two é\r\nlines", "  three  "]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a.jsonl.gz", "a [1]*.parquet", "A.PARQUET"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a [1]*.parquet", "A.PARQUET"])
 def test_a_row_is_a_document(files: Files, tmp_path: Path, name: str) -> None:
     write = write_parquet if name.lower().endswith(".parquet") else write_lines
     path = write(tmp_path / name, [*TEXTS, None])
     assert documents(files(path=path)) == {"train": TEXTS}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_rows_and_texts_are_read(files: Files, tmp_path: Path, suffix: str) -> None:
+    rows = write_lines(tmp_path / f"a.jsonl{suffix}", TEXTS)
+    (tmp_path / f"b.md{suffix}").write_bytes(COMPRESS[suffix](b"# prose"))
+    assert documents(files(path=[rows, tmp_path / f"b.md{suffix}"])) == {"train": [*TEXTS, "# prose"]}
+    torn = tmp_path / f"c.txt{suffix}"
+    torn.write_bytes(b"not compressed at all")
+    with pytest.raises(ConfigError, match=rf"c\.txt\{suffix} cannot be read"):
+        documents(files(path=torn))
+
+
+def test_what_datasets_saved_to_disk_is_read_as_it_is(files: Files, tmp_path: Path) -> None:
+    saved = datasets.Dataset.from_dict({"id": [1, 2, 3, 4], "text": [*TEXTS, None]})
+    saved.save_to_disk(tmp_path / "one", num_shards=2)
+    assert documents(files(path=tmp_path / "one")) == {"train": TEXTS}
+    datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "several")
+    with pytest.raises(ConfigError, match=r"several splits \(test, train\): name one a split, as in data\.train_path="):
+        files(path=tmp_path / "several") and SOURCES["files"](files(path=tmp_path / "several").data)
+    paths = {f"{name}_path": tmp_path / "several" / name for name in ("train", "test")}
+    assert documents(files(validation_path=tmp_path / "one", **paths))["test"] == TEXTS
+    with pytest.raises(ConfigError, match=r"\.arrow: column 'id' holds int64, not text"):
+        documents(files("data.text_column=id", path=tmp_path / "one"))
+
+
+def test_arrow_files_of_both_forms_are_read(files: Files, tmp_path: Path) -> None:
+    table = pa.table({"text": TEXTS})
+    for name, writer in (("file.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, writer(sink, table.schema) as written:
+            written.write_table(table)
+        assert documents(files(path=tmp_path / name)) == {"train": TEXTS}
+    (tmp_path / "torn.arrow").write_bytes((tmp_path / "file.arrow").read_bytes()[:200])
+    with pytest.raises(ConfigError, match=r"torn\.arrow breaks off or is damaged"):
+        documents(files(path=tmp_path / "torn.arrow"))
+
+
+@pytest.mark.parametrize(("name", "comma"), [("a.csv", ","), ("a.tsv.gz", "\t")])
+def test_a_column_of_a_csv_file_is_read(files: Files, tmp_path: Path, name: str, comma: str) -> None:
+    rows = [["id", "body"], *([str(n), text] for n, text in enumerate(["a, b", 'he said "no"\nand left', ""]))]
+    lines = (
+        comma.join(rows[0])
+        + "\r\n"
+        + "".join(f'{n}{comma}"{t.replace(chr(34), 2 * chr(34))}"\r\n' for n, t in rows[1:])
+    )
+    (tmp_path / name).write_bytes(COMPRESS.get(Path(name).suffix, bytes)(b"\xef\xbb\xbf" + lines.encode()))
+    config = files("data.text_column=body", path=tmp_path / name)
+    assert documents(config)["train"] == ["a, b", 'he said "no"\nand left']
+    with pytest.raises(ConfigError, match=r"no column 'text' \(columns: id, body\): set data\.text_column"):
+        documents(files(path=tmp_path / name))
+
+
+def test_a_folder_says_what_it_read_and_what_it_skipped(files: Files, tmp_path: Path) -> None:
+    for name in ("a.md", "b.rst", "deep/c.py", "d.png", "e.png", "LICENSE", ".git/f.txt"):
+        (tmp_path / "text" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "text" / name).write_text(f"text of {name}")
+    config = files(path=tmp_path / "text")
+    assert documents(config)["train"] == [f"text of {name}" for name in ("a.md", "b.rst", "deep/c.py")]
+    (remark,) = SOURCES["files"](config.data).remarks()
+    assert remark.startswith("reading 3 files (1 .md, 1 .rst, 1 .py); skipped 3 files (2 .png, 1 no suffix)")
+    assert SOURCES["files"](files(path=tmp_path / "text" / "a.md").data).remarks() == [], "one file that was named"
+
+
+def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Path) -> None:
+    paragraphs = [prose(n, 60) for n in range(40)]
+    text = "\n\n".join(paragraphs) + "é" * 5000
+    (tmp_path / "book.txt").write_text(text)
+    found = documents(files("data.cut_bytes=1000", path=tmp_path / "book.txt"))["train"]
+    assert "".join(found) == text and len(found) > 10
+    whole, rest = found[:-6], found[-6:]  # the last line is longer than a document: cut between characters
+    assert all(1000 <= len(piece) < 2500 and piece.endswith("\n\n") for piece in whole[:-1])
+    assert all(len(piece.encode()) <= 4000 for piece in rest)
+    corpus = prepare(files("data.cut_bytes=1000", path=tmp_path / "book.txt"), quiet=True)
+    assert all(split.num_documents > 0 for split in corpus.splits.values())
 
 
 def test_the_mark_that_windows_puts_before_utf_8_is_no_part_of_a_row(files: Files, tmp_path: Path) -> None:
@@ -64,7 +152,7 @@ def test_a_text_file_is_a_document_and_globs_lists_and_folders_are_files(files: 
     for path, text in zip(paths, TEXTS, strict=True):
         path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     (tmp_path / "deep" / ".hidden.txt").write_text("hidden")
-    (tmp_path / "deep" / "notes.md").write_text("no text file by its name")
+    (tmp_path / "deep" / "notes.odt").write_text("no text file by its name")
     one, two, three = TEXTS
     assert documents(files(path=tmp_path / "*.txt"))["train"] == [two, one], "in the order of their names"
     assert documents(files(path=[paths[0], paths[1], tmp_path / "*.txt"]))["train"] == [one, two], (
@@ -90,7 +178,7 @@ def test_files_of_each_split(files: Files, tmp_path: Path) -> None:
         "validation": 1,
         "test": 0,
     }
-    assert "no test text (data.test_path (not given))" in told[0]
+    assert told[0] == "reading 2 files (2 .txt)" and "no test text (data.test_path (not given))" in told[1]
 
 
 def test_rows_of_wikitext_are_joined_to_articles() -> None:
@@ -223,6 +311,9 @@ def test_one_document_cannot_be_split(files: Files, tmp_path: Path, left: Callab
     (tmp_path / "shakespeare.txt").write_text(prose(1))
     with pytest.raises(ConfigError, match=r"gives 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
         prepare(files(path=tmp_path / "shakespeare.txt"), quiet=True)
+    (tmp_path / "marlowe.txt").write_text(prose(2))
+    with pytest.raises(ConfigError, match=r"gives 2 documents .*no test text: set data\.cut_bytes=100000"):
+        prepare(files(path=tmp_path), quiet=True)
     assert left() == []
 
 
@@ -256,16 +347,16 @@ def text_that_many_rows_share(path: Path) -> None:
 def test_rows_of_parquet_are_unpacked_as_they_are_read(tmp_path: Path) -> None:
     """By the encodings that unpack to the most; a row that is too long for a document is refused unread."""
     text_that_many_rows_share(tmp_path / "a.parquet")
-    texts = read_parquet([tmp_path / "a.parquet"], "text")
+    texts = read_parquet([tmp_path / "a.parquet"], DATA)
     assert [len(next(texts)) for _ in range(3)] == [5 << 22] * 3
     assert pa.total_allocated_bytes() < 1 << 28, "64 rows of it would take 1.3 GB"
     prefixed = pa.table({"text": ["x" * (1 << 16) + str(n) for n in range(99)]})
     encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
     pq.write_table(prefixed, tmp_path / "b.parquet", **encoding)
-    assert list(read_parquet([tmp_path / "b.parquet"], "text")) == prefixed["text"].to_pylist()
+    assert list(read_parquet([tmp_path / "b.parquet"], DATA)) == prefixed["text"].to_pylist()
     pq.write_table(pa.table({"text": ["x" * ((1 << 27) + 1)]}), tmp_path / "c.parquet", use_dictionary=False)
     with pytest.raises(ConfigError, match=r"c\.parquet: a row of 'text' is longer than 128 MiB"):
-        next(read_parquet([tmp_path / "c.parquet"], "text"))
+        next(read_parquet([tmp_path / "c.parquet"], DATA))
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/full", "pipe"])

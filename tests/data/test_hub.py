@@ -21,8 +21,7 @@ from prose import prose
 
 import posbench
 from posbench.config import ConfigError
-from posbench.data import prepare
-from posbench.data.sources import hub
+from posbench.data import patience, prepare
 
 _PREPARE = """
 import json, sys, posbench
@@ -114,7 +113,7 @@ def test_a_hub_out_of_reach_is_said_within_seconds(
 ) -> None:
     import huggingface_hub.constants
 
-    monkeypatch.setattr(hub, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "SECONDS", 1.0)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", hub_is == "offline")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -264,7 +264,8 @@ def test_a_long_text_is_read_once_and_not_held(files: Files, tmp_path: Path, mon
     path = tmp_path / "long.txt"
     path.write_text("stands for a long text")
     monkeypatch.setattr("posbench.data.sources.files.read_texts", read)
-    prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000", path=path), quiet=True)
+    words = ("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000", "data.cut_bytes=1000")
+    prepare(files(*words, path=path), quiet=True)
     assert alive["read"] == 300 and alive["most"] < 40
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hub_server import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 from prose import prose
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from posbench import compose
 from posbench.config import ConfigError, TokenizerConfig
-from posbench.data import build, tokenization
+from posbench.data import build, prepare, tokenization
 from posbench.data.tokenization import BOS, TOKENIZERS, byte_lengths, find_bos, pieces, vocab_size
 
 
@@ -168,6 +171,78 @@ def test_a_tokenizer_whose_words_include_the_bos_is_refused() -> None:
     tokenizer.encode_special_tokens = True
     with pytest.raises(ConfigError, match=r"turns ordinary text into '<s>'"):
         list(build.encoded(tokenizer, 0, [("train", "word <s> word")]))
+
+
+def word_level(path: Path) -> TokenizerConfig:
+    """Words of one letter; what stands between them is lost."""
+    vocabulary = {letter: n for n, letter in enumerate(["[UNK]", *"abcdefgh"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(path))
+    return TokenizerConfig(kind="file", path=str(path))
+
+
+def test_what_a_tokenizer_loses_of_a_text_is_measured_and_too_much_is_refused(tmp_path: Path) -> None:
+    lossy = TOKENIZERS["file"](word_level(tmp_path / "words.json"), [])
+    loss = tokenization.loss_of(lossy, ["a b", "c d e f g h a b  c", *["a b c d"] * 5, "x a b c d e f g h a b"], "it")
+    assert (loss.unknown, loss.changed) == (1 / 42, 2 / 8)
+    assert re.search(
+        r"it does not give this text back: 2\.38% .* unknown, and 25% of the documents", loss.describe("it")
+    )
+    with pytest.raises(ConfigError, match=r"it does not know 50% of the tokens of this text: .*tokenizer=bpe"):
+        tokenization.loss_of(lossy, ["a x"], "it")
+    exact = TOKENIZERS["file"](foreign(tmp_path / "tokenizer.json", ["<s>"]), [])
+    assert tokenization.loss_of(exact, ["a b\n c é", "[UNK]"], "it").describe("it") == ""
+
+
+def test_a_preparation_says_what_the_tokenizer_loses(tmp_path: Path) -> None:
+    letters = ["a b c d e f g h " * 20 + f"\n\n{'a ' * n}" for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in letters))
+    words = [f"data.path={tmp_path}/rows.jsonl", f"data.cache_dir={tmp_path}/cache", "tokenizer=file"]
+    word_level(tmp_path / "words.json")
+    told: list[str] = []
+    prepare(compose(["data=files", *words, f"tokenizer.path={tmp_path}/words.json"]), notice=told.append)
+    assert "words.json does not give this text back: 0.00% of its tokens are unknown, and 100%" in told[0]
+
+
+_FETCH = """
+import sys
+from posbench.config import ConfigError, TokenizerConfig
+from posbench.data.tokenization import TOKENIZERS
+for name in sys.argv[1:]:
+    try:
+        print(TOKENIZERS["hub"](TokenizerConfig(kind="hub", name=name), []).encode("abc").ids)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_by_its_name_and_then_kept(tmp_path: Path) -> None:
+    foreign(tmp_path / "tokenizer.json", ["<s>"])
+    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
+
+    def fetched(*names: str, files: dict[str, bytes]) -> list[str]:
+        with HubServer("someone/model", files) as server:
+            env = {**os.environ, "HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+            if not files:
+                env["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens
+            command = [sys.executable, "-c", _FETCH, *names]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+            return done.stdout.splitlines()
+
+    lacking, unknown = fetched("someone/model", "someone/other", files={"tokenizer.model": b""})
+    assert re.search(r"'someone/model' has no tokenizer\.json: a sentencepiece \.model .*save_pretrained", lacking)
+    assert "has no repository 'someone/other' at revision None" in unknown
+    assert fetched("someone/model", files={"tokenizer.json": tokenizer}) == ["[97, 98, 99]"]
+    kept, unreachable = fetched("someone/model", "someone/other", files={})
+    assert kept == "[97, 98, 99]" and "cannot be reached (http://127.0.0.1:9), and tokenizer.name=" in unreachable
+
+
+def test_a_tokenizer_of_the_hub_has_a_name() -> None:
+    for name in ("", "../x", "a/b/c", "https://x.org"):
+        with pytest.raises(ConfigError, match=r"tokenizer\.name=.* is not a repository of the hub: give its name"):
+            compose(["tokenizer=hub", f"tokenizer.name='{name}'"])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81", b'{"version": "1.0"}'])

@@ -34,6 +34,13 @@ class Source(ABC):
     def identity(self) -> Any:
         """What the cache recognises the text by, as JSON: costs no reading of text and no network."""
 
+    def remarks(self) -> list[str]:
+        """What a person should know about the text before it is read, such as files that are skipped."""
+        return []
+
+    def check(self) -> None:  # noqa: B027 (most have nothing to check)
+        """Refuse what would be refused after tokenizing, where that is cheap to know. Raises: ConfigError."""
+
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
         """Documents by split, read when iterated. Raises: ConfigError where it cannot be had, or is no text."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from posbench.config import ConfigError
+from posbench.data import patience
 from posbench.data.sources.base import Source, first_line, joined_articles, no_column, quiet_datasets
-
-PATIENCE_SECONDS = 5.0  # for the first answer; the hub's own client would try again for much longer
 
 
 class Hub(Source):
@@ -83,21 +81,9 @@ class Hub(Source):
                 f"data={config.name} is on the Hugging Face hub, not in the token cache, and HF_HUB_OFFLINE is set: "
                 f"unset it, or work offline: {_OFFLINE}"
             )
-        failure: list[BaseException | None] = [TimeoutError(f"no answer within {PATIENCE_SECONDS:g} s")]
-
-        def ask() -> None:
-            try:
-                HfApi().dataset_info(repository, revision=config.revision, timeout=PATIENCE_SECONDS)
-                failure[0] = None
-            except Exception as error:
-                failure[0] = error
-
-        asking = threading.Thread(
-            target=ask, daemon=True
-        )  # a time-out of the client does not cover looking up the name
-        asking.start()
-        asking.join(PATIENCE_SECONDS)
-        error = failure[0]
+        error = patience.failure_of(
+            lambda: HfApi().dataset_info(repository, revision=config.revision, timeout=patience.SECONDS)
+        )
         if error is None:
             return
         missing = (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)

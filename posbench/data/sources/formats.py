@@ -1,0 +1,336 @@
+"""The formats of your own files: text, JSON lines, parquet, Arrow and CSV, each of them compressed or not."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, cast
+
+from posbench.config import ConfigError, DataConfig
+from posbench.data.sources.base import first_line, no_column, stream
+from posbench.machine.files import open_regular
+
+MAX_DOCUMENT_BYTES = 1 << 27  # a document is held in memory as a whole; the longest books are a tenth of this
+_ROWS = 64  # of parquet, read at a time
+# In which text takes no more room than it has letters, or stands in the dictionary of its row group.
+_PLAIN_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+# Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
+_PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
+_SOURCE = (
+    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .scala .cs .swift .js .jsx .ts .tsx .rb .php .pl .lua .jl "
+    ".r .hs .ml .sh .sql"
+)
+TEXTS = tuple(f"{_PROSE} {_SOURCE}".split())
+
+
+def _zstandard(raw: IO[bytes]) -> IO[bytes]:
+    import pyarrow as pa
+
+    return cast(IO[bytes], io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")))
+
+
+COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstandard,
+}
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that tells the format, without that of a compression."""
+    return (path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as raw:
+            decompress = COMPRESSIONS.get(path.suffix.lower())
+            if decompress is None:
+                yield raw
+            else:
+                with decompress(raw) as file:
+                    yield cast(IO[bytes], file)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ConfigError(f"{path} cannot be read ({first_line(error)}): check the file, or leave it out") from error
+
+
+def check_head(path: Path, column: str) -> None:
+    """Refuse at once what can be refused without reading it all, so that no long preparation fails at its last file."""
+    if kind_of(path) == ".parquet":
+        with _opened(path):
+            _check_parquet(path, column)
+        return
+    if kind_of(path) == ".arrow":
+        with _arrow(path, column):
+            return
+    with _opened(path) as file:
+        head = file.read(1 << 16)
+    refuse_binary(path, head)
+    line, broken, _ = head.partition(b"\n")
+    if broken and line.strip() and READERS.get(kind_of(path)) is read_json_lines:
+        _text_of(f"line 1 of {path}", _decoded(path, line), column)
+
+
+def refuse_binary(path: Path, block: bytes) -> None:
+    """Raises: ConfigError for what is UTF-16, or no text at all."""
+    if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise ConfigError(
+            f"{path} begins like UTF-16 (byte 0 is 0x{block[0]:02x}): convert it, as in iconv -f UTF-16 -t UTF-8"
+        )
+    if (place := block.find(b"\0")) >= 0:
+        raise ConfigError(
+            f"{path} is binary, not text (byte {place:,} is zero): give UTF-8 text, JSONL or parquet, "
+            "with the suffix .txt, .jsonl or .parquet"
+        )
+
+
+def _decoded(path: Path, data: bytes, offset: int = 0) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8: byte {offset + error.start:,} is 0x{data[error.start]:02x} ({error.reason}); "
+            "convert it, as in iconv -f LATIN1 -t UTF-8"
+        ) from error
+
+
+def read_texts(paths: list[Path], config: DataConfig) -> Iterable[str]:
+    """Each file as one document, or cut into documents of about `config.cut_bytes`."""
+    return stream(_read_text if config.cut_bytes is None else partial(_read_cut, size=config.cut_bytes), paths)
+
+
+def read_json_lines(paths: list[Path], config: DataConfig) -> Iterable[str]:
+    """The text column of each line's JSON object; lines where it is null are skipped."""
+    return stream(partial(_read_json_lines, column=config.text_column), paths)
+
+
+def read_rows(paths: list[Path], config: DataConfig) -> Iterable[str]:
+    """The text column of CSV and TSV files with a line of names."""
+    return stream(partial(_read_rows, column=config.text_column), paths)
+
+
+def read_arrow(paths: list[Path], config: DataConfig) -> Iterator[str]:
+    """The text column of Arrow files, such as those of `datasets.save_to_disk`; rows where it is null are skipped."""
+    for path in paths:
+        with _arrow(path, config.text_column) as batches:
+            for batch in batches:
+                for start in range(0, len(batch), _ROWS):
+                    yield from _texts_of(
+                        batch.column(config.text_column)[start : start + _ROWS], path, config.text_column
+                    )
+
+
+def read_parquet(paths: list[Path], config: DataConfig) -> Iterator[str]:
+    """The text column, some rows at a time; rows where it is null are skipped.
+
+    A few bytes of a file can stand for more text than there is memory: a text that many rows share is held once, and no
+    more rows are unpacked at a time than fit.
+    """
+    import pyarrow.parquet as pq
+
+    column = config.text_column
+    for path in paths:
+        try:
+            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as opened:
+                metadata = pq.read_metadata(opened)
+                chunks = [_chunk(metadata.row_group(number), column) for number in range(metadata.num_row_groups)]
+                is_plain = all(set(chunk.encodings) <= _PLAIN_ENCODINGS for chunk in chunks)
+                file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=[column] if is_plain else None)
+                for number, chunk in enumerate(chunks):
+                    size = chunk.total_uncompressed_size
+                    if size > max(1, chunk.num_values) * MAX_DOCUMENT_BYTES:
+                        raise _too_long(path, column)
+                    rows = _ROWS if is_plain and size <= MAX_DOCUMENT_BYTES else 1
+                    for batch in file.iter_batches(rows, row_groups=[number], columns=[column]):
+                        yield from _texts_of(batch.column(0), path, column)
+        except ConfigError:
+            raise
+        except Exception as error:  # Arrow's own kinds
+            raise _damaged(path, error) from error
+
+
+READERS: dict[str, Callable[[list[Path], DataConfig], Iterable[str]]] = {
+    ".parquet": read_parquet,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".json": read_json_lines,
+    ".arrow": read_arrow,
+    ".csv": read_rows,
+    ".tsv": read_rows,
+}
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} breaks off or is damaged ({first_line(error)}): write the file again, or leave it out")
+
+
+def _chunk(group: Any, column: str) -> Any:
+    """The metadata of a column in a row group of parquet."""
+    (chunk,) = [
+        group.column(number) for number in range(group.num_columns) if group.column(number).path_in_schema == column
+    ]
+    return chunk
+
+
+@contextmanager
+def _arrow(path: Path, column: str) -> Iterator[Iterator[Any]]:
+    """The record batches of an Arrow file of either form, mapped and not read. Raises: ConfigError."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            is_file = mapped.read(6) == b"ARROW1"
+            mapped.seek(0)
+            reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+            _check_column(path, column, reader.schema)
+            yield (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else iter(reader)
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, error) from error
+
+
+def _texts_of(rows: Any, path: Path, column: str) -> Iterator[str]:
+    """The texts of an array of Arrow's, one at a time: many rows may share one in its dictionary."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    held = rows.dictionary if pa.types.is_dictionary(rows.type) else rows
+    if (pc.max(pc.binary_length(held)).as_py() or 0) > MAX_DOCUMENT_BYTES:
+        raise _too_long(path, column)
+    yield from (text.as_py() for text in rows if text.is_valid)
+
+
+def _too_long(path: Path, column: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: a row of {column!r} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: cut it "
+        "into documents"
+    )
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise ConfigError(
+            f"{path} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a text file is one document: set "
+            "data.cut_bytes=100000 to have text files cut at blank lines, or give a line each of a JSONL file"
+        )
+    refuse_binary(path, data)
+    yield _decoded(path, data)
+
+
+def _read_cut(path: Path, size: int) -> Iterator[str]:
+    """Documents of `size` bytes or a little more, which end behind a blank line; at twice the size behind any line.
+
+    A line longer than that is cut too, between characters.
+    """
+    lines: list[str] = []
+    length = 0
+    with _opened(path) as file:
+        try:
+            for line in iter(partial(io.TextIOWrapper(file, "utf-8", newline="").readline, size), ""):
+                lines.append(line)
+                length += len(line.encode())
+                if length >= size and (not line.strip() or length >= 2 * size):
+                    yield "".join(lines)
+                    lines, length = [], 0
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not UTF-8 ({error.reason}): convert it, as in iconv -f LATIN1 -t UTF-8"
+            ) from error
+    yield "".join(lines)
+
+
+def _read_rows(path: Path, column: str) -> Iterator[str]:
+    before = csv.field_size_limit(MAX_DOCUMENT_BYTES)
+    try:
+        with _opened(path) as file:
+            lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
+            rows = csv.DictReader(lines, delimiter="\t" if kind_of(path) == ".tsv" else ",")
+            if column not in (rows.fieldnames or ()):
+                raise no_column(str(path), column, rows.fieldnames or ())
+            for row in rows:
+                if row[column]:
+                    yield row[column]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _damaged(path, error) from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+    offset = 0
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT_BYTES + 1), b""), start=1):
+            where = f"line {number:,} of {path}"
+            if len(line) > MAX_DOCUMENT_BYTES:
+                raise ConfigError(
+                    f"{where} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a line is one document: "
+                    "cut it into documents"
+                )
+            if line.strip():
+                text = _text_of(where, _decoded(path, line, offset), column)
+                if text is not None:
+                    yield text
+            offset += len(line)
+
+
+def _text_of(where: str, line: str, column: str) -> str | None:
+    try:
+        row = json.loads(line.removeprefix("\ufeff"))  # Windows marks UTF-8 so
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is no JSON ({first_line(error)}): a JSONL file holds one JSON object a line"
+        ) from error
+    if not isinstance(row, dict):
+        raise ConfigError(
+            f'{where} is no JSON object but {type(row).__name__}: a JSONL file holds lines like {{"{column}": "..."}}'
+        )
+    if column not in row:
+        raise no_column(where, column, row)
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise ConfigError(
+            f"{where}: {column!r} holds {type(text).__name__}, not text; set data.text_column to the one that does"
+        )
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{where} holds half a surrogate pair ({error.object[error.start]!a}), which is no text: fix the line"
+        ) from error
+    return text
+
+
+def _check_parquet(path: Path, column: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{path} is no parquet file, or a damaged one ({first_line(error)}): write it again, or leave it out"
+        ) from error
+    _check_column(path, column, schema)
+
+
+def _check_column(path: Path, column: str, schema: Any) -> None:
+    import pyarrow as pa
+
+    if column not in schema.names:
+        raise no_column(str(path), column, schema.names)
+    kind = schema.field(column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise ConfigError(f"{path}: column {column!r} holds {kind}, not text; set data.text_column to one that does")
