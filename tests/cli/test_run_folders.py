@@ -158,7 +158,7 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     make(runs / ONE)
     before = left(runs)
     said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
-    assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
+    assert said.status == 2 and "Traceback" not in said.error
     assert re.search(says, said.error.replace("\n", " ")), said.error
     assert left(runs) == before
 
