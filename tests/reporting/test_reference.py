@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -82,6 +83,19 @@ def test_a_loss_of_the_table_can_be_computed_from_one_file_alone(folder: Path) -
     for row in rows(folder / "report" / "table.csv"):
         if row["protocol"] == "validation":
             assert losses[row["scheme"]] == pytest.approx(float(row["loss"]), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [*LADDER, "demo_cpu"])
+def test_models_beside_ngrams_are_where_the_documents_say(name: str) -> None:
+    """Mean losses: nothing beats the trigram, and after half a million tokens six schemes do not beat the bigram."""
+    ngrams = json.loads((FOLDER / name / "ngrams.json").read_text(encoding="utf-8")).values()
+    bigram, trigram = (sum(each["losses"][n] for each in ngrams) / len(ngrams) for n in ("2", "3"))
+    windows = pd.read_parquet(FOLDER / name / "windows-validation.parquet")
+    sums = windows.groupby(["scheme", "seed"])[["nll", "targets"]].sum()
+    losses = (sums["nll"] / sums["targets"]).groupby("scheme").mean()
+    assert losses.min() > trigram
+    behind = {"nope", "sinusoidal", "k_rope", "q_rope", "v_rope", "o_rope"} if name == "ladder_s-512k" else set()
+    assert set(losses.index[losses > bigram]) == behind
 
 
 @pytest.mark.slow
