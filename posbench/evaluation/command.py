@@ -264,7 +264,7 @@ def _show(console: Console, experiment: str, protocol: str, answers: Sequence[An
     seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)
-    table.add_column("scheme")
+    table.add_column("scheme", overflow="fold")
     if uneven:
         table.add_column("seeds")
     for length in lengths:
