@@ -57,7 +57,7 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _GROUPS = (
     "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
-    "unknown choice is answered with all of its group; posbench schemes lists the schemes; --cfg job shows every setting."
+    "unknown choice is answered with all of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
