@@ -31,7 +31,7 @@ REFUSED = {
     "seed=null": r"seed=null is refused: it cannot be null",
     "seed=": r"seed= is refused: '' is not a whole number",
     "model.tied_embeddings=perhaps": r"'perhaps' is not true or false",
-    "evaluation.lengths=[a]": r"'a' is not a whole number",
+    "evaluation.lengths=[a]": r"'a' is not a length: give tokens from 2",
     "seed=0,1": r"seed=0,1 contains several values: sweep over them with -m",
     "train.steps=0": r"train\.steps=0 is out of range: it must lie between 1 and ",
     "train.steps=-1": r"train\.steps=-1 is out of range",
