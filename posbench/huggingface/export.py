@@ -76,6 +76,8 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
 
 
 def _check_folder(folder: Path) -> None:
+    if not folder.name:
+        raise ConfigError(f"{folder} cannot be replaced as a whole: give a folder in it, such as {folder / 'exported'}")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
 
