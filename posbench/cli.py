@@ -39,6 +39,26 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+
+def _complete_published(incomplete: str) -> list[str]:
+    from posbench.reporting.published import published_names
+
+    return [name for name in ["list", *published_names()] if name.startswith(incomplete)]
+
+
+def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Experiments below the runs folder, and behind a slash their schemes and seeds."""
+    runs_dir = Path(str(ctx.params.get("runs_dir") or "runs"))
+    parent = incomplete.rpartition("/")[0]
+    places = sorted(place.name for place in (runs_dir / parent).glob("[!.]*") if place.is_dir())
+    names = [f"{parent}/{name}" if parent else name for name in places]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+_GROUPS = (
+    "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
+    "unknown choice is answered with all of its group; posbench schemes lists schemes; --cfg job shows every setting."
+)
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
@@ -47,6 +67,7 @@ Names = Annotated[
         metavar="RUNS",
         help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.",
         show_default=False,
+        autocompletion=_complete_runs,
     ),
 ]
 
@@ -153,7 +174,7 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
     return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
 
 
-@app.command(context_settings=HYDRA)
+@app.command(context_settings=HYDRA, epilog=_GROUPS)
 def train(
     ctx: typer.Context,
     words: Overrides = None,
@@ -372,12 +393,15 @@ def report(
             help="An experiment, or its folder. Default: the only one. Several, which differ in size or tokens alone: "
             "the trend over them.",
             show_default=False,
+            autocompletion=_complete_runs,
         ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to set beside ours, such as kexue-10862; list: what there is.", show_default=False
+            help="Published results to set beside ours, such as kexue-10862; list: what there is.",
+            show_default=False,
+            autocompletion=_complete_published,
         ),
     ] = None,
     baseline: Annotated[

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.attention import build_kind
 from posbench.composition import compose, sweep_of
 from posbench.config import Config, ConfigError, nearest, short_bytes
+from posbench.data.preparation import prepared_tokens
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.model import shape_of
@@ -41,6 +42,7 @@ class Plan:
     context_length: int
     tokens_a_run: int  # of the first
     tokens_in_all: int
+    epochs: float | None  # of the first run; None where its text is not prepared yet
     training_flops: float  # of all runs
     validation_flops: float  # of what training reads without a gradient, now and then and at the end
     evaluation_flops: float
@@ -67,6 +69,7 @@ def plan(
     configs, seeds = _rows(words)
     costs = [_cost(config) for config in configs]
     first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
+    text_tokens = prepared_tokens(first)
     training, validation, evaluation = (
         seeds * sum(getattr(cost, name) for cost in costs) for name in ("training", "validation", "evaluation")
     )
@@ -83,6 +86,7 @@ def plan(
         context_length=first.train.context_length,
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
+        epochs=costs[0].tokens / text_tokens if text_tokens else None,
         training_flops=training,
         validation_flops=validation,
         evaluation_flops=evaluation,
@@ -248,6 +252,9 @@ def show(plan: Plan, console: Console) -> None:
         f"{_big(plan.parameters_embedding)} in the embeddings",
         "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_in_all)} in all; context "
         f"{plan.context_length:,}",
+        "epochs": "not known before the text is prepared (posbench prepare)"
+        if plan.epochs is None
+        else f"{plan.epochs:.2g} a run",
         "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate meanwhile, "
         f"{plan.evaluation_flops:.3g} to evaluate",
         "memory": f"{short_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from posbench import build_model, compose
@@ -19,6 +21,7 @@ from posbench.model import Decoder
 from posbench.plan import plan, training_memory
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.training import train
+from tests.conftest import small_run
 
 
 def test_flops_are_those_of_the_products_that_run() -> None:
@@ -152,3 +155,15 @@ def test_it_prints_within_80_columns_and_as_json(monkeypatch: pytest.MonkeyPatch
     assert "on 4 of them" in said.output
     told = json.loads(CliRunner().invoke(app, ["plan", "experiment=rove_350m", "--json"]).output)
     assert told["runs"] == 12 and told["tokens_a_run"] == pytest.approx(7e9, rel=0.001)
+
+
+def test_epochs_are_planned_once_the_text_is_prepared_and_recorded_and_said_when_it_is_trained_on(
+    documents: Path, tmp_path: Path
+) -> None:
+    words = [*small_run(documents, tmp_path / "cache", tmp_path / "runs"), "experiment=demo", "scheme=nope", "seed=0"]
+    assert plan(words).epochs is None
+    said = StringIO()
+    run = train(compose(words), Console(file=said, width=200))
+    tokens, text_tokens = 12 * 4 * 32, run.manifest.text_tokens
+    assert plan(words).epochs == run.manifest.epochs == tokens / text_tokens
+    assert f"demo/nope/seed=0: 1.54k tokens, {tokens / text_tokens:.2g} epochs of a text of " in said.getvalue()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -47,9 +46,6 @@ def explain(error: BaseException, words: Words) -> str:
         own = f"put your own into FOLDER/{group} and give --config-dir FOLDER"
         own = f"{words.folder / group} was searched too" if words.folder else own
         return f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; {own})"
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        where = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
-        return f"{where} is not YAML: {error.problem}{f' {error.context}' if error.context else ''}"
     if wrong := re.search(r"Could not override '([^']+)'", text):
         return _no_setting(wrong[1], words)
     if wrong := re.search(r"Error merging override (.+)", text):

@@ -21,6 +21,27 @@ from posbench.config import ConfigError
 
 _FOLDER = "--config-dir="
 _OF_HYDRA = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
+_FOLDERS = "runs_dir and experiment_name say where a run goes, and Hydra writes no folder of its own"
+_LOGGING = "posbench prints for itself, and a logging configuration can name code"
+# Settings of Hydra that are refused -> why, and what to do instead.
+_WHY_NOT = {
+    "hydra.run": _FOLDERS,
+    "hydra.sweep.": _FOLDERS,
+    "hydra.output_subdir": _FOLDERS,
+    "hydra.job.chdir": _FOLDERS,
+    "hydra.job.env": "set a variable in the shell instead, before the command",
+    "hydra.job.name": "experiment_name names a run",
+    "hydra/job_logging": _LOGGING,
+    "hydra.job_logging": _LOGGING,
+    "hydra/hydra_logging": _LOGGING,
+    "hydra.hydra_logging": _LOGGING,
+    "hydra.verbose": _LOGGING,
+    "hydra.callbacks": "a callback names code",
+    "hydra/callbacks": "a callback names code",
+    "hydra.searchpath": "choices of your own are added with --config-dir FOLDER",
+    "hydra/sweeper": "posbench's own sweeper checks all runs before the first; sweep over values with key=a,b",
+    "hydra.sweeper": "posbench's own sweeper checks all runs before the first; sweep over values with key=a,b",
+}
 _NOT_TAKEN = {
     "config_path": "the root is conf/config.yaml; choices of your own, such as FOLDER/scheme/mine.yaml, are added with "
     "--config-dir FOLDER",
@@ -109,9 +130,10 @@ def refuse_words(words: Sequence[str]) -> None:
         key, _, value = word.lstrip("+~").partition("=")
         refuse_code(word, word)
         if re.match(r"hydra\b", key) and not key.startswith(_OF_HYDRA) and key != "hydra.mode":
+            why = next((why for prefix, why in _WHY_NOT.items() if key.startswith(prefix)), "posbench relies on it")
             raise ConfigError(
-                f"{word!r} cannot be changed in posbench (the run folder is named by the run, see runs_dir and "
-                f"experiment_name); settings of Hydra that can be changed: {', '.join(_OF_HYDRA)}"
+                f"{word!r} cannot be changed in posbench ({why}); settings of Hydra that can be changed: "
+                f"{', '.join(_OF_HYDRA)}"
             )
         if word.startswith("experiment=") and "," in word:
             raise ConfigError(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from posbench.config import Config, ConfigError
 from posbench.data.build import write_corpus
-from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus
+from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus, read_manifest
 from posbench.data.sources import SOURCES, Source
 from posbench.data.tokenization import file_content
 from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
@@ -52,6 +52,17 @@ def prepare(config: Config, quiet: bool = False, notice: Notice = say) -> Corpus
             f"the token cache {cache} cannot be written ({error.strerror or error}): make room, or set data.cache_dir "
             "(or POSBENCH_CACHE) to a folder that can be"
         ) from error
+
+
+def prepared_tokens(config: Config) -> int | None:
+    """The tokens of the train split where the text lies in the cache; None where it does not. Nothing else is read."""
+    try:
+        cache = cache_folder(config.data.cache_dir)
+        request = _request(config, SOURCES[config.data.source](config.data))
+        name = Path(read_json(cache / "index" / f"{request}.json")["corpus"]).name
+        return int(read_manifest(cache / "corpora" / name)["splits"]["train"]["tokens"])
+    except (ConfigError, DamagedCorpusError, OSError, ValueError, KeyError, TypeError):  # said by who prepares it
+        return None
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -208,7 +208,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 def open_corpus(folder: Path) -> Corpus:
     """Map the corpus in `folder` after checking every file. Raises: DamagedCorpusError with the reason."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     for name, file in manifest["files"].items():
         _check_file(folder / name, file)
     for split in manifest["splits"].values():
@@ -219,7 +219,8 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, manifest, splits)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The counts and checksums of a corpus, held to their own. Raises: DamagedCorpusError with the reason."""
     try:
         manifest = read_json(folder / "manifest.json")
         if manifest["format"] != FORMAT:

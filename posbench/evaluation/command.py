@@ -159,11 +159,11 @@ def _answer(run: Run, result: Result) -> Answer:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """`scored fixed 64, 128; position 64, then failed`"""
+    """`scored fixed 64, 128; fixed · yarn 128, then failed`"""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
-            lengths.setdefault(result.protocol, []).append(short_length(result.length))
+            lengths.setdefault(row_name(result.protocol, result.reading.under), []).append(short_length(result.length))
     parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
     if parts:
         done = [f"scored {'; '.join(parts)}"]
@@ -264,7 +264,7 @@ def _show(console: Console, experiment: str, protocol: str, answers: Sequence[An
     seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)
-    table.add_column("scheme")
+    table.add_column("scheme", overflow="fold")
     if uneven:
         table.add_column("seeds")
     for length in lengths:

@@ -66,12 +66,15 @@ def read_json(path: Path) -> Any:
 def parse_yaml(content: bytes) -> Any:
     """Plain data from YAML without aliases, which could stand for more than fits into memory, or for themselves.
 
-    Raises: ValueError with the first line of what is wrong.
+    Raises: ValueError with what is wrong, and in which line.
     """
     try:
         return _PlainLoader(content).get_single_data()
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(place + " ".join(filter(None, (error.context, error.problem)))) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError((str(error) or "it is not YAML").splitlines()[0]) from error
 

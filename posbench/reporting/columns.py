@@ -47,6 +47,7 @@ MEANINGS: dict[str, str] = {
     "num_steps": "optimizer steps of the run",
     "tokens": "tokens trained on",
     "skipped_steps": "steps skipped for NaN or infinity",
+    "epochs": "how often the run read its text",
     "training_flops": "model FLOPs of all steps",
     "tokens_per_second": "of training, without the first step",
     "train_seconds": "of training",

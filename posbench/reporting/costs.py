@@ -30,6 +30,7 @@ class Cost:
     scheme: str
     parameters: float
     tokens: float  # of a run
+    epochs: float  # of a run: how often it read its text
     training_flops: float  # of a run
     tokens_per_second: float  # median over seeds
     peak_memory_bytes: float  # mean of the runs that recorded it
@@ -51,6 +52,7 @@ def costs(joined: Joined, caches: Mapping[str, Cache]) -> dict[str, Cost]:
             scheme=str(scheme),
             parameters=float(of["parameters"].astype(float).mean()),
             tokens=float(of["tokens"].mean()),
+            epochs=float(of["epochs"].mean()),
             training_flops=float(of["training_flops"].mean()),
             tokens_per_second=float(speeds[scheme]),
             peak_memory_bytes=float(of["peak_memory_bytes"].mean()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 8.6  # inches, at 96 dots the width of a page's column
 LABEL_POINTS = 8.5
+MOST_LINES = 12  # in a panel: more cannot be told apart, nor named beside it
 LEAST_SPAN = 1.02  # of a scale of perplexities, highest to lowest
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -70,6 +71,17 @@ def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -
 
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
     return figure, list(figure.subplots(rows, columns, sharex=True, squeeze=False, **options).flat)
+
+
+def line_panels(names: Sequence[str], height: float, most: int = MOST_LINES) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel below the other for each `most` lines at the most, and the panel of each name.
+
+    All panels share their axes. `height` is that of a figure with one panel, in inches.
+    """
+    number = max(1, math.ceil(len(names) / most))
+    figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=True)
+    size = math.ceil(len(names) / number)
+    return figure, {name: panels[n // size] for n, name in enumerate(names)}
 
 
 def draw_lines(

@@ -160,6 +160,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     prints["initial_weights"] = json.dumps(manifest.fingerprints.initial_weights, sort_keys=True)
     return {
         **{name: float(getattr(manifest, name)) for name in ("num_steps", "tokens", "skipped_steps")},
+        "epochs": _number(manifest.epochs),
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in asdict(costs).items()},
         "device": _word(device.get("name") or device.get("type")),
@@ -176,7 +177,7 @@ def _unreadable(path: Path, reason: str) -> dict[str, Any]:
     """The row of a run of which its place alone is known."""
     digits = re.fullmatch(r"seed=([0-9]{1,9})", path.name)
     losses = ("initial_loss", "loss", "bits_per_byte", "perplexity")
-    counts = ("num_steps", "tokens", "skipped_steps", "training_flops")
+    counts = ("num_steps", "tokens", "skipped_steps", "epochs", "training_flops")
     costs = [field.name for field in fields(Costs)]
     words = (
         "diverged",

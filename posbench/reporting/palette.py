@@ -24,6 +24,7 @@ INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes
 GRID = "#d5dae0"
 BLUE, SKY, GREEN = "#0072b2", "#4aa3df", "#009e73"
 VERMILLION, ORANGE, BROWN, PURPLE = "#d55e00", "#d08c00", "#8a5a2b", "#b8609a"
+RESCALED = (BLUE, GREEN, ORANGE, VERMILLION, PURPLE, BROWN)  # of rescalings, in the order that they were read in
 SOLID, DASHED, DASHDOT, DOTTED = "-", "--", "-.", ":"
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BROWN, INK)
 _MARKERS = "os^XDPv<>hdp8*H"

@@ -10,10 +10,12 @@ import numpy as np
 
 from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, ORDER, POSITION, PROTOCOLS, RETRIEVAL, VALIDATION
 from posbench.reporting.drawing import (
+    MOST_LINES,
     band,
     draw_bands,
     draw_lines,
     length_axis,
+    line_panels,
     log_numbers,
     name_lines,
     new_figure,
@@ -22,7 +24,7 @@ from posbench.reporting.drawing import (
     style,
     tokens_text,
 )
-from posbench.reporting.palette import INK, with_variants
+from posbench.reporting.palette import INK, RESCALED, with_variants
 from posbench.reporting.statistics import larger
 from posbench.reporting.tables import length_text, printable
 from posbench.runs.readings import row_name
@@ -48,6 +50,8 @@ def draw_all(findings: Findings) -> dict[str, Figure]:
             figures["curves"] = curves(findings)
         for name, stem in by_lengths.items():
             figures[stem] = by_length(findings, name)
+            if _by_rescaling(findings, name):
+                figures[f"rescaled-{name}"] = by_rescaling(findings, name)
         for name in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
             if (length := _length_of_factors(findings, name)) is not None:
                 figures[f"factors-{name}"] = by_factor(findings, name, length)
@@ -100,13 +104,17 @@ def curves(findings: Findings) -> Figure:
     table = findings.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     present = set(table.columns.get_level_values(0))
     there = [s for s in findings.schemes if s in present]
-    figure, (axes,) = new_figure(3.6)
-    draw_lines(axes, {s: (table.index, table[s].T.mean()) for s in there}, findings.looks, marker=False)
-    axes.set_ylabel("validation loss, nats/token")
-    axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
-    axes.margins(x=0)
-    axes.set_xlabel("tokens trained on")
-    name_lines(figure, axes)
+    figure, panel_of = line_panels(there, 3.6)
+    for s in there:
+        draw_lines(panel_of[s], {s: (table.index, table[s].T.mean())}, findings.looks, marker=False)
+    panels = list(dict.fromkeys(panel_of.values()))
+    for axes in panels:
+        axes.set_ylabel("validation loss, nats/token")
+        axes.xaxis.set_major_formatter(FuncFormatter(tokens_text))
+        axes.margins(x=0)
+    panels[-1].set_xlabel("tokens trained on")
+    for axes in panels:
+        name_lines(figure, axes)
     return figure
 
 
@@ -114,29 +122,86 @@ def by_length(findings: Findings, protocol: str) -> Figure:
     """Perplexity against length, both on a log scale, with the training length marked.
 
     Bands are the larger of the two intervals of the change against the training length, over seeds and over documents.
+    Where there are more lines than one panel takes, rows under other words are left to `by_rescaling`.
     """
-    figure, (axes,) = new_figure(4.1)
     lengths = findings.lengths(protocol)
     places = {n: findings.at(protocol, n) for n in lengths}
-    series = {}
-    for scheme in findings.rows:
-        here = [n for n in lengths if scheme in places[n]]
-        if here:
-            series[scheme] = (here, [places[n][scheme].perplexity for n in here])
-    draw_lines(axes, series, findings.looks)
-    log_numbers(axes)
-    bands = {s: _perplexity_band(here, [places[n][s] for n in here]) for s, (here, _) in series.items()}
-    draw_bands(axes, bands, findings.looks)
-    length_axis(axes, lengths, findings.training_length, "length, tokens")
-    axes.set_ylabel(f"perplexity ({protocol})")
-    name_lines(figure, axes)
+    here = {row: [n for n in lengths if row in places[n]] for row in findings.rows}
+    rows = [row for row in findings.rows if here[row]]
+    if len(rows) > MOST_LINES:
+        rows = [row for row in rows if row in findings.schemes]
+    figure, panel_of = line_panels(rows, 4.1)
+    for row in rows:
+        line = {row: (here[row], [places[n][row].perplexity for n in here[row]])}
+        draw_lines(panel_of[row], line, findings.looks)
+    panels = list(dict.fromkeys(panel_of.values()))
+    for axes in panels:
+        log_numbers(axes)
+    for row in rows:
+        draw_bands(panel_of[row], _perplexity_band(row, here[row], [places[n][row] for n in here[row]]), findings.looks)
+    for axes in panels:
+        length_axis(axes, lengths, findings.training_length, "length, tokens" if axes is panels[-1] else "")
+        axes.set_ylabel(f"perplexity ({protocol})")
+    for axes in panels:
+        name_lines(figure, axes)
     return figure
 
 
-def _perplexity_band(lengths: Sequence[float], of_scheme: list[Measurement]) -> tuple[Any, Any, Any]:
-    """A scheme's band by its changes."""
-    low, high = (np.exp([m.loss.mean + sign * m.change_half for m in of_scheme]) for sign in (-1, 1))
-    return lengths, low, high
+def _perplexity_band(row: str, xs: Sequence[float], of_row: list[Measurement]) -> dict[str, tuple[Any, Any, Any]]:
+    """A row's band by its changes; none of two seeds, whose interval is thirteen times their standard error."""
+    if len(of_row[0].seeds) == 2:
+        return {}
+    low, high = (np.exp([m.loss.mean + sign * m.change_half for m in of_row]) for sign in (-1, 1))
+    return {row: (xs, low, high)}
+
+
+def _by_rescaling(findings: Findings, protocol: str) -> dict[str, dict[str, str]]:
+    """Scheme -> rescaling -> the row, of those read by their own factor at several lengths."""
+    rows: dict[str, dict[str, str]] = {}
+    for v in findings.variants:
+        read = [n for n in findings.lengths(protocol) if v.row in findings.at(protocol, n)]
+        if v.rescaling is not None and v.factor is None and len(v.under) == 1 and len(read) > 1:
+            rows.setdefault(v.scheme, {})[v.rescaling] = v.row
+    return rows
+
+
+def by_rescaling(findings: Findings, protocol: str) -> Figure:
+    """One small panel a scheme: perplexity against length as trained, and with its frequencies rescaled."""
+    rescaled = _by_rescaling(findings, protocol)
+    schemes = [scheme for scheme in findings.schemes if scheme in rescaled]
+    names = list(dict.fromkeys(name for of_scheme in rescaled.values() for name in of_scheme))
+    colours = dict(zip(names, RESCALED, strict=False))
+    columns = min(4, len(schemes))
+    rows = math.ceil(len(schemes) / columns)
+    figure, panels = new_figure(0.8 + 1.55 * rows, rows, columns, sharey=True)
+    lengths = findings.lengths(protocol)
+    for axes, scheme in zip(panels, schemes, strict=False):
+        for name, row in {"as trained": scheme, **rescaled[scheme]}.items():
+            there = {n: findings.at(protocol, n).get(row) for n in lengths}
+            line = {n: m.perplexity for n, m in there.items() if m is not None}
+            axes.plot(
+                list(line), list(line.values()), ".-", color=colours.get(name, INK), markeredgewidth=0, label=name
+            )
+        length_axis(axes, lengths, findings.training_length, "")
+        for note in axes.texts:
+            note.remove()
+        axes.set_xticks([lengths[0], findings.training_length, lengths[-1]])
+        axes.set_title(short(scheme))
+    log_numbers(panels[0])
+    for axes in panels[len(schemes) :]:
+        axes.set_visible(False)
+    handles = {
+        line.get_label(): line
+        for axes in panels[: len(schemes)]
+        for line in axes.get_lines()
+        if line.get_label() in ("as trained", *names)
+    }
+    figure.legend(
+        list(handles.values()), list(map(str, handles)), loc="outside upper right", ncols=6, frameon=False, fontsize=8
+    )
+    figure.supylabel(f"perplexity ({protocol})", fontsize=9)
+    figure.supxlabel("length, tokens", fontsize=9)
+    return figure
 
 
 def _length_of_factors(findings: Findings, protocol: str) -> int | None:
@@ -165,7 +230,8 @@ def by_factor(findings: Findings, protocol: str, length: int) -> Figure:
     xs = {name: [factor for factor, _ in line] for name, line in ordered.items()}
     draw_lines(axes, {s: (xs[s], [m.perplexity for _, m in line]) for s, line in ordered.items()}, look)
     log_numbers(axes)
-    draw_bands(axes, {s: _perplexity_band(xs[s], [m for _, m in line]) for s, line in ordered.items()}, look)
+    for name, line in ordered.items():
+        draw_bands(axes, _perplexity_band(name, xs[name], [m for _, m in line]), look)
     inside = length / findings.training_length
     axes.set_xscale("log", base=2)
     ticks = sorted({x for line in xs.values() for x in line} | {inside})

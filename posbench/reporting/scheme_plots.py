@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
 LONGEST = 1024  # tokens of distance
 LEAST = -16.0  # of a score: what is below weighs nothing, and would hide the rest
+LETTERS_AN_INCH = 12  # of a label at 9 points
 COLUMNS = 4
 
 
@@ -159,8 +161,10 @@ def _figures(drawn: Sequence[Drawn], frequencies: Mapping[str, list[float]]) -> 
 
 def _grid(drawn: Sequence[Drawn], curve: Callable[[Curves], Curve | None], label: str) -> Figure:
     """A panel a scheme, a line a head (the first dark, the last pale), one line where all heads agree."""
-    rows = -(-len(drawn) // COLUMNS)
-    figure, panels = new_figure(0.5 + 1.35 * rows, rows, COLUMNS)
+    columns = min(COLUMNS, len(drawn))
+    rows = -(-len(drawn) // columns)
+    height = 0.5 + (1.35 if rows > 1 else 2.0) * rows
+    figure, panels = new_figure(height, rows, columns)
     for axes, each in zip(panels, drawn, strict=False):
         lines = curve(each.curves)
         assert lines is not None
@@ -168,10 +172,10 @@ def _grid(drawn: Sequence[Drawn], curve: Callable[[Curves], Curve | None], label
         axes.set_title(each.title, fontsize=8)
     for axes in panels[len(drawn) :]:
         axes.set_visible(False)
-    for axes in panels[max(0, len(drawn) - COLUMNS) : len(drawn)]:
+    for axes in panels[max(0, len(drawn) - columns) : len(drawn)]:
         axes.tick_params(labelbottom=True)
     figure.supxlabel("distance, tokens", fontsize=9)
-    figure.supylabel(label, fontsize=9)
+    figure.supylabel(textwrap.fill(label, width=int(height * LETTERS_AN_INCH)), fontsize=9)
     return figure
 
 

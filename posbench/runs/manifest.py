@@ -75,6 +75,7 @@ class Manifest:
     perplexity: float | None = None
     bits_per_byte: float | None = None
     training_flops: float | None = None  # model FLOPs of all steps (`posbench.size`); None where not recorded
+    text_tokens: int | None = None  # of the train split; None where not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished, and in format 1
     branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
     wandb: dict[str, Any] | None = field(default=None)
@@ -83,6 +84,11 @@ class Manifest:
     def run_name(self) -> str:
         """`experiment/scheme/seed=n`: what a result of the run is bound to."""
         return f"{self.experiment}/{self.scheme}/seed={self.seed}"
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the run reads its text; None where that was not recorded."""
+        return self.tokens / self.text_tokens if self.text_tokens else None
 
     @property
     def figures(self) -> dict[str, float | None]:

@@ -67,9 +67,7 @@ class WandbTracker(Tracker):
             "group": config.experiment_name,
             "job_type": "train",
             "name": config.tracking.name or f"{config.scheme.name}/seed={config.seed}",
-            "tags": list(
-                dict.fromkeys([config.scheme.name, config.model.name, config.data.name, *config.tracking.tags])
-            ),
+            "tags": _tags(config),
             "notes": config.tracking.notes,
             "config": _run_config(config, manifest),
             "id": run_id,

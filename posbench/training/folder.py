@@ -62,6 +62,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
+        text_tokens=corpus.train.num_tokens,
         training_flops=tokens * training_flops_per_token(config, entries),
         started=now(),
     )

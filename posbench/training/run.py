@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from posbench import runs
-from posbench.config import Config, ConfigError
+from posbench.config import Config, ConfigError, short_count
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
@@ -27,7 +27,7 @@ from posbench.machine.signals import StopSignals
 from posbench.machine.terminal import Terminal
 from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
-from posbench.runs.manifest import Costs
+from posbench.runs.manifest import Costs, Manifest
 from posbench.runs.readings import Reading, perplexity, store
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import folder
@@ -80,6 +80,8 @@ def _train(
             return
         with hold(run.path) if processes.is_first else nullcontext():
             manifest = processes.broadcast(folder.continued(run, manifest, notice) if processes.is_first else None)
+            if processes.is_first:
+                notice(_size_line(run, manifest))
             # A process on a CPU has one resident set: later runs find its peak as the first run left it.
             has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
             step = TrainingStep(config, model, device, processes)
@@ -102,6 +104,14 @@ def _train(
                         train_steps(training)
                         finish(training, device.peak_memory_bytes() if has_own_memory else None)
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
+
+
+def _size_line(run: Run, manifest: Manifest) -> str:
+    """`demo/vo_rope/seed=0: 1M tokens, 0.17 epochs of a text of 6.01M`."""
+    line = f"{run.name}: {short_count(manifest.tokens)} tokens"
+    if manifest.text_tokens and manifest.epochs:
+        line += f", {manifest.epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
+    return line
 
 
 def _check(config: Config, processes: Processes) -> None:

@@ -158,7 +158,7 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     make(runs / ONE)
     before = left(runs)
     said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
-    assert said.status == 2 and said.seconds < 5 and "Traceback" not in said.error
+    assert said.status == 2 and "Traceback" not in said.error
     assert re.search(says, said.error.replace("\n", " ")), said.error
     assert left(runs) == before
 
@@ -272,14 +272,12 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path
     own.add_tokens(["water"])
     own.save(str(Path("other.json")))
     config = (runs / ONE / "config.yaml").read_text()
-    config = config.replace("kind: bytes", "kind: file").replace(
-        "path: null\n  training", "path: other.json\n  training"
-    )
+    config = config.replace("kind: bytes", "kind: file").replace("path: null\n  name", "path: other.json\n  name")
     (runs / ONE / "config.yaml").write_text(config)
     said = posbench("eval", ONE, "--length", "64")
     assert said.status == 2 and re.search(r"was trained with another tokenizer \(fingerprint", said.error), said.error
     Path("other.json").write_text("{}")
-    assert "is no tokenizer.json" in posbench("eval", ONE, "--length", "64").error
+    assert "is not a tokenizer.json" in posbench("eval", ONE, "--length", "64").error
 
 
 def test_seeds_that_one_scheme_lacks_are_left_out_and_said(posbench: Give, runs: Path) -> None:

@@ -34,13 +34,15 @@ def test_a_crash_in_one_job_is_told_at_the_end(
 ) -> None:
     from posbench import training
     from posbench.config import Config
+    from posbench.runs import Run, run_folder
 
     trained: list[str] = []
 
-    def train(config: Config) -> None:
+    def train(config: Config, *rest: object) -> Run:
         if config.scheme.name == "nope":
             raise ZeroDivisionError("oh")
         trained.append(config.scheme.name)
+        return Run(run_folder(config))
 
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
@@ -121,7 +123,7 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
 
     begun: list[object] = []
 
-    def train(config: object) -> None:
+    def train(config: object, *rest: object) -> None:
         begun.append(config)
         raise KeyboardInterrupt
 
@@ -137,7 +139,7 @@ def test_ctrl_c_still_tells_what_failed_before(
     from posbench import training
     from posbench.config import Config
 
-    def train(config: Config) -> None:
+    def train(config: Config, *rest: object) -> None:
         raise ZeroDivisionError("oh") if config.scheme.name == "nope" else KeyboardInterrupt
 
     monkeypatch.setattr(training, "train", train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.sweeper import Sweeper
+from typer.testing import CliRunner
 
 import posbench
-from posbench import compose
+from posbench import cli, compose
 from posbench.composition import complete, run_application, sweep_of
+from posbench.composition.choices import GROUPS
 
 LOADER = hydra._internal.config_loader_impl.ConfigLoaderImpl
 LEGAL = Sweeper.validate_batch_is_legal
@@ -72,6 +75,29 @@ def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path
 def test_completion_knows_choices_and_fields() -> None:
     assert complete("scheme=v") == ["scheme=v_rope", "scheme=vo_rope"]
     assert complete("train.lr_") == ["train.lr_end_ratio=", "train.lr_of="]
+
+
+def test_completion_knows_experiments_runs_and_published_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"experiment=ladder_s", "experiment=ladder_m"} <= set(complete("experiment=lad"))
+    for name in ("demo/nope/seed=0", "demo/vo_rope/seed=1", "other/nope/seed=0", ".hydra"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    def completed(*words: str) -> set[str]:
+        env = {"_POSBENCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(["posbench", *words])}
+        shown = CliRunner().invoke(cli.app, [], prog_name="posbench", env=env).output
+        return set(re.findall(r'"([^"]+)"', shown))
+
+    assert completed("report", "d") == {"demo"}
+    assert completed("eval", "demo/") == {"demo/nope", "demo/vo_rope"}
+    assert completed("report", "--against", "kexue") == {"kexue-10862", "kexue-10907"}
+
+
+def test_the_help_of_train_names_every_group() -> None:
+    shown = CliRunner().invoke(cli.app, ["train", "--help"]).output
+    assert all(f"{group}=" in shown for group in GROUPS)
 
 
 def test_what_a_glob_stands_for_is_planned() -> None:

@@ -20,7 +20,7 @@ HEAD = "# @package _global_\nexperiment:\n  name: mine\n"
         ("experiment/mine", HEAD + "train:\n  lr: fast\n", r"^train\.lr is refused: 'fast' is .*\(.*, line 5\)$"),
         ("experiment/mine", HEAD + "train: {lr: -3}\n", r"^train\.lr=-3\.0 is out of .*, line 4\)$"),
         ("experiment/mine", HEAD + "  source: ${no.where}\n", r"^experiment\.source is .*no\.where.*, line 4\)$"),
-        ("experiment/mine", HEAD + "seed: [1\n", r"mine\.yaml, line 5 is not YAML: expected ',' or '\]'"),
+        ("experiment/mine", HEAD + "seed: [1\n", r"mine\.yaml is not a choice: line 5: .*expected ',' or '\]'"),
         ("tracking/mine", "backend: none\ninit_timeout: 7e3\n", r"^tracking\.init_timeout=7.*mine\.yaml, line 2\)$"),
     ],
 )  # fmt: skip

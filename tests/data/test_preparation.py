@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -304,7 +305,9 @@ def test_bytes_of_text_are_shared_out_where_the_vocabulary_does_not_tell(
 def test_many_entries_take_four_bytes_each(files: Files, tmp_path: Path, books: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {f"w{n}": n for n in range(70_000)} | {"the": 70_000, "<unk>": 70_001}
+    words = {word for text in map(book, range(150)) for word in re.findall(r"\w+|[^\w\s]+", text)} - {"the"}
+    vocabulary = {word: n for n, word in enumerate(sorted(words))}
+    vocabulary |= {f"w{n}": n for n in range(len(words), 70_000)} | {"the": 70_000, "<unk>": 70_001}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

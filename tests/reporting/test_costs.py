@@ -30,6 +30,7 @@ def joined(flops: dict[str, float]) -> Joined:
             "scheme": scheme,
             "seed": seed,
             "tokens": TOKENS,
+            "epochs": 0.25,
             "training_flops": of,
             "loss": 3.0 + seed,
             "parameters": 500,

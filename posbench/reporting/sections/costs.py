@@ -34,12 +34,14 @@ def cost_table(findings: Findings) -> Table:
 def cost_words(findings: Findings) -> list[str]:
     """How the cost table is to be read."""
     tokens = {cost.tokens for cost in findings.costs.values()}
+    epochs = sorted({rough(cost.epochs) for cost in findings.costs.values() if not math.isnan(cost.epochs)})
+    text = f", {' or '.join(epochs)} epochs of its text" if epochs else ""
     return [
-        f"Cost is that of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens. FLOPs are those "
-        "that the model's definition needs, forward and backward; what a scheme itself computes (rotations, biases) is "
-        "not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that recorded it: "
-        "on a CPU the first of each process) are of the machine as it was, not of the scheme alone: `posbench bench` "
-        "compares them. So schemes are not compared at equal time.",
+        f"Cost is that of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens{text}. FLOPs are "
+        "those that the model's definition needs, forward and backward; what a scheme itself computes (rotations, "
+        "biases) is not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that "
+        "recorded it: on a CPU the first of each process) are of the machine as it was, not of the scheme alone: "
+        "`posbench bench` compares them. So schemes are not compared at equal time.",
         "Cache is what the model keeps of each token of a text that it reads token by token, all layers together, in "
         "the number format of its run; “0 + n” is a recurrent state of n bytes at any length.",
         _parameters(findings),

@@ -51,6 +51,7 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     here = {m.scheme for m in findings.measurements if m.protocol == protocol.name}
     if any(variant.row in here for variant in findings.variants):
         section.words.append(_VARIANTS)
+        section.pictures += pictures(drawn, f"rescaled-{protocol.name}", _RESCALED)
         section.pictures += pictures(drawn, f"factors-{protocol.name}", _FACTORS)
     if protocol.same_rows:
         section.words += _just_past(findings, protocol)
@@ -73,11 +74,15 @@ def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) ->
 
 _BANDS = (
     "Bands are by the change against the training length, where they have no width: the larger of its 95 % intervals "
-    "over seeds and over documents."
+    "over seeds and over documents. With two seeds there are none: their interval would hide the lines."
 )
 _VARIANTS = (
     "Rows with a dot, such as “qk_rope · yarn”, are the runs above them, read under other options of the scheme "
     "without training again; their change is against the loss as trained."
+)
+_RESCALED = (
+    "Perplexity against length as trained (black) and with frequencies rescaled by length / training length, "
+    "without training again; one panel a scheme, all on one scale."
 )
 _FACTORS = (
     "The factor by which frequencies are rescaled, at one length: with the factor length / training length (dotted) "
