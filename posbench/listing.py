@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -88,6 +90,7 @@ def _listed(run: Run) -> Listed:
     try:
         manifest = run.manifest
         last, loss = _progress(run, manifest.loss)
+        evaluated = _evaluated(run)
     except (ConfigError, OSError) as error:
         number = run.path.name.removeprefix("seed=")
         seed = int(number) if number.isdecimal() else None
@@ -105,7 +108,7 @@ def _listed(run: Run) -> Listed:
         num_steps=manifest.num_steps,
         tokens=manifest.tokens if finished else last.get("tokens", 0),
         loss=loss,
-        evaluated=_evaluated(run),
+        evaluated=evaluated,
         num_bytes=_num_bytes(run.path),
         changed=manifest.ended if finished and manifest.ended else _last_written(run.path),
     )
@@ -132,14 +135,27 @@ def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
 
 
 def _num_bytes(folder: Path) -> int | None:
+    """Of the files below it that can be looked at: a trainer may take one away meanwhile."""
     if not folder.is_dir():
         return None
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    total, folders = 0, [str(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    with suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _last_written(folder: Path) -> str | None:
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := folder / name).is_file()]
-    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
+    try:
+        return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # there is none, or one of a year that no calendar has
+        return None
 
 
 def _counts(rows: Sequence[Listed]) -> str:

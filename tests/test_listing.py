@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from rich.console import Console
@@ -58,6 +59,27 @@ def test_every_run_says_what_has_become_of_it(experiment):
 def test_the_exit_status_tells_finished_from_failed_from_unfinished(experiment):
     rows = list_runs(find_runs(experiment))
     assert [exit_status(rows[:n]) for n in (1, 3, 4, 5)] == [0, 3, 1, 1]
+
+
+@pytest.mark.parametrize("huge", ['"tokens": 1e400', '"tokens": 1' + "0" * 400, '"tokens": 1, "loss": 1' + "0" * 400])
+def test_numbers_that_no_table_holds_cost_that_run_alone(experiment, huge):
+    metrics = experiment / "vo_rope" / "seed=2" / "metrics.jsonl"
+    metrics.write_text(f'{{"kind": "validation", "step": 1, {huge}}}\n')
+    rows = list_runs(find_runs(experiment))
+    show(rows, Console(width=120, file=io.StringIO()))
+    assert [row.state for row in rows] == [FINISHED, INTERRUPTED, UNREADABLE, DIED, UNREADABLE]
+
+
+def test_a_file_of_a_year_that_no_calendar_has_is_of_no_known_age(experiment, monkeypatch):
+    """Some file systems keep any 64 bits."""
+    monkeypatch.setattr("posbench.listing.datetime", Calendar)
+    assert [row.changed for row in list_runs(find_runs(experiment))][1:] == [None] * 4
+
+
+class Calendar(datetime):
+    @classmethod
+    def fromtimestamp(cls, timestamp, tz=None):
+        raise ValueError(f"year {timestamp} is out of range")
 
 
 @pytest.mark.parametrize("width", [80, 120])

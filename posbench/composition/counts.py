@@ -69,7 +69,7 @@ def wordy(config: type[Config]) -> type:
         names = {*COUNTS.get(each.name, ()), *LENGTHS.get(each.name, ())}
         if names:
             groups.append((each.name, _with_any(types[each.name], names), field(default=each.default)))
-    return make_dataclass(config.__name__, groups, bases=(config,))
+    return _importable(make_dataclass(config.__name__, groups, bases=(config,)))
 
 
 def _with_any(group: type, names: set[str]) -> type:
@@ -78,4 +78,17 @@ def _with_any(group: type, names: set[str]) -> type:
         if each.name in names:
             own: Any = field(default=each.default, default_factory=each.default_factory)
             changed.append((each.name, Any, own))
-    return make_dataclass(group.__name__, changed, bases=(group,))
+    return _importable(make_dataclass(group.__name__, changed, bases=(group,)))
+
+
+def _importable(cls: type) -> type:
+    """The class as a name of this module, which is what a pickle holds of it: joblib's workers import it.
+
+    They would have a copy else, and in that copy the mark of fields without a default is another object.
+    """
+    cls.__module__, cls.__qualname__ = __name__, f"Wordy{cls.__name__}"
+    globals()[cls.__qualname__] = cls
+    return cls
+
+
+SCHEMA = wordy(Config)

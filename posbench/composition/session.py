@@ -14,10 +14,9 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from posbench.composition.choices import ChoiceFolder, conf_dir
-from posbench.composition.counts import wordy
+from posbench.composition.counts import SCHEMA
 from posbench.composition.inert import SWEEPER
 from posbench.composition.words import Words
-from posbench.config import Config
 
 VERSION_BASE = "1.3"
 
@@ -25,7 +24,7 @@ VERSION_BASE = "1.3"
 def register() -> None:
     """Tell Hydra our plug-ins, and our dataclasses: in a group of their own, which `scheme=glob(*)` does not sweep."""
     store = ConfigStore.instance()
-    store.store(group="schema", name="posbench", node=wordy(Config), provider="posbench")
+    store.store(group="schema", name="posbench", node=SCHEMA, provider="posbench")
     sweeper = {"_target_": SWEEPER, "max_batch_size": None, "params": None}
     store.store(group="hydra/sweeper", name="posbench", node=sweeper, provider="posbench")
     Plugins.instance().register(ChoiceFolder)

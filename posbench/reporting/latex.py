@@ -44,7 +44,8 @@ _UNICODE = {
 
 def latex_text(text: str) -> str:
     """Text that LaTeX shows as it is; a character that is not known here is shown as `U+03B1`."""
-    return "".join(_SPECIAL.get(c) or (c if c.isascii() else _UNICODE.get(c, f"U+{ord(c):04X}")) for c in text)
+    known = {**_SPECIAL, **_UNICODE, "\n": " "}
+    return "".join(known.get(c) or (c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}") for c in text)
 
 
 def tabular(table: Table) -> str:
@@ -118,4 +119,5 @@ def _cell(cell: str) -> str:
 
 
 def _row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    row = " & ".join(cells) + r" \\"
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row  # an option of the line before it, else

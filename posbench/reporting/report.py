@@ -116,6 +116,9 @@ def _publish(
     if latex:
         files |= {f"latex/{stem}.pdf": drawing.pdf(figure) for stem, figure in figures.items()}
         files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
+    for place in {(target / file).parent for file in files} - {target}:
+        if place.is_symlink():
+            raise ConfigError(f"{place} is a symbolic link: name another place with --output, or take it away")
     remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)

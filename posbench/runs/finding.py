@@ -15,6 +15,7 @@ from posbench.runs.packed import Pack
 from posbench.runs.packed_run import PackedRun, runs_of
 from posbench.runs.run import PACK, Run
 
+DEEPEST = 50  # folders in one another that are searched for runs
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 
 
@@ -28,7 +29,7 @@ def find_runs(folder: str | Path, notice: Callable[[str], object] = say_once) ->
     pack = _pack_of(root)
     if pack is not None:
         return [run for run in runs_of(pack) if root in (run.path, *run.path.parents)]
-    return sorted(_below(root, notice), key=lambda run: run.path)
+    return sorted(_below(root, notice, DEEPEST), key=lambda run: run.path)
 
 
 def run_at(path: str | Path) -> Run:
@@ -88,7 +89,7 @@ def _pack(folder: Path, content: bytes) -> Pack:
     return Pack(folder)
 
 
-def _below(folder: Path, notice: Callable[[str], object]) -> list[Run]:
+def _below(folder: Path, notice: Callable[[str], object], depth: int) -> list[Run]:
     try:
         if (folder / PACK).is_file():
             return list(runs_of(_opened(folder)))
@@ -100,7 +101,10 @@ def _below(folder: Path, notice: Callable[[str], object]) -> list[Run]:
             return [Run(folder)]
         notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
         return []
-    return [run for child in inner for run in _below(child, notice)]
+    if inner and depth == 0:
+        notice(f"skipped what is in {folder}: runs are searched for in at most {DEEPEST} folders in one another")
+        return []
+    return [run for child in inner for run in _below(child, notice, depth - 1)]
 
 
 def _folders_in(folder: Path) -> list[Path]:

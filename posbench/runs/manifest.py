@@ -160,7 +160,8 @@ def _parsed(kind: Any, value: Any, name: str) -> Any:
         return {str(key): _parsed(of_value, each, f"{name}.{key}") for key, each in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 1 << 63 else math.inf
-    if kind is Any or (isinstance(kind, type) and type(value) is kind and _is_sane(value)):
+    is_kept = kind not in (int, float) or is_plain_number(value)
+    if kind is Any or (isinstance(kind, type) and type(value) is kind and is_kept):
         return value
     raise ValueError(f"{name} is {str(value)[:40]!r}")
 
@@ -176,7 +177,6 @@ def _parsed_fields(kind: Any, mapping: dict[str, Any], prefix: str) -> Any:
     return kind(**values)
 
 
-def _is_sane(value: Any) -> bool:
-    return not (isinstance(value, float) and not math.isfinite(value)) and not (
-        isinstance(value, int) and abs(value) >= 1 << 63
-    )
+def is_plain_number(value: Any) -> bool:
+    """Whether it is a number of JSON that tables can hold: a whole one of 64 bits, or a finite one."""
+    return (type(value) is int and abs(value) < 1 << 63) or (type(value) is float and math.isfinite(value))

@@ -71,6 +71,8 @@ def pack(experiment: str | Path, output: str | Path, notice: Notice) -> list[Pat
 
 
 def _check_output(folder: Path, final: Path) -> None:
+    if not final.name:
+        raise ConfigError(f"{final} cannot be replaced as a whole: give a folder in it, such as {final / 'packed'}")
     try:
         is_free = not final.exists() or (final.is_dir() and not any(final.iterdir()))
     except OSError as error:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import Config, ConfigError, check_name
 from posbench.machine.files import MOST_NUMBERS, parse_json, parse_yaml, read_bytes, remove_leftovers, write_json
 from posbench.runs import ngrams, readings
-from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse, to_mapping
+from posbench.runs.manifest import FINISHED, Manifest, TornManifest, is_plain_number, parse, to_mapping
 from posbench.runs.readings import Damaged, Reading, Result
 
 if TYPE_CHECKING:
@@ -317,12 +317,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_row(row: Any) -> bool:
-    """Whether it is what `append_metrics` writes: of a kind, a step and tokens, and of plain numbers besides."""
+    """Whether it is what `append_metrics` writes: of a kind, a step and tokens, and of plain finite numbers besides."""
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         return False
     counts = [row.get("step"), row.get("tokens")]
     numbers = [value for name, value in row.items() if name != "kind" and value is not None]
-    return all(type(count) is int for count in counts) and all(type(number) in (int, float) for number in numbers)
+    return all(type(count) is int for count in counts) and all(map(is_plain_number, numbers))
 
 
 def remove_unfinished(folder: Path) -> None:

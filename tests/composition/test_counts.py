@@ -1,11 +1,12 @@
 """Numbers of tokens as people write them."""
 
+import pickle
 from dataclasses import fields
 
 import pytest
 
 from posbench.composition import compose
-from posbench.composition.counts import COUNTS, LENGTHS, count
+from posbench.composition.counts import COUNTS, LENGTHS, SCHEMA, count
 from posbench.config import ConfigError, DataConfig, EvaluationConfig, TrainConfig
 from posbench.evaluation import parse_length
 
@@ -69,3 +70,10 @@ def test_types_are_still_checked():
     assert count("x", None) is None and parse_length("8k") == 8192
     with pytest.raises(ConfigError, match=r"--length '8.5' is not a length"):
         parse_length("8.5")
+
+
+def test_the_schema_of_words_is_the_same_class_in_the_processes_of_a_sweep():
+    """A copy of it took `dataclasses.MISSING` for a default, and every sweep by joblib, the demo's too, was refused."""
+    for cls in (SCHEMA, *(each.type for each in fields(SCHEMA))):
+        if isinstance(cls, type):
+            assert pickle.loads(pickle.dumps(cls)) is cls

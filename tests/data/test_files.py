@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import prepare
 from posbench.data.sources import SOURCES
 from posbench.data.sources.base import joined_articles
-from posbench.data.sources.formats import read_parquet
+from posbench.data.sources.formats import read_parquet, read_rows
 from posbench.data.tokenization import file_content
 
 Files = Callable[..., Config]
@@ -227,6 +228,22 @@ def rotten_parquet(path: Path) -> None:
     path.write_bytes(data)
 
 
+def wild_arrow(path: Path) -> None:
+    """A row that ends where a file has other bytes, or none: Arrow itself would give what lies there in memory."""
+    table = pa.table({"text": ["abc", "def"]})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    offsets, wild = (struct.pack("<3i", *each) for each in ((0, 3, 6), (0, 3, 900)))
+    assert path.read_bytes().count(offsets) == 1
+    path.write_bytes(path.read_bytes().replace(offsets, wild))
+
+
+def endless_row(path: Path) -> None:
+    """A kilobyte that stands for a row of a field a line, hundreds of megabytes of them."""
+    piece = bz2.compress(b'","\n' * (1 << 22))
+    path.write_bytes(bz2.compress(b'text\n"') + 40 * piece)
+
+
 def latin1(path: Path) -> None:
     path.write_bytes(b"x" * 70_000 + "é".encode("latin1") + b" and on")
 
@@ -270,6 +287,8 @@ BAD = {
         lambda p: sparse(p, LONG, 1 << 30),
         r"long\.txt is longer than 128 MiB, and a text file is one document",
     ),
+    "wild.arrow": (wild_arrow, r"wild\.arrow breaks off or is damaged \(Offset invariant failure"),
+    "long.csv": (lambda p: sparse(p, b"text\n" + LONG, 1 << 33), r"long\.csv: a row is longer than 128 MiB"),
     "long.jsonl": (lambda p: sparse(p, LONG, 1 << 30), r"line 1 of .*long\.jsonl is longer than 128 MiB"),
     "folder": (lambda p: p.mkdir(), r"folder' is a folder without text files"),
     "none-*.txt": (None, r"none-\*\.txt' does not exist"),
@@ -292,6 +311,13 @@ def test_bad_input_is_named_at_once_and_leaves_nothing(
     assert time.monotonic() - started < 5
     assert left() == []
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_row_of_csv_over_many_lines_is_bounded(tmp_path: Path) -> None:
+    endless_row(tmp_path / "a.csv.bz2")
+    with pytest.raises(ConfigError, match=r"a\.csv\.bz2: a row is longer than 128 MiB"):
+        list(read_rows([tmp_path / "a.csv.bz2"], DATA))
 
 
 @pytest.mark.slow

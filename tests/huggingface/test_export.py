@@ -1,6 +1,7 @@
 """What `posbench export` writes computes in transformers what the model computes here."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
-from posbench.composition import choices
+from posbench.composition import choices, compose
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenization import TOKENIZERS
-from posbench.huggingface import export_model
+from posbench.huggingface import Export, export_model, export_run
+from posbench.huggingface.export import _readme
 from posbench.model import build_model
+from posbench.runs import Run
 from posbench.verify.specimen import certificate_config, randomise
 
 STOCK = {
@@ -140,6 +143,18 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "exported" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="exported is not an empty folder"):
         written(tmp_path, "nope")
+
+
+def test_the_working_folder_itself_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="give a folder in it, such as exported"):
+        export_run(Run(Path("run")), Path())
+
+
+def test_the_name_of_a_run_is_one_line_of_code_in_the_readme():
+    written = Export(Path("x"), "LlamaForCausalLM", True, 0.0, 1.0)
+    readme = _readme(written, compose(["scheme=nope"]), "exp/a`\n<img src=x>\x1b[2J/seed=0")
+    assert readme.startswith("# `exp/a' <img src=x>\\x1b[2J/seed=0`\n")
 
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):

@@ -50,6 +50,9 @@ def test_names_are_shown_and_not_obeyed():
     shown = latex_text(hostile)
     assert not re.search(r"\\input|(?<!\\)[%#&_]|(?<!\\)\$", shown)
     assert latex_text("ä – 3 ± 1") == r"U+00E4 -- 3 $\pm$ 1"
+    assert latex_text("a\x1b]0;\x07\n\nb") == "aU+001B]0;U+0007  b", "nor by a terminal that shows the file"
+    first = tabular(Table("t", ["", "x"], [["[9cm]", "a"], ["*", "b"]]))
+    assert "\n{}[9cm] &" in first and "\n{}* &" in first, "no option of the rule or of the row before"
     assert "$-$0.3 & $-$.5 & a-b" in tabular(Table("t", ["", "x", "y"], [["-0.3", "-.5", "a-b"]]))
 
 
@@ -63,6 +66,15 @@ def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
     assert all((paper / f"{name}.svg").exists() for name in pictures)
     assert (paper / "latex" / f"{min(pictures)}.pdf").read_bytes().startswith(b"%PDF")
     assert r"\title{50\% \& more}" in document
+
+
+def test_a_link_in_place_of_the_folder_is_not_written_through(experiment, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "latex").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="latex is a symbolic link"):
+        report(experiment, output=tmp_path / "report", schemes=["nope", "alibi"], latex=True)
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, experiment):

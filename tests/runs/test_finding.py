@@ -15,6 +15,7 @@ from rich.console import Console
 from posbench import ConfigError, results
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import Question
+from posbench.listing import list_runs
 from posbench.reporting import report
 from posbench.runs import find_runs, load_run
 from posbench.runs.named import experiment_named, runs_named
@@ -92,7 +93,42 @@ def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
         assert len(answers) == 3 and "demo/nope/seed=1 is unreadable: skipped" in said(console)
 
 
-@pytest.mark.parametrize("torn", [b"\0\0\0\n", b'{"a": 1}\n', b'{"kind": "train", "step": "x", "tokens": 0}\n'])
+@pytest.fixture
+def chains(shared: Path) -> Iterator[Path]:
+    """More folders in one another than Python's stack is high, beside the runs and in one of them."""
+    places = [shared / "a", shared / "demo/nope/seed=1/a"]
+    for place in places:
+        (place / "/".join("a" * 400)).mkdir(parents=True)
+        (place / "/".join("a" * 400) / "/".join("a" * 700)).mkdir(parents=True)
+    yield shared
+    for place in places:  # shutil.rmtree recurses
+        for depth in range(1100, -1, -1):
+            os.rmdir(f"{place}{'/a' * depth}")  # noqa: PTH106 (a Path of a thousand parts is slow)
+
+
+def test_folders_in_one_another_without_end_are_skipped(chains: Path) -> None:
+    notices: list[str] = []
+    rows = list_runs(find_runs(chains, notices.append))
+    assert [row.state for row in rows] == ["finished"] * 4 and all(row.num_bytes for row in rows)
+    assert len(notices) == 1 and "skipped what is in" in notices[0] and "at most 50 folders" in notices[0]
+
+
+@pytest.mark.parametrize("part", ["eval", "checkpoints"])
+def test_a_part_of_a_run_that_may_not_be_read_costs_others_no_line_of_the_list(
+    shared: Path, part: str, powerless: None
+) -> None:
+    place = shared / "demo/nope/seed=1" / part
+    place.mkdir(exist_ok=True)
+    (place / "file").touch()
+    place.chmod(0o600 if part == "checkpoints" else 0)  # names without files, and nothing at all
+    states = {row.path: row.state for row in list_runs(find_runs(shared))}
+    assert list(states.values()).count("finished") == (3 if part == "eval" else 4)
+
+
+HUGE = b'{"kind": "train", "step": 1, "tokens": 1' + b"0" * 400 + b"}\n"
+
+
+@pytest.mark.parametrize("torn", [b"\0\0\0\n", b'{"a": 1}\n', b'{"kind": "train", "step": "x", "tokens": 0}\n', HUGE])
 def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_path: Path) -> None:
     file = shared / "demo/nope/seed=1/metrics.jsonl"
     file.write_bytes(torn + file.read_bytes())

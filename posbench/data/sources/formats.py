@@ -126,10 +126,10 @@ def read_arrow(paths: list[Path], config: DataConfig) -> Iterator[str]:
     for path in paths:
         with _arrow(path, config.text_column) as batches:
             for batch in batches:
+                texts = batch.column(config.text_column)
+                texts.validate(full=True)  # Arrow itself follows the offsets of a file wherever they lead
                 for start in range(0, len(batch), _ROWS):
-                    yield from _texts_of(
-                        batch.column(config.text_column)[start : start + _ROWS], path, config.text_column
-                    )
+                    yield from _texts_of(texts[start : start + _ROWS], path, config.text_column)
 
 
 def read_parquet(paths: list[Path], config: DataConfig) -> Iterator[str]:
@@ -252,15 +252,39 @@ def _read_cut(path: Path, size: int) -> Iterator[str]:
     yield "".join(lines)
 
 
+class _Lines(Iterator[str]):
+    """Lines of CSV, of which a row may need many: the reader of rows sets `characters_left` anew after each.
+
+    Raises: ConfigError for a row that is longer than a document may be.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._text = path, io.TextIOWrapper(file, "utf-8-sig", newline="")
+        self.characters_left = MAX_DOCUMENT_BYTES
+
+    def __next__(self) -> str:
+        line = self._text.readline(self.characters_left + 1)
+        if not line:
+            raise StopIteration
+        self.characters_left -= len(line)
+        if self.characters_left < 0:
+            raise ConfigError(
+                f"{self._path}: a row is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: close "
+                "every quoted field, and cut longer texts into documents"
+            )
+        return line
+
+
 def _read_rows(path: Path, column: str) -> Iterator[str]:
     before = csv.field_size_limit(MAX_DOCUMENT_BYTES)
     try:
         with _opened(path) as file:
-            lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
+            lines = _Lines(path, file)
             rows = csv.DictReader(lines, delimiter="\t" if kind_of(path) == ".tsv" else ",")
             if column not in (rows.fieldnames or ()):
                 raise no_column(str(path), column, rows.fieldnames or ())
             for row in rows:
+                lines.characters_left = MAX_DOCUMENT_BYTES
                 if row[column]:
                     yield row[column]
     except (csv.Error, UnicodeDecodeError) as error:
