@@ -29,8 +29,12 @@ class Drawing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 100:
-            raise ConfigError(f"--temperature {self.temperature} must lie between 0 (the likeliest) and 100 (1: as is)")
+        if self.temperature != 0 and not 1e-6 <= self.temperature <= 100:
+            raise ConfigError(
+                f"--temperature {self.temperature} must be 0 (the likeliest token), or from 1e-6 to 100 (1: as is)"
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"--seed {self.seed} must be a whole number from 0 to 2**63 - 1")
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"--top-k {self.top_k} must be 1 or more: the number of likeliest tokens to draw from")
 
@@ -47,10 +51,14 @@ class Sample:
 def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "cpu") -> Sample:
     """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
 
-    Raises: ConfigError where the run has no weights, and where the scheme is not defined as far as the prompt reaches.
+    Raises: ConfigError where the run has no weights, the prompt is not text, and where the scheme is not defined as far as the prompt reaches.
     """
     if tokens < 1:
         raise ConfigError(f"--tokens {tokens} must be 1 or more")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"--prompt is not UTF-8 from character {error.start} on: fix its encoding") from None
     model, tokenizer = run.load_model().to(device), run.tokenizer
     bos = find_bos(tokenizer)
     assert bos is not None, "a run's tokenizer has a BOS"
