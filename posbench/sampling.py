@@ -31,7 +31,7 @@ class Drawing:
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-6 <= self.temperature <= 100:
             raise ConfigError(
-                f"--temperature {self.temperature} must be 0 (the likeliest token), or from 1e-6 to 100 (1: as is)"
+                f"--temperature {self.temperature} must be 0 (the likeliest), or from 1e-6 to 100 (1: as is)"
             )
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"--seed {self.seed} must be a whole number from 0 to 2**63 - 1")
