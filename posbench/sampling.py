@@ -51,7 +51,8 @@ class Sample:
 def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "cpu") -> Sample:
     """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
 
-    Raises: ConfigError where the run has no weights, the prompt is not text, and where the scheme is not defined as far as the prompt reaches.
+    Raises: ConfigError where the run has no weights, the prompt is not text, or the scheme is not defined as far as it
+    reaches.
     """
     if tokens < 1:
         raise ConfigError(f"--tokens {tokens} must be 1 or more")
