@@ -60,6 +60,10 @@ _GROUPS = (
     "unknown choice is answered with all of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+AtStep = Annotated[
+    int | None,
+    typer.Option(help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
@@ -209,7 +213,7 @@ def train(
 
 
 def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
-    """The words that run so many jobs of a sweep at a time. Raises: ConfigError where there is no such sweep."""
+    """The words that run so many jobs of a sweep at a time. Raises: ConfigError without a sweep."""
     if jobs is None:
         return []
     if jobs < 1:
@@ -344,12 +348,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    at_step: Annotated[
-        int | None,
-        typer.Option(
-            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
-        ),
-    ] = None,
+    at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
@@ -562,12 +561,7 @@ def export(
             metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
         ),
     ] = None,
-    at_step: Annotated[
-        int | None,
-        typer.Option(
-            help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False
-        ),
-    ] = None,
+    at_step: AtStep = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write a run's model and tokenizer as a Hugging Face folder, checked to give the same logits.

@@ -126,7 +126,7 @@ class ChoiceFolder(ConfigSource):
 
 
 def load_choice(file: Path) -> tuple[Any, str]:
-    """What a YAML file of choices says, and its text. Raises: ConfigError where it is no such file; YAML's errors."""
+    """What a YAML file of choices says, and its text. Raises: ConfigError where it is not such a file."""
     try:
         content = read_bytes(file, _MOST_BYTES)
         parse_yaml(content)  # aliases, which could stand for more than fits into memory, are refused
