@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from posbench.version import __version__
+
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.api import evaluate, train
     from posbench.composition import compose
@@ -29,7 +31,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.schemes import SCHEMES
     from posbench.training import Died
 
-__version__ = "0.1.0"
 __all__ = [
     "SCHEMES",
     "Config",
@@ -37,6 +38,7 @@ __all__ = [
     "Died",
     "Run",
     "Stopped",
+    "__version__",
     "build_model",
     "compose",
     "evaluate",

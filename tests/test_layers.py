@@ -26,6 +26,7 @@ TIERS = (
     "config",
     "schedule",
     "__init__",
+    "version",
 )
 TIER_OF = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms.split()}
 MODULES = {

@@ -26,7 +26,7 @@ def render(name: str, lede: str, sections: list[Section], drawings: dict[str, st
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    from posbench import __version__
+    from posbench.version import __version__
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -33,7 +33,7 @@ def now() -> str:
 
 def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Device) -> Manifest:
     """What `run.json` says of a run before its first step. `model` holds the initial weights."""
-    from posbench import __version__
+    from posbench.version import __version__
 
     identity = fingerprints.identity(config, device.describe())
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step

@@ -12,7 +12,7 @@ _OWN = "not a row of conf/scheme: a scheme, or a variant, of one's own"
 
 def sources(findings: Findings) -> Section:
     """One row a source: of each scheme, of published results, of the experiment, and of posbench."""
-    from posbench import __version__
+    from posbench.version import __version__
 
     experiment = findings.config.experiment
     rows = [[scheme, description("scheme", scheme) or _OWN] for scheme in findings.schemes]
