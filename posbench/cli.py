@@ -479,7 +479,11 @@ def list_runs(
     from posbench import listing
     from posbench.runs.named import runs_named
 
-    rows = listing.list_runs(runs_named(runs or [], runs_dir))
+    named = runs_named(runs or [], runs_dir)
+    own = named if runs else listing.unpacked(named)
+    if len(own) < len(named):
+        _say(f"skipped: {len(named) - len(own)} packed runs, such as those of the reference: name them to list them")
+    rows = listing.list_runs(own)
     if as_json:
         typer.echo(listing.as_json(rows))
     else:

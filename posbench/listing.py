@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError, short_bytes, short_count
 from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
+from posbench.runs.packed_run import PackedRun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +53,11 @@ class Listed:
     evaluated: dict[str, list[Evaluated]] = field(default_factory=dict)  # by protocol
     num_bytes: int | None = None  # on disk; None: packed with others
     changed: str | None = None  # when it ended or was last written to, ISO 8601
+
+
+def unpacked(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs that are folders of their own; all of them where none is."""
+    return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
 def list_runs(runs: Sequence[Run]) -> list[Listed]:
