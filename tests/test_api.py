@@ -47,6 +47,6 @@ def test_editors_see_every_name_with_its_type():
     tree = ast.parse(Path(posbench.__file__).read_text(encoding="utf-8"))
     [typed] = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module for node in typed.body for alias in node.names}
-    assert seen == posbench._HOMES and {*seen} == {*posbench.__all__} <= {*dir(posbench)}
+    assert seen == posbench._HOMES and {*seen, "__version__"} == {*posbench.__all__} <= {*dir(posbench)}
     assert all(getattr(posbench, name) is not None for name in seen)
     assert (Path(posbench.__file__).parent / "py.typed").exists()
