@@ -23,8 +23,8 @@ def _section(findings: Findings, text: OtherText) -> Section:
     here = replace(findings, measurements=text.measurements, variants=text.variants)
     title = f"Loss on other text: {text.name}"
     words = [
-        f"The runs were trained on data={findings.config.data.name}, by which schemes are ranked, and not on this. "
-        f"Their own tokenizer cuts it. {_scored(here)}",
+        f"The runs were trained on data={findings.config.data.name} and are ranked by it alone; this is another text, "
+        f"cut by their own tokenizer. {_scored(here)}",
         "Compare schemes by their gaps, which are paired by seed as in the loss table. ± is half the 95% interval over "
         "seeds, “by texts” that over documents; these pairs are not tested. Compare texts by bits per byte and not by "
         "nats per token: a tokenizer made for one text cuts another into shorter tokens.",
