@@ -70,11 +70,15 @@ def test_they_have_a_section_and_a_file_and_rank_nothing(folder: Path, tmp_path:
 def test_of_two_texts_of_one_name_the_one_of_most_results_is_shown(folder: Path) -> None:
     for seed in SEEDS:
         read(folder, "notes", "qk_rope", seed, 0.0)
-        read(folder, "notes", "nope", seed, BETTER, text="07e5" if seed else "01d")
+        read(folder, "notes", "nope", seed, BETTER, text="07e5")
+        for scheme in ("qk_rope", "nope"):  # the folder of notes has changed, and one length was scored since
+            run = run_of(folder, scheme, seed)
+            [rows] = [r.windows for r in run.results()[0] if str(r.reading) == "fixed at 256"]
+            write_evaluation(run, "fixed", 256, "whole", rows, "data=notes", data="01d")
     findings = find(folder)
-    assert {m.seeds for m in findings.texts[0].measurements} == {(1, 2)}
+    assert {(m.protocol, m.length) for m in findings.texts[0].measurements} == {("validation", T), ("fixed", 512)}
     [note] = [note for note in findings.notes if "another text of this name" in note]
-    assert note.startswith("On other text, notes: left out 2 results of another text") and "--data" in note
+    assert note.startswith("On other text, notes: left out 6 results of another text") and "--data" in note
 
 
 def test_what_no_section_shows_is_counted(folder: Path) -> None:
