@@ -18,6 +18,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.data import preparation
 from posbench.evaluation import Question, text_named
+from posbench.evaluation.charts import evaluated, length_charts
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.texts import corpus_for
 from posbench.runs import Run, find_runs
@@ -110,6 +111,8 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
     pack(run.path.parents[1], tmp_path / "packed" / "demo", print)
     [packed] = find_runs(tmp_path / "packed")
     assert [(r.reading, r.loss) for r in packed.results()[0]] == [(r.reading, r.loss) for r in run.results()[0]]
+    assert length_charts(results) == {}, "wandb's chart by length is of the runs' own text"
+    assert "eval/fixed/nll@64@data=notes" in evaluated(results[-1]).summary
 
 
 def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(run: Run, notes: Path) -> None:
