@@ -20,7 +20,9 @@ from posbench.tracking import LoggedReport, log_report
 
 LOSSES = {"qk_rope": (2.5, 2.52), "vo_rope": (2.6, 2.63)}
 GAP = {"gap_to_qk_rope": pytest.approx(0.105), "gap_seeds": 2}
-LOGGED = LoggedReport("demo", {}, {"comparison/report": "<p>a page</p>"}, {"report/costs": (["a"], [[1.5]])}, {})
+TOKEN = "hf_" + "NotARealTokenNotARealToken"
+PAGE, TABLE = f"<p>a page with {TOKEN}</p>", (["a", "b"], [[1.5, TOKEN], [None, "text"]])
+LOGGED = LoggedReport("demo", {"of": TOKEN}, {"comparison/report": PAGE}, {"report/costs": TABLE}, {})
 
 
 def finished(root: Path, scheme: str, seed: int, loss: float, tracked: bool) -> Run:
@@ -97,8 +99,10 @@ def test_a_later_report_takes_the_place_of_one_that_was_not_uploaded(
     monkeypatch.setenv("WANDB_MODE", "offline")
     for _ in range(2):
         assert log_report(LOGGED, TrackingConfig(backend="wandb"), tmp_path / "runs/demo/wandb", print)
-    [(_, records)] = by_job(tmp_path / "runs").values()
+    [(recording, records)] = by_job(tmp_path / "runs").values()
     assert len(history(records)) == 1
+    assert rows_of(recording, "report/costs") == [{"a": 1.5, "b": "[removed]"}, {"a": None, "b": "text"}]
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
 
 
 def test_a_disabled_wandb_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
