@@ -177,6 +177,15 @@ def test_words_that_name_no_text_are_refused(words: list[str], says: str) -> Non
         Question(data=text_named(words))
 
 
+def test_a_choice_of_ones_own_is_a_text_too(tmp_path: Path, notes: Path) -> None:
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    (tmp_path / "conf" / "data" / "diary.yaml").write_text(f"name: diary\nsource: files\npath: {notes}\n")
+    data = text_named(["diary", "data.text_column=body", f"--config-dir={tmp_path}/conf"])
+    assert data is not None and (data.name, data.path, data.text_column) == ("diary", str(notes), "body")
+    with pytest.raises(ConfigError, match="--data names no text"):
+        text_named([f"--config-dir={tmp_path}/conf"])
+
+
 def test_a_text_is_not_an_option_of_a_scheme() -> None:
     with pytest.raises(ConfigError, match="--under 'data=pg19' is not an option of a scheme"):
         Question(under=("data=pg19",))

@@ -14,6 +14,7 @@ from posbench.reporting import spreadsheet
 from posbench.reporting.findings import find
 from posbench.reporting.report import as_markdown, print_sections
 from posbench.reporting.sections import sections
+from posbench.runs.readings import store
 
 BETTER = 0.5  # nats a token, of nope on the notes
 SEEDS = (0, 1, 2)
@@ -76,6 +77,7 @@ def test_of_two_texts_of_one_name_the_one_of_most_results_is_shown(folder: Path)
             [rows] = [r.windows for r in run.results()[0] if str(r.reading) == "fixed at 256"]
             write_evaluation(run, "fixed", 256, "whole", rows, "data=notes", data="01d")
     findings = find(folder)
+    assert findings.texts[0].overlaps == {"whole": 0.0123}
     assert {(m.protocol, m.length) for m in findings.texts[0].measurements} == {("validation", T), ("fixed", 512)}
     [note] = [note for note in findings.notes if "another text of this name" in note]
     assert note.startswith("On other text, notes: left out 6 results of another text") and "--data" in note
@@ -86,3 +88,14 @@ def test_what_no_section_shows_is_counted(folder: Path) -> None:
     findings = find(folder)
     assert findings.texts == []
     assert "Not in these tables: 1 results under data=notes step=100." in findings.notes
+
+
+def test_a_share_that_is_no_number_is_not_known(folder: Path) -> None:
+    """A header under a seal can still have been written by anybody."""
+    for scheme in ("qk_rope", "nope"):
+        read(folder, "notes", scheme, 0, 0.0)
+        run = run_of(folder, scheme, 0)
+        for result in [r for r in run.results()[0] if r.reading.data]:
+            store(run, result.reading, result.windows, {**result.header, "overlap": "much"})
+    [section] = [each for each in sections(find(folder), []) if each.title.startswith("Loss on other text")]
+    assert section.words[2].endswith("was not measured.")
