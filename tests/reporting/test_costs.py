@@ -87,7 +87,7 @@ def test_the_report_shows_what_a_loss_cost(own: Path, tmp_path: Path) -> None:
     """nope at twice the FLOPs: its loss is taken from the middle of its training, 0.26 above its end."""
     (tmp_path / "report").mkdir()
     text = said(own, tmp_path / "report")
-    assert "All schemes took the same FLOPs to within 0.1%" in " ".join(text.split())
+    assert "All schemes used the same FLOPs to within 0.1%" in " ".join(text.split())
     assert re.search(r"^nope +6,819,152 +0\.059 +1\.50e13 +20,150 +900 +1,024$", text, re.MULTILINE)
     for seed in range(4):
         run_of(own, "nope", seed).update_manifest(training_flops=3.0e13)
@@ -114,12 +114,12 @@ def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path, tmp_path: P
 
 def test_a_scheme_of_another_size_is_named(own: Path, tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
-    assert "All schemes have as many parameters as qk_rope" in said(own, tmp_path / "report")
+    assert "All schemes have the same number of parameters as qk_rope" in said(own, tmp_path / "report")
     for seed in range(4):
         sizes = run_of(own, "nope", seed).manifest.num_parameters
         run_of(own, "nope", seed).update_manifest(num_parameters=sizes | {"body": sizes["body"] - 500_000})
     text = " ".join(said(own, tmp_path / "report").split())
-    assert "Not all schemes have as many parameters as qk_rope: nope -7.3%." in text
+    assert "Schemes with another number of parameters than qk_rope: nope -7.3%." in text
 
 
 def test_a_recurrent_state_is_told_apart_from_what_grows(losses_only: Path) -> None:
