@@ -41,7 +41,7 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
         )
     if base and len(findings.schemes) > 1:
         words.append(
-            "“Gap ± documents” is a separate uncertainty: half the 95% interval of the gap of these models over the "
+            "“Gap ± by documents” is a separate uncertainty: half the 95% interval of the gap of these models over the "
             "choice of held-out documents."
             + (
                 " “Gap ± both” combines the two: half the 95% interval of the gap over other seeds, trained on the "
@@ -70,8 +70,8 @@ def loss_table(findings: Findings) -> Table:
     headers += [f"gap to {base}\nnats/token"] if base else []
     headers += ["group"] * bool(groups) + ["seeds"] * has_seeds
     has_joint = _has_joint(findings)
-    headers += ["gap\n± documents"] if base else []
-    headers += ["gap\n± both"] * has_joint
+    headers += ["gap ± by\ndocuments"] if base else []
+    headers += ["gap ±\nboth"] * has_joint
     headers += ["bits\nper byte"]
     rows = []
     for scheme in findings.schemes:

@@ -27,8 +27,8 @@ def order(findings: Findings, drawn: list[str]) -> Section | None:
         "replaced by text of another document. A column is d, the number of intact tokens between the target and that "
         "half. Order lost: how much the loss rises when the first half is shuffled. Both readings hold the same "
         "tokens, so this is what a model gains from the order of the tokens more than d back. Identity lost: "
-        f"how much the loss rises when the half is replaced. {_counts(frame)}. ± is half the 95 % interval over documents "
-        "of the mean over seeds, unless a table says otherwise.",
+        f"how much the loss rises when the half is replaced. {_counts(frame)}. ± is half the 95 % interval over "
+        "documents of the mean over seeds, unless a table says otherwise.",
         "Reach: the largest d such that order lost is above 0 at it and at every smaller d, by its intervals over "
         "documents and over seeds. “≥” means that this holds to the end of the window. 0 means that no use of order "
         "beyond the last token was found.",
