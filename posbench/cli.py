@@ -420,6 +420,9 @@ def report(
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
     ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also log the report to wandb, and the gap of each run that is there.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -450,10 +453,13 @@ def report(
     if len(folders) > 1:
         if schemes or order != "loss":
             raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+        if wandb:
+            raise ConfigError("--wandb is for the report of one experiment: name one, or leave it out")
         trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
         only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
-        write_report(folders[0], against, baseline, output, _console(), family, margin, only, order, title, latex)
+        console = _console()
+        write_report(folders[0], against, baseline, output, console, family, margin, only, order, title, latex, wandb)
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:

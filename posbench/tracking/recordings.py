@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,33 @@ def uploaded(recordings: Iterable[Path]) -> tuple[dict[str, Any], int]:
     """What the server has by the uploaded ones of these recordings: its summary, and the rows of its history."""
     summary: dict[str, Any] = {}
     rows = 0
-    by_time = sorted(filter(is_uploaded, recordings), key=lambda path: path.name.removeprefix("offline-"))
-    for folder in by_time:
-        command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--summary", "--json", str(folder)]
-        answer = subprocess.run(command, capture_output=True, timeout=60, check=True)
-        recorded = json.loads(answer.stdout)["summary"]
+    for folder in _by_time(filter(is_uploaded, recordings)):
+        recorded = _summary(folder)
         here = recorded.get("_step", -1) + 1
         # A recording made online counts on from what the server had, an offline one from nothing.
         rows = rows + here if folder.name.startswith("offline-") else max(rows, here)
         summary |= recorded
     return summary, rows
+
+
+def figures_in(recordings: Iterable[Path]) -> dict[str, float]:
+    """The single figures in the summaries of these recordings; the newest counts."""
+    figures: dict[str, float] = {}
+    for folder in _by_time(recordings):
+        figures |= single_figures(_summary(folder))
+    return figures
+
+
+def single_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Without tables and charts, and without wandb's own keys."""
+    return {key: value for key, value in summary.items() if isinstance(value, (int, float)) and not key.startswith("_")}
+
+
+def _by_time(recordings: Iterable[Path]) -> list[Path]:
+    return sorted(recordings, key=lambda path: path.name.removeprefix("offline-"))
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--summary", "--json", str(folder)]
+    answer = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    return dict(json.loads(answer.stdout)["summary"])
