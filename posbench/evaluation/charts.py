@@ -50,11 +50,12 @@ def evaluated(result: Result) -> Evaluated:
 def length_charts(results: Sequence[Result]) -> dict[str, LineChart]:
     """Perplexity against length, a chart for each protocol: the scheme as trained, and under other words.
 
-    Key: `comparison/<protocol>_perplexity_by_length`. A protocol with one length has none.
+    Key: `comparison/<protocol>_perplexity_by_length`. A protocol with one length has none; other text is in none.
     """
     charts = {}
+    on_own_text = [result for result in results if result.reading.data is None]
     for protocol in (protocol for protocol in PROTOCOLS.values() if protocol.is_by_length):
-        own = [result for result in results if result.protocol == protocol.name]
+        own = [result for result in on_own_text if result.protocol == protocol.name]
         if len({result.length for result in own}) < 2:
             continue
         rows = [

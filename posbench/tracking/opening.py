@@ -24,7 +24,8 @@ def chosen_mode() -> str:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a server that never answers would cost 10 s at exit
     import wandb
 
-    mode = mode or str(wandb.setup(wandb.Settings(silent=True, x_disable_viewer=True)).settings.mode)
+    stored = wandb.setup(wandb.Settings(silent=True, x_disable_viewer=True)).settings.mode
+    mode = mode or str(stored)
     return "offline" if mode == "dryrun" else mode
 
 

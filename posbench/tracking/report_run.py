@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from posbench.composition.credentials import scrub
 from posbench.config import TrackingConfig
 from posbench.tracking.connection import first_line, say_once
 from posbench.tracking.opening import Opened, Place, chosen_mode, open_run
+from posbench.tracking.recordings import report_id
 from posbench.tracking.tracker import Notice
 
 
@@ -29,7 +29,7 @@ class LoggedReport:
 def log_report(report: LoggedReport, tracking: TrackingConfig, folder: Path, notice: Notice) -> bool:
     """Log the report as a run of job type `report`, in the group of its experiment, and say where it is.
 
-    A later report of the same folder goes to the same run, which then shows the later one.
+    A later report goes to the same run, as long as its recording lies in `folder`; the run then shows the later one.
 
     Arguments: tracking, the project, entity and timeout; folder, of recordings.
     Returns: whether it was logged. Never raises for what wandb cannot do: that is said.
@@ -46,7 +46,7 @@ def log_report(report: LoggedReport, tracking: TrackingConfig, folder: Path, not
             "group": report.experiment,
             "job_type": "report",
             "config": scrub(dict(report.config)),
-            "id": _id(report.experiment, folder),
+            "id": report_id(folder),
         }
         labels = {"name": "report", "tags": ["report"], "notes": None}
         opened = open_run(Place(folder, tracking.init_timeout, notice), about, labels, offline=mode == "offline")
@@ -61,10 +61,6 @@ def log_report(report: LoggedReport, tracking: TrackingConfig, folder: Path, not
     where = f" at {opened.run.url}" if opened.is_online else ""
     notice(f"the report is in wandb{where}: run report of group {report.experiment}, project {tracking.project}")
     return True
-
-
-def _id(experiment: str, folder: Path) -> str:
-    return hashlib.sha256("\0".join(("report", experiment, str(folder.resolve()))).encode()).hexdigest()[:16]
 
 
 def _objects(report: LoggedReport) -> dict[str, Any]:

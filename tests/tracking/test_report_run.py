@@ -17,10 +17,13 @@ from posbench.evaluation.charts import log_evaluations
 from posbench.reporting import report
 from posbench.runs import FINISHED, Run, append_metrics
 from posbench.tracking import LoggedReport, log_report
+from posbench.tracking.recordings import report_id
 
 LOSSES = {"qk_rope": (2.5, 2.52), "vo_rope": (2.6, 2.63)}
 GAP = {"gap_to_qk_rope": pytest.approx(0.105), "gap_seeds": 2}
-LOGGED = LoggedReport("demo", {}, {"comparison/report": "<p>a page</p>"}, {"report/costs": (["a"], [[1.5]])}, {})
+TOKEN = "hf_" + "NotARealTokenNotARealToken"
+PAGE, TABLE = f"<p>a page with {TOKEN}</p>", (["a", "b"], [[1.5, TOKEN], [None, "text"]])
+LOGGED = LoggedReport("demo", {"of": TOKEN}, {"comparison/report": PAGE}, {"report/costs": TABLE}, {})
 
 
 def finished(root: Path, scheme: str, seed: int, loss: float, tracked: bool) -> Run:
@@ -97,8 +100,19 @@ def test_a_later_report_takes_the_place_of_one_that_was_not_uploaded(
     monkeypatch.setenv("WANDB_MODE", "offline")
     for _ in range(2):
         assert log_report(LOGGED, TrackingConfig(backend="wandb"), tmp_path / "runs/demo/wandb", print)
-    [(_, records)] = by_job(tmp_path / "runs").values()
+    [recording] = recordings(tmp_path / "runs")
+    records = inspect(recording)
     assert len(history(records)) == 1
+    assert rows_of(recording, "report/costs") == [{"a": 1.5, "b": "[removed]"}, {"a": None, "b": "text"}]
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
+
+
+def test_the_run_of_a_report_is_known_by_its_newest_recording(tmp_path: Path) -> None:
+    first, second = report_id(tmp_path / "none"), report_id(tmp_path)
+    assert first != second
+    for name in (f"run-20261122_100000-{first}", f"offline-run-20261122_100001-{second}-1", "run-20261122_100002-3f2a"):
+        (tmp_path / name).mkdir()
+    assert report_id(tmp_path) == second
 
 
 def test_a_disabled_wandb_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
 def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with serving() as server:
-        there = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        there = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
         in_a_process(root, TRAIN.format(0, 5), DIE="1", **there)
         lines, _ = in_a_process(root, TRAIN.format(4, 7), **there)
         [sent] = server.runs.values()
