@@ -78,4 +78,4 @@ def _table(findings: Findings, own: OwnRates) -> Table:
             row += [plus_minus(m.loss.mean, m.loss.half_width) if m else DASH for m in places]
             row += [gap_text(m.gap.mean, m.gap.half_width, scheme == base) if m else DASH for m in places]
         rows.append(row)
-    return Table("Loss at the shared learning rate and at each scheme's own, nats/token", headers, rows)
+    return Table("Loss at the shared and at own learning rates, nats/token", headers, rows)
