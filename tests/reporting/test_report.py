@@ -201,7 +201,8 @@ def test_the_first_sentence_says_what_is_ranked(written: Path, losses: Findings)
         first,
     )
     text = " ".join(on_terminal(losses).split())
-    assert text.startswith(f"{size}how far back they use the order of tokens was not measured (`posbench eval --protocol")
+    unknown = "how far back they use the order of tokens was not measured (`posbench eval --protocol"
+    assert text.startswith(size + unknown)
 
 
 def test_protocols_are_never_in_one_table(written: Path) -> None:
