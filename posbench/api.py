@@ -60,7 +60,7 @@ def evaluate(
     run's experiment, as `protocols`; under, words of the scheme that hold here alone (`rescale=yarn`); the others as of
     `posbench eval`.
     Returns: one row a run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, loss
-    (nats/token), perplexity, bits_per_byte, targets.
+    (nats/token), perplexity, bits_per_byte (None where a protocol counts no bytes), targets.
     Raises: ConfigError where no run can be scored, or one of them could not be; what was scored is stored.
     """
     import pandas as pd
@@ -91,10 +91,10 @@ def evaluate(
             "protocol": answer.result.protocol,
             "length": answer.result.length,
             "under": " ".join(answer.result.reading.under),
-            "loss": answer.result.loss,
-            "perplexity": perplexity(answer.result.loss),
-            "bits_per_byte": answer.result.bits_per_byte,
-            "targets": int(answer.result.windows["targets"].sum()),
+            "loss": answer.result.header["nll_mean"],
+            "perplexity": perplexity(answer.result.header["nll_mean"]),
+            "bits_per_byte": answer.result.header.get("bits_per_byte"),
+            "targets": answer.result.header["targets_total"],
         }
         for answer in answers
     )

@@ -62,7 +62,7 @@ def test_a_profile_names_operations_of_a_step():
 
 def test_evaluation_is_scored_once_before_it_is_timed(monkeypatch):
     times = iter([9.0, 1.0, 2.0, 3.0])
-    monkeypatch.setattr(bench, "_window_seconds", lambda *args: next(times))
+    monkeypatch.setattr(bench, "window_seconds", lambda *args: next(times))
     words = ["model=tiny", "train.device=cpu", "train.compile=false"]
     figures = bench.bench_evaluation(words, ["nope"], [8], rounds=3)["schemes"]["nope"]["8"]
     assert (figures["first_seconds"], figures["seconds"]) == (9.0, 2.0)
