@@ -49,6 +49,18 @@ def test_a_scheme_of_ones_own_choice_is_a_contender():
     assert list(made) == ["posbench t5"]
 
 
+def test_a_contender_that_fails_keeps_no_other_from_being_measured(monkeypatch):
+    def step(self, tokens, step=peers.Ours.step):
+        if self.training_step.model.scheme.sites == {"q", "k"}:
+            raise RuntimeError("out of memory")
+        return step(self, tokens)
+
+    monkeypatch.setattr(peers.Ours, "step", step)
+    result = peers.compare("tiny", "float32", [False], 1, 1, "posbench qk_rope,posbench qkvo_rope", keep=False)
+    assert set(result["contenders"]) == {"posbench qkvo_rope"}
+    assert result["failed"] == {"posbench qk_rope": "RuntimeError: out of memory"}
+
+
 def choose_device_of_tiny():
     return choose_device(shapes.config_of(TINY, "nope", "float32", False).train)
 

@@ -41,7 +41,8 @@ def main() -> None:
     """The command."""
     began = time.monotonic()
     given = _arguments()
-    place = Place(*(within_checkout(path) for path in (given.source, given.work, given.out)), given.shrunk)
+    source, work, out = (within_checkout(path) for path in (given.source, given.work, given.out))
+    place = Place(source, work, out, given.shrunk)
     os.chdir(CHECKOUT)
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)

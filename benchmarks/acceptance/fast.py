@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from benchmarks.acceptance import text
-from benchmarks.acceptance.items import Item, emit
+from benchmarks.acceptance.items import Item, emit, run_part
 from benchmarks.acceptance.place import PACKAGE, Place, device_of, place_of, schemes
 
 MODULE = f"{PACKAGE}.fast"
@@ -124,10 +124,11 @@ def several(*words: str) -> None:
     place = place_of(*words)
     names = SEVERAL[:2] if place.shrunk else SEVERAL
     size = ["model=small", "train.context_length=512", "train.batch_size=64", "train.tokens=20_000_000"]
-    size += ["train.dtype=bfloat16"]
+    size += ["train.dtype=bfloat16", "train.validation_tokens=65536"]
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.steps=4", "train.dtype=float32"]
-    words_of_runs = [*place.text_words("main"), *size, "train.validation_tokens=16384", "train.checkpoint_every=100000"]
+        size += ["train.validation_tokens=256"]
+    words_of_runs = [*place.text_words("main"), *size, "train.checkpoint_every=100000"]
     command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"train.device={place.device}"]
     command += [f"scheme={','.join(names)}", f"runs_dir={place.runs}", "train.lr=1e-3"]
     losses: dict[str, list[float]] = {}
@@ -138,7 +139,9 @@ def several(*words: str) -> None:
         shutil.rmtree(place.runs / experiment, ignore_errors=True)  # of a try that was cut off
         few = ["train.steps=8"] if how == "unmeasured" else []  # compiles, for both
         began = time.perf_counter()
-        subprocess.run([*command, *few, f"experiment_name={experiment}", *jobs], check=True)
+        status = subprocess.run([*command, *few, f"experiment_name={experiment}", *jobs]).returncode
+        if status:
+            raise SystemExit(f"the sweep {how} ended with {status}")
         seconds = time.perf_counter() - began
         runs = [load_run(place.runs / experiment / name / "seed=0").manifest for name in names]
         losses[how] = [float(run.loss or "nan") for run in runs]
@@ -181,4 +184,4 @@ def _end_with(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"compile": compile_step, "bench": bench, "peers": peers, "several": several}[sys.argv[1]](*sys.argv[2:])
+    run_part({"compile": compile_step, "bench": bench, "peers": peers, "several": several})

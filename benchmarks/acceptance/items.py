@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,11 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                 yield dict(json.loads(line))
             except ValueError:
                 continue
+
+
+def run_part(parts: Mapping[str, Callable[..., None]]) -> None:
+    """What the process of an item does: the part of a stage that its first word names, with the others."""
+    parts[sys.argv[1]](*sys.argv[2:])
 
 
 def emit(**figures: Any) -> None:

@@ -68,7 +68,6 @@ class Place:
         return os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # items run side by side, and each would start one a core
             "TORCHINDUCTOR_CACHE_DIR": str(CHECKOUT / self.work / "inductor"),
             "TRITON_CACHE_DIR": str(CHECKOUT / self.work / "triton"),
             "WANDB_MODE": "disabled",

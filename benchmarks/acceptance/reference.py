@@ -12,18 +12,21 @@ from __future__ import annotations
 import csv
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 from benchmarks.acceptance import fast, text
-from benchmarks.acceptance.items import Item, Results, emit
-from benchmarks.acceptance.place import PACKAGE, Place, place_of
+from benchmarks.acceptance.items import Item, Results, emit, run_part
+from benchmarks.acceptance.place import PACKAGE, TEXTS, Place, place_of
 
 MODULE = f"{PACKAGE}.reference"
-SCHEMES = ("qk_rope", "nope", "qkvo_rope", "vo_rope", "alibi", "k_rope", "qkv_rope", "o_rope", "q_rope", "v_rope")
-SCHEMES += ("sinusoidal",)
+SCHEMES = (
+    *("qk_rope", "nope", "qkvo_rope", "vo_rope", "alibi", "k_rope", "qkv_rope", "o_rope", "q_rope", "v_rope"),
+    "sinusoidal",
+)
 STAGE, EXPERIMENT = "reference", "books_25m"
 TOKENS, MORE_TOKENS, PILOT_TOKENS = 30_000_000, 100_000_000, 8_000_000  # of a run
 PILOTS = ("qk_rope", "nope")
@@ -72,7 +75,7 @@ def _words(place: Place, corpus: str) -> list[str]:
 def rate(*place_words: str) -> None:
     """Find the learning rate: the best for two schemes' pilots together; prints it and all losses."""
     place = place_of(*place_words)
-    texts = json.loads((place.source / "text" / "texts.json").read_text(encoding="utf-8"))
+    texts = json.loads((place.source / "text" / TEXTS).read_text(encoding="utf-8"))
     schemes = PILOTS[:1] if place.shrunk else PILOTS
     words = [*_words(place, "tuning"), f"runs_dir={place.runs}", f"scheme={','.join(schemes)}"]
     words += [f"train.tokens={128 if place.shrunk else PILOT_TOKENS}", "train.checkpoint_every=1000000"]
@@ -142,6 +145,7 @@ def train(tokens: str, scheme: str, seed: str, *words: str) -> None:
     )
     frame = posbench.evaluate(run, quiet=True)
     fixed = frame[frame["protocol"] == "fixed"]
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # half a gigabyte a run, and scored
     emit(perplexities={str(length): float(p) for length, p in zip(fixed["length"], fixed["perplexity"], strict=True)})
 
 
@@ -166,4 +170,4 @@ def pack(place: Place) -> None:
 
 
 if __name__ == "__main__":
-    {"rate": rate, "train": train}[sys.argv[1]](*sys.argv[2:])
+    run_part({"rate": rate, "train": train})

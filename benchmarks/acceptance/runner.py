@@ -19,7 +19,8 @@ from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
 
 GRACE_SECONDS = 10.0  # between the signal at the end of the time and the kill: a training run writes a checkpoint
 KEPT_CHARACTERS = 2000  # of what a failed item said
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
+COMPILERS_ALONE = 8  # processes that compile for an item which runs alone; beside others it has one
 
 
 @dataclass
@@ -113,7 +114,7 @@ class Runner:
             stdout=out,
             stderr=err,
             cwd=self.place,
-            env=dict(self.variables),
+            env={**self.variables, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS_ALONE if item.alone else 1)},
             start_new_session=True,
         )
         return Started(item, process, out, err, time.monotonic())

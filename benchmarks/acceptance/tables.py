@@ -37,10 +37,12 @@ def right_tables(rows: Rows) -> Iterator[str]:
         ["scheme", *(f"{how}, {number}" for how, _, number in columns)],
         ([name, *(_worst(rows.get(f"{how} {name} {of}"), number) for how, of, number in columns)] for name in names),
     )
-    long = [(*item.split()[1:], row) for item, row in rows.items() if item.startswith("long ")]
+    long = [(item.split(), row) for item, row in rows.items() if item.startswith("long ")]
     if long:
         yield "\nOne window of random tokens with random weights, whole and in four pieces:\n"
-        yield from _table(["scheme", "tokens", "whole", "in pieces"], (_long_row(*each) for each in long))
+        yield from _table(
+            ["scheme", "tokens", "whole", "in pieces"], (_long_row(words[1], words[2], row) for words, row in long)
+        )
     for item, row in rows.items():
         if item.startswith("resume "):
             of = row["result"]
