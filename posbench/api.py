@@ -53,19 +53,22 @@ def evaluate(
     again: bool = False,
     jobs: int = 1,
     quiet: bool = False,
+    data: str | Iterable[str] = (),
 ) -> pd.DataFrame:
     """Score finished runs at lengths that they have no result for, and return all results that were asked for.
 
     Arguments: runs, folders of runs or experiments; lengths, tokens or words such as `8k`, by default those of the
-    run's experiment, as `protocols`; under, words of the scheme that hold here alone (`rescale=yarn`); the others as of
-    `posbench eval`.
-    Returns: one row a run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, loss
-    (nats/token), perplexity, bits_per_byte (None where a protocol counts no bytes), targets.
+    run's experiment, as `protocols`; under, words of the scheme that hold here alone (`rescale=yarn`); data, another
+    text than the runs were trained on: `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by
+    default scored at the training length alone; the others as of `posbench eval`.
+    Returns: one row a run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
+    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
+    no bytes), targets.
     Raises: ConfigError where no run can be scored, or one of them could not be; what was scored is stored.
     """
     import pandas as pd
 
-    from posbench.evaluation import Question, parse_length
+    from posbench.evaluation import Question, parse_length, text_named
     from posbench.evaluation.command import evaluate_runs
     from posbench.machine.terminal import Terminal
     from posbench.runs.named import runs_named
@@ -75,6 +78,7 @@ def evaluate(
         lengths=tuple(parse_length(str(length)) for length in lengths),
         protocols=tuple(protocols),
         under=tuple(under),
+        data=text_named([data] if isinstance(data, str) else list(data)),
         at_step=at_step,
         device=device,
         dtype=dtype,
@@ -90,7 +94,8 @@ def evaluate(
             "seed": answer.seed,
             "protocol": answer.result.protocol,
             "length": answer.result.length,
-            "under": " ".join(answer.result.reading.under),
+            "under": " ".join(answer.result.reading.words),
+            "data": answer.result.reading.data or "",
             "loss": answer.result.header["nll_mean"],
             "perplexity": perplexity(answer.result.header["nll_mean"]),
             "bits_per_byte": answer.result.header.get("bits_per_byte"),

@@ -348,6 +348,16 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another text than the runs were trained on, cut by their own tokenizers: a choice of conf/data, such "
+            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Settings go "
+            "in further --data: --data files --data data.path=~/notes --data data.name=notes.",
+            show_default=False,
+        ),
+    ] = None,
     at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
@@ -363,17 +373,22 @@ def evaluate(
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", help="Runs that are scored side by side; -1: one on each core.")
     ] = 1,
+    config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Perplexity of finished runs at other lengths than they were trained at."""
+    """Perplexity of finished runs at other lengths than they were trained at, or on other text.
+
+    `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
+    """
+    from posbench.evaluation import Question, parse_length, text_named
     from posbench.evaluation.command import evaluate_runs
-    from posbench.evaluation.evaluate import Question, parse_length
     from posbench.runs.named import runs_named
 
     question = Question(
         lengths=tuple(parse_length(word) for words in length or [] for word in words.split(",")),
         protocols=tuple(word for words in protocol or [] for word in words.split(",")),
         under=tuple(under or []),
+        data=text_named([*(data or []), *([f"--config-dir={config_dir}"] if config_dir else [])]),
         at_step=at_step,
         device=device,
         dtype=dtype,
@@ -420,6 +435,9 @@ def report(
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
     ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also log the report to wandb, and the gap of each run that is there.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -450,10 +468,13 @@ def report(
     if len(folders) > 1:
         if schemes or order != "loss":
             raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+        if wandb:
+            raise ConfigError("--wandb is for the report of one experiment: name one, or leave it out")
         trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
         only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
-        write_report(folders[0], against, baseline, output, _console(), family, margin, only, order, title, latex)
+        console = _console()
+        write_report(folders[0], against, baseline, output, console, family, margin, only, order, title, latex, wandb)
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:

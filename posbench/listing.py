@@ -16,6 +16,7 @@ from posbench.config import ConfigError, short_bytes, short_count
 from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.packed_run import PackedRun
+from posbench.runs.readings import Reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ FAILED = (DIED, UNREADABLE)
 ALL_FINISHED, SOME_FAILED, SOME_UNFINISHED = 0, 1, 3  # exit statuses
 _AGES = ((86400 * 365, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 _COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
-_VALIDATION = "validation"  # that of training, which every finished run has
+_VALIDATION = "validation"  # on its own text that of training, which every finished run has
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Evaluated:
     """One reading."""
 
     length: int  # tokens
-    under: tuple[str, ...] = ()  # words that held at evaluation alone
+    under: tuple[str, ...] = ()  # words that held at evaluation alone; `data=<name>`: on that text
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _process(run: Run) -> str | None:
 
 
 def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
-    readings = [reading for reading in run.evaluated() if reading.protocol != _VALIDATION]
+    readings = [reading for reading in run.evaluated() if reading.under or reading.protocol != _VALIDATION]
     groups = groupby(readings, key=lambda each: each.protocol)
     return {name: [Evaluated(each.length, each.under) for each in group] for name, group in groups}
 
@@ -205,12 +206,15 @@ def _state_in_words(row: Listed) -> str:
 
 
 def _lengths_in_words(evaluated: dict[str, list[Evaluated]]) -> str:
-    """`fixed 64-2048 (9)`: the shortest and the longest length, and how many readings."""
+    """`fixed 64-2048 (9), validation 128 on pg19`: the shortest and the longest length, and how many readings."""
+    lengths: dict[tuple[str, str], list[int]] = {}
+    for protocol, each in ((protocol, each) for protocol, readings in evaluated.items() for each in readings):
+        text = Reading(protocol, each.length, each.under).data
+        lengths.setdefault((protocol, f" on {text}" if text else ""), []).append(each.length)
     parts = []
-    for protocol, readings in evaluated.items():
-        lengths = sorted({reading.length for reading in readings})
-        ends = f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
-        parts.append(f"{protocol} {ends}" + (f" ({len(readings)})" if len(readings) > 1 else ""))
+    for (protocol, on), here in lengths.items():
+        ends = f"{min(here)}-{max(here)}" if len({*here}) > 1 else str(here[0])
+        parts.append(f"{protocol} {ends}{on}" + (f" ({len(here)})" if len(here) > 1 else ""))
     return ", ".join(parts) or "-"
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache as cached
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line does, before torch is imported
@@ -13,6 +17,12 @@ import pytest
 
 from posbench.composition import compose
 from posbench.config import Config
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage need walk it again, and training collects at every start."""
+    gc.collect()
+    gc.freeze()
 
 
 def write_documents(folder: Path, count: int = 12, words: int = 300) -> Path:
@@ -67,7 +77,17 @@ def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
     return small_run(documents, cache, tmp_path / "runs")
 
 
+@cached
+def _composed(words: tuple[str, ...]) -> Config:
+    return compose(words)
+
+
 @pytest.fixture
-def config(words: list[str]) -> Callable[..., Config]:
+def config(documents: Path, cache: Path, tmp_path: Path) -> Callable[..., Config]:
     """The config of that run, with overrides."""
-    return lambda *overrides: compose([*words, *overrides])
+
+    def configure(*overrides: str) -> Config:
+        composed = _composed((*small_run(documents, cache, Path("runs")), *overrides))
+        return replace(copy.deepcopy(composed), runs_dir=str(tmp_path / "runs"))
+
+    return configure

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from posbench.listing import as_json, exit_status, list_runs, show, unpacked
+from posbench.listing import _lengths_in_words, as_json, exit_status, list_runs, show, unpacked
 from posbench.machine.lock import hold
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.pack import pack
@@ -26,6 +26,7 @@ def experiment(config, tmp_path):
     (first.path / "eval" / "fixed").mkdir()
     for name in ("16.json", "16.parquet", "64@factor=2@rescale=pi.json", "notes.txt"):
         (first.path / "eval" / "fixed" / name).touch()
+    (first.path / "eval" / "validation" / "32@data=pg19.json").touch()
     for seed, status in ((1, RUNNING), (2, RUNNING), (3, DIED)):
         run = Run(folder / f"seed={seed}")
         changed = {"status": status, "seed": seed, "loss": None, "ended": None}
@@ -50,6 +51,7 @@ def test_every_run_says_what_has_become_of_it(experiment):
     assert rows[1].process and rows[1].process.split()[0].isdecimal() and rows[2].process is None
     evaluated = [(each.length, each.under) for each in rows[0].evaluated["fixed"]]
     assert evaluated == [(16, ()), (64, ("factor=2", "rescale=pi"))]
+    assert _lengths_in_words(rows[0].evaluated) == "fixed 16-64 (2), validation 32 on pg19"
     assert rows[0].num_bytes and rows[0].changed
     assert rows[3].reason == "the loss is NaN" and "run.json" in str(rows[4].reason)
     assert [row["state"] for row in json.loads(as_json(rows))] == [row.state for row in rows]

@@ -15,6 +15,7 @@ from posbench.schemes.alibi import Alibi
 from posbench.schemes.rotary import Rotary
 from posbench.size import num_parameters
 from posbench.verify import MODEL, VOCAB, random_tokens, randomise
+from tests.rows import rows
 
 
 def shared(model):
@@ -158,7 +159,7 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
         assert torch.equal(eager(tokens), compiled(tokens))
 
 
-@pytest.mark.parametrize("name", choices("scheme"))
+@pytest.mark.parametrize("name", rows())
 def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name):
     queries = []
 

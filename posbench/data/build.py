@@ -22,7 +22,7 @@ from posbench.data import tokenization
 from posbench.data.overlap import measure_overlap, overlap_warning
 from posbench.data.shards import FORMAT, SplitWriter, open_split, write_file, write_manifest
 from posbench.data.sources import Source
-from posbench.data.splitting import SPLITS, split_of, tuning_split
+from posbench.data.splitting import SPLITS, WHOLE, split_of, tuning_split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,7 +95,7 @@ def write_corpus(config: Config, source: Source, folder: Path, notice: Callable[
     }
     write_manifest(folder, manifest)
     warning = overlap_warning(overlap, config.data.name)
-    notice("\n".join([_summary(config, manifest, time.monotonic() - started), *warning]))
+    notice("\n".join([_summary(config, source, manifest, time.monotonic() - started), *warning]))
     return manifest
 
 
@@ -189,7 +189,8 @@ def _check_splits(
             f"{source.describe('train')} gives {documents['train']:,} documents to tune by, of which "
             f"data.tuning_fraction={tuning:g} leaves none to measure by: raise it, or give more documents"
         )
-    for name in (name for name in SPLITS if not documents[name] and not tuning):
+    wanted = SPLITS if source.is_trained_on else streams
+    for name in (name for name in wanted if not documents[name] and not tuning):
         fraction = getattr(source.config, f"{name}_fraction", None)
         if not any(documents.values()) or (name in streams and not (name == "train" and source.cut)):
             raise ConfigError(f"{source.describe(name)} holds no text: every document is empty or blank")
@@ -208,10 +209,12 @@ def _check_splits(
         )
 
 
-def _summary(config: Config, manifest: dict[str, Any], seconds: float) -> str:
+def _summary(config: Config, source: Source, manifest: dict[str, Any], seconds: float) -> str:
+    splits = manifest["splits"]
+    if not source.is_trained_on:
+        splits = {name.replace("train", WHOLE): split for name, split in splits.items() if split["documents"]}
     counts = "; ".join(
-        f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens"
-        for name, split in manifest["splits"].items()
+        f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens" for name, split in splits.items()
     )
     vocabulary = f"vocabulary {manifest['vocab_size']:,}"
     if config.tokenizer.kind == "bpe" and manifest["vocab_size"] < config.tokenizer.vocab_size:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.data.grams import WORDS, Hashes, gram_hashes
-from posbench.data.shards import Split
+from posbench.data.shards import Corpus, Split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,6 +32,7 @@ _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB that tells of most grams at once that they are not held out
 
 Name = Callable[[str, int, str], str]  # split, number of the document, its text -> what to call it
+Shares = dict[str, float]  # split -> how much of it stands in train
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Name) -> dict[str, Any]:
@@ -68,6 +69,22 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Nam
             ],
         }
     return {"words": WORDS, "one_in": one_in, "splits": measured}
+
+
+def overlap_between(trained_on: Corpus, held_out: Corpus) -> Shares:
+    """How much of the held-out splits of one text stands in the train split of another; they share a tokenizer."""
+    splits = {split.name: split for split in (held_out.validation, held_out.test)}
+    measured = measure_overlap(
+        held_out.tokenizer, {**splits, "train": trained_on.train}, lambda split, number, text: f"document {number:,}"
+    )
+    return {name: split["share"] for name, split in measured["splits"].items()}
+
+
+def parsed_shares(content: Any) -> Shares:
+    """Shares as they were stored. Raises: ValueError where these are none."""
+    if not isinstance(content, dict) or not all(isinstance(share, float) for share in content.values()):
+        raise ValueError("it holds no shares")
+    return dict(content)
 
 
 def texts(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     <cache>/index/<request>.json    a request (what was asked for, and what the source was recognised by) -> its corpus
     <cache>/corpora/<corpus>/       see `shards`
+    <cache>/overlaps/<both>.json    how much of one corpus also stands in another, which models were trained on
     <cache>/locks/                  one process prepares a request, others wait for it
 
 A corpus is made in a folder beside and renamed when whole. It is checked each time it is opened, and a damaged one is
@@ -14,19 +15,23 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
 from posbench.config import Config, ConfigError
 from posbench.data.build import write_corpus
+from posbench.data.overlap import Shares, overlap_between, parsed_shares
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus, read_manifest
 from posbench.data.sources import SOURCES, Source
+from posbench.data.sources.held_out import HeldOut
+from posbench.data.splitting import WHOLE
 from posbench.data.tokenization import file_content
 from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
 from posbench.machine.notices import say
 
 Notice = Callable[[str], None]
+_MANY_TOKENS = 1 << 27  # whose text takes minutes to read
 # Fields that do not decide what the text is; the source's identity has the paths, looked up.
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
 
@@ -37,9 +42,51 @@ def prepare(config: Config, quiet: bool = False, notice: Notice = say) -> Corpus
     Arguments: `notice` is told of everything that takes long or was not expected, unless `quiet`.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    if quiet:
-        notice = _silent
-    source = SOURCES[config.data.source](config.data)
+    return _prepared(config, SOURCES[config.data.source](config.data), _silent if quiet else notice)
+
+
+def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
+    """The text of this configuration to score models on that were trained on another; the tokenizer is one of a file.
+
+    Returns: a corpus whose validation and test splits are those of the source, one for the other where it has only one
+    of the two, and both the whole text where it has none.
+    Raises: as `prepare`.
+    """
+    corpus = _prepared(config, HeldOut(SOURCES[config.data.source](config.data)), notice)
+    given = [split for split in (corpus.validation, corpus.test) if split.num_documents]
+    splits = given or [replace(corpus.train, name=WHOLE)]
+    return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
+
+
+def find_prepared(config: Config) -> Corpus | None:
+    """The text of this configuration where it lies in the cache, whole; None where it does not. Nothing is made."""
+    try:
+        source = SOURCES[config.data.source](config.data)
+        return _find(cache_folder(config.data.cache_dir), _request(config, source), _silent)
+    except (ConfigError, OSError):  # said by who prepares it
+        return None
+
+
+def find_overlap(trained_on: Corpus, held_out: Corpus, notice: Notice = say) -> Shares:
+    """How much of each split of a text to score also stands in the train split of another: measured once, and kept.
+
+    Returns: split -> the share of its 13-grams.
+    """
+    name = f"{trained_on.folder.name}+{held_out.folder.name}.json"
+    file = held_out.folder.parents[1] / "overlaps" / name
+    with suppress(OSError, ValueError):
+        return parsed_shares(read_json(file))
+    if trained_on.train.num_tokens > _MANY_TOKENS:
+        notice(f"looking for this text in {trained_on.train.num_tokens:,} tokens of training text")
+    shares = overlap_between(trained_on, held_out)
+    with suppress(OSError):  # a cache that cannot be written: measured again the next time
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, shares)
+    return shares
+
+
+def _prepared(config: Config, source: Source, notice: Notice) -> Corpus:
+    """What `prepare` says, of a source."""
     cache = cache_folder(config.data.cache_dir)
     request = _request(config, source)
     corpus = _find(cache, request, notice)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 SPLITS = ("train", "validation", "test")
+WHOLE = "whole"  # a text that is scored and was not split
 
 
 def tuning_split(split: str, document: bytes, fraction: float) -> str | None:

@@ -224,8 +224,8 @@ def loss_of(tokenizer: Tokenizer, texts: Iterable[str], named: str) -> Loss:
     loss = Loss(unknowns / max(1, tokens), changed / max(1, documents))
     if loss.unknown > MOST_UNKNOWN:
         raise ConfigError(
-            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: take a tokenizer that covers it, or "
-            "tokenizer=bpe"
+            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: take text that it covers, or train "
+            "with another tokenizer, such as tokenizer=bpe"
         )
     return loss
 

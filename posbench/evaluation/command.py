@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.config import ConfigError
-from posbench.data import Corpus, prepare
-from posbench.data.preparation import is_cache
 from posbench.evaluation.charts import log_evaluations
-from posbench.evaluation.evaluate import Question, evaluate_run
+from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.question import Question
+from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.readings import Result, row_name
 
@@ -39,7 +39,13 @@ class Answer:
     @property
     def row(self) -> str:
         """Its name in a table."""
-        return row_name(self.scheme, self.result.reading.under)
+        return row_name(self.scheme, self.result.reading.words)
+
+    @property
+    def table(self) -> tuple[str, str]:
+        """Which table it stands in: of an experiment, and of its text where that is another; and the protocol."""
+        text = self.result.reading.data
+        return (f"{self.experiment} on {text}" if text else self.experiment), self.result.protocol
 
 
 def evaluate_runs(
@@ -58,6 +64,8 @@ def evaluate_runs(
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     notices = _Notices(console)
     scorable = _with_options(_scorable(runs, named, notices.say), question.under, notices.say)
+    if question.data is not None:
+        scorable = trained_on_others(scorable, question.data, notices.say_once)
     answers: list[Answer] = []
     failures: dict[str, Exception] = {}
     try:
@@ -75,8 +83,10 @@ def evaluate_runs(
                     failures[run.name] = scoring.error
                 answers += [_answer(run, result) for result, _ in scoring.results]
                 notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
-        scored_runs = [run for run in scorable if run.name not in failures]
-        failures |= add_ngrams(scored_runs, partial(_corpus_of, notice=notices.say_once), notices.say, question.again)
+        if question.data is None:
+            scored_runs = [run for run in scorable if run.name not in failures]
+            own_text = partial(corpus_for, data=None, notice=notices.say_once)
+            failures |= add_ngrams(scored_runs, own_text, notices.say, question.again)
     finally:
         _show_all(console, answers)
     if failures:
@@ -141,7 +151,7 @@ def _evaluate(
     say = say or scoring.notices.append
     try:
         run.check_can_be_evaluated()
-        corpus = _corpus_of(run, say)
+        corpus = corpus_for(run, question.data, say)
         tell = scoring.results.append
         for variant in question.variants:
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
@@ -220,14 +230,6 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str],
     return [run for run in runs if run not in refused]
 
 
-def _corpus_of(run: Run, notice: Callable[[str], None]) -> Corpus:
-    """The run's text."""
-    config = run.config
-    if not is_cache(config.data.cache_dir):
-        config.data.cache_dir = None  # nothing is begun where a run folder, perhaps another's, says
-    return prepare(config, notice=notice)
-
-
 def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
     """One error of all, a line for each different one: the user's to fix if all of them are."""
     if total == 1:
@@ -247,19 +249,19 @@ def _show_all(console: Console, answers: Sequence[Answer]) -> None:
     """A table for each experiment and protocol, in the order in which they came."""
     tables: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
-        tables.setdefault((answer.experiment, answer.result.protocol), []).append(answer)
-    for (experiment, protocol), of_table in tables.items():
-        _show(console, experiment, protocol, of_table)
+        tables.setdefault(answer.table, []).append(answer)
+    for (title, protocol), of_table in tables.items():
+        _show(console, title, protocol, of_table)
 
 
-def _show(console: Console, experiment: str, protocol: str, answers: Sequence[Answer]) -> None:
+def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]) -> None:
     """One figure by row and length, over all seeds, as the protocol words it; a scheme under words is another row."""
     lengths = sorted({answer.result.length for answer in answers})
     rows = list(dict.fromkeys(answer.row for answer in answers))
     targets = sorted({answer.result.header["targets_total"] for answer in answers})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
-    heading = f"{experiment}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
+    heading = f"{title}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
     console.print(f"\n{heading}", highlight=False, markup=False)
     seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from posbench.composition.counts import length as length_of
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+from posbench.evaluation.question import Question
 from posbench.runs import Manifest, Run, remove_left_results
-from posbench.runs.readings import Reading, Result, check_words, store, variants
+from posbench.runs.readings import Reading, Result, store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,45 +27,6 @@ Tell = Callable[[Result, bool], object]  # is told a result as soon as it is the
 Notice = Callable[[str], object]
 _CODE = ("evaluation/scoring.py", "evaluation/windows.py")
 BOS = "one beginning-of-document token before each document; never a target"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
-
-    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`).
-
-    Raises: ConfigError for a protocol that is not known, or words that no scheme can have.
-    """
-
-    lengths: tuple[int, ...] = ()  # tokens
-    protocols: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone; several values: `variants`
-    at_step: int | None = None  # of older weights; None: the last step's
-    device: str = "auto"
-    dtype: str = "auto"
-    again: bool = False  # whether what is stored is scored once more
-    piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
-
-    def __post_init__(self) -> None:
-        for name in self.protocols:
-            protocol_named(name)
-        for variant in self.variants:
-            check_words(variant.under)
-
-    @property
-    def variants(self) -> list[Question]:
-        """A question for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
-        combinations = variants(self.under)
-        return [self] if combinations == [self.under] else [replace(self, under=under) for under in combinations]
-
-
-def parse_length(text: str) -> int:
-    """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
-    tokens = length_of("--length ", text)
-    if not 2 <= tokens <= 1 << 24:
-        raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
-    return int(tokens)
 
 
 def score_split(
@@ -95,11 +56,12 @@ def score_split(
         read += tokens
         advance(tokens)
 
-    rows, figures = protocol_.score(model, corpus, corpus.splits[split_name], length, settings, anchor or length, count)
+    split = corpus.splits[split_name]
+    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, count)
     seconds = time.perf_counter() - began
     header = {
         "protocol": protocol,
-        "split": split_name,
+        "split": split.name,
         "length": length,
         **({"anchor": anchor or length} if protocol_.has_anchor else {}),
         **figures,
@@ -130,18 +92,20 @@ def evaluate_run(
 
     Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
     the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
+
+    Arguments: corpus, the run's own text or the one that the question names (`posbench.evaluation.texts`).
     Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
     counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, it was trained on
     other text or with another tokenizer, or what is stored is of another number format than is asked for.
     """
     manifest, own = run.manifest, run.config.evaluation
-    _check(run, manifest, corpus)
+    _check(run, manifest, corpus, question)
     remove_left_results(run.path)
     scorer = _Scorer(run, manifest, corpus, question)
     stored, _ = run.results()
     results = []
-    for name in question.protocols or own.protocols:
+    for name in question.protocols_of(own.protocols):
         protocol = protocol_named(name)
         asked = question.lengths if question.protocols or protocol.follows_lengths else ()
         wanted = protocol.lengths(asked, run.config.train.context_length, corpus.test, own.lengths)
@@ -155,6 +119,13 @@ def evaluate_run(
                 f"{', '.join(map(str, moved))} is scored again, on its targets"
             )
             have = {length: result for length, result in have.items() if length not in moved}
+        stale = sorted(scorer.stale(protocol, stored) & {*wanted})
+        if stale:
+            notice(
+                f"{run.name}: {' '.join(question.text_words)} was another text when {name} at "
+                f"{', '.join(map(str, stale))} was scored, so that is scored again (to keep both, give one of them a "
+                "name of its own: --data data.name=...)"
+            )
         for length in sorted({*wanted, *moved}):
             if scorer.longest is not None and length > scorer.longest:
                 notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer ones are not scored")
@@ -165,14 +136,15 @@ def evaluate_run(
     return results
 
 
-def _check(run: Run, manifest: Manifest, corpus: Corpus) -> None:
+def _check(run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
     run.check_can_be_evaluated()
     if not run.is_finished:
         raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()
+    text = manifest.fingerprints.data if question.data is None else corpus.fingerprint
     for what, ours, theirs in (
-        ("text", corpus.fingerprint, manifest.fingerprints.data),
+        ("text", corpus.fingerprint, text),
         ("tokenizer", corpus.tokenizer_fingerprint, manifest.fingerprints.tokenizer),
     ):
         if ours != theirs:
@@ -190,7 +162,7 @@ class _Scorer:
         step = question.at_step
         is_last = step in (None, manifest.num_steps)
         self.at_step = None if is_last else step
-        self.under = (*question.under, *(() if is_last else (f"step={step}",)))
+        self.under = (*question.under, *(() if is_last else (f"step={step}",)), *question.text_words)
         self._model: Decoder | None = None
 
     @cached_property
@@ -210,14 +182,27 @@ class _Scorer:
         return replace(settings, piece=self.question.piece or settings.piece)
 
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that answers the question, of the same settings."""
+        """Length -> the stored result that answers the question, of the same text and settings."""
         return {
             result.length: result
             for result in stored
             if result.reading == self.reading(protocol, result.length)
+            and self._has_same_text(result)
             and protocol.has_facts(result.header)
             and self._has_same_settings(protocol, result)
         }
+
+    def stale(self, protocol: Protocol, stored: Sequence[Result]) -> set[int]:
+        """The lengths of stored results of the same name that are of another text."""
+        return {
+            result.length
+            for result in stored
+            if result.reading == self.reading(protocol, result.length) and not self._has_same_text(result)
+        }
+
+    def _has_same_text(self, result: Result) -> bool:
+        """Always so of a run's own text: a result of another is not a result."""
+        return bool(result.header.get("data") == self.corpus.fingerprint)
 
     def check_dtype(self, protocol: Protocol, stored: Sequence[Result]) -> None:
         """Raises: ConfigError where a number format is asked for and stored results were scored in another."""
@@ -233,7 +218,7 @@ class _Scorer:
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
         """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
         others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
-        same = [result for result in others if self._has_same_settings(protocol, result)]
+        same = [r for r in others if self._has_same_text(r) and self._has_same_settings(protocol, r)]
         # An anchor may be longer than any stored length: a scheme may not be defined up to there.
         return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
 
@@ -266,6 +251,8 @@ class _Scorer:
                 f"{header['dtype']}, so there is no result: try --dtype float32"
             )
         header["peak_memory_bytes"] = device.peak_memory_bytes()
+        # The share of 13-grams of the scored split that stand in the text trained on; None: not known.
+        header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         is_last = self.at_step is None
         header["weights"] = (
             self.manifest.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)

@@ -41,6 +41,8 @@ MEANINGS: dict[str, str] = {
     "targets": "tokens scored a seed",
     "windows": "windows scored a seed",
     "documents": "documents scored",
+    "text": "name of a text that no run was trained on (posbench eval --data)",
+    "overlap": "share of the split's 13-grams of words that also stand in the text trained on",
     "is_relative": "whether the scheme promises to depend on distances alone",
     "diverged": "why the run counts as diverged; empty: it does not",
     "initial_loss": "validation loss before the first step, nats/token",
@@ -134,6 +136,8 @@ _OF_FILES: dict[str, dict[str, str]] = {
 }
 _FAMILIES = {
     "perplexity@": "perplexity at this length (tokens) by this protocol",
+    "loss[": "validation loss with older weights, under other words or on other text, nats/token",
+    "bits_per_byte[": "... in bits per byte of text",
     "fingerprint.": "digest of what must agree between compared runs",
     "version.": "version of the package in training",
 }

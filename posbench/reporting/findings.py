@@ -16,7 +16,7 @@ from posbench.reporting.changes import with_changes
 from posbench.reporting.costs import Cost, EqualCompute, caches_of, costs, equal_compute
 from posbench.reporting.families import check_family, family_of, published_links
 from posbench.reporting.frame import records, results
-from posbench.reporting.gathering import Key, gather
+from posbench.reporting.gathering import OWN, Key, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
 from posbench.reporting.ngrams import NgramLine, ngram_lines
@@ -27,6 +27,7 @@ from posbench.reporting.rates import OwnRates, own_rates
 from posbench.reporting.relativity import measure_relativity
 from posbench.reporting.spikes import Gradients, gradients
 from posbench.reporting.statistics import MARGIN, Floats, Pair, compare_all
+from posbench.reporting.texts import OtherText, measure_texts
 from posbench.reporting.variants import Variant, measure_variants
 from posbench.runs import Run, run_at
 
@@ -52,6 +53,7 @@ class Findings:
     joined: Joined
     measurements: list[Measurement]
     variants: list[Variant]  # schemes under other words, which have measurements by length
+    texts: list[OtherText]  # that the runs were not trained on, with measurements of their own
     ngrams: list[NgramLine]  # beside the schemes, where they are stored
     pairs: list[Pair]
     chain: Chain
@@ -147,7 +149,8 @@ def find(
         )
     if published is None and config.experiment.published:
         published = load_published(config.experiment.published)
-    found, under = gather(runs, notes)
+    gathered = gather(runs, notes)
+    found, under = gathered[OWN]
     measurements = with_changes(measure(found, joined, config.train.context_length, notes), config.train.context_length)
     variants, read_under = measure_variants(under, found, joined, measurements, config.train.context_length, notes)
     schemes, seeds, losses = _matrix(joined, measurements)
@@ -170,6 +173,7 @@ def find(
         runs=runs,
         measurements=[*measurements, *read_under],
         variants=variants,
+        texts=measure_texts(gathered, joined, config.train.context_length, notes),
         ngrams=ngram_lines(measurements, runs, joined.baseline, config, notes),
         pairs=pairs,
         chain=ranked,

@@ -29,7 +29,9 @@ def results(folder: str | Path) -> pd.DataFrame:
     Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token, on the validation
     split), bits_per_byte, perplexity; diverged (how, in words; None where it did not); initial_loss (before the first
     step); `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens; protocols are never mixed),
-    and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme; num_steps, tokens,
+    and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme or on other text
+    (`data=<name>`), of which `loss[<words>]` and `bits_per_byte[<words>]` are the losses at the training length;
+    num_steps, tokens,
     skipped_steps; training_flops (model FLOPs of all steps); tokens_per_second, train_seconds, peak_memory_bytes;
     device, dtype, parameters;
     `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended; is_bound (whether
@@ -120,12 +122,15 @@ def _losses(manifest: Manifest, results: list[Result], damaged: list[Damaged]) -
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     bits_per_byte = final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte)
     by_length = [result for result in results if PROTOCOLS[result.protocol].is_by_length]
+    others = [result for result in results if PROTOCOLS[result.protocol].is_loss_table and result.reading.under]
     return {
         "loss": loss,
         "bits_per_byte": bits_per_byte,
         "perplexity": perplexity(loss),
         **{_column(result.reading): perplexity(result.loss) for result in by_length},
         **{_column(reading): math.nan for reading in empty if PROTOCOLS[reading.protocol].is_by_length},
+        **{f"loss[{' '.join(result.reading.under)}]": result.loss for result in others},
+        **{f"bits_per_byte[{' '.join(result.reading.under)}]": result.bits_per_byte for result in others},
     }
 
 

@@ -1,4 +1,4 @@
-"""What the compared runs hold: the results that can be set beside each other, by run and by place."""
+"""What the compared runs hold: the results that can be set beside each other, by text, by run and by place."""
 
 from __future__ import annotations
 
@@ -16,30 +16,36 @@ Found = dict[Key, list[Result]]  # what each run holds, by protocol and length
 Place = dict[Key, Result]  # one protocol at one length
 Words = tuple[str, ...]  # of a scheme that hold at evaluation alone
 
+OWN = ""  # stands for the text that the runs were trained on
+
 
 class Gathered(NamedTuple):
-    """The results of each run."""
+    """The results of each run on one text."""
 
     as_trained: Found
     under: dict[Words, Found]  # ... by length, under other words of the scheme
 
 
-def gather(runs: Mapping[Key, Run], notes: list[str]) -> Gathered:
-    """The results of each run. What is in neither part, such as those of older weights, is counted in `notes`."""
-    found: Found = {}
-    under: dict[Words, Found] = {}
+def gather(runs: Mapping[Key, Run], notes: list[str]) -> dict[str, Gathered]:
+    """The results of each run by the name of the text, `OWN` first; of another text its losses and those by length.
+
+    What is in neither part of a text, such as results of older weights, is counted in `notes`.
+    """
+    texts = {OWN: Gathered({key: [] for key in runs}, {})}
     others: Counter[str] = Counter()
     for key, run in runs.items():
-        results, _ = readable_results(run)
-        found[key] = [result for result in results if not result.reading.under]
-        for result in (result for result in results if result.reading.under):
-            words = result.reading.under
-            if PROTOCOLS[result.protocol].is_by_length and result.reading.step is None:
-                under.setdefault(words, {}).setdefault(key, []).append(result)
+        for result in readable_results(run)[0]:
+            reading, protocol = result.reading, PROTOCOLS[result.protocol]
+            text = texts.setdefault(reading.data or OWN, Gathered({}, {}))
+            has_place = protocol.is_by_length or (not reading.words and protocol.is_loss_table)
+            if not reading.under or (not reading.words and has_place):
+                text.as_trained.setdefault(key, []).append(result)
+            elif has_place and reading.step is None:
+                text.under.setdefault(reading.words, {}).setdefault(key, []).append(result)
             else:
-                others[" ".join(words)] += 1
+                others[" ".join(reading.under)] += 1
     notes += [f"Not in these tables: {count} results under {words}." for words, count in others.items()]
-    return Gathered(found, under)
+    return texts
 
 
 def lengths_of(found: Found, protocol: str) -> list[int]:

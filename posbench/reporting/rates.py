@@ -19,7 +19,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import VALIDATION
 from posbench.machine.files import read_bytes
 from posbench.reporting.frame import records, results
-from posbench.reporting.gathering import gather
+from posbench.reporting.gathering import OWN, gather
 from posbench.reporting.joining import Joined, join
 from posbench.reporting.measure import Measurement, measure
 from posbench.reporting.statistics import Floats, Pair
@@ -75,7 +75,7 @@ def own_rates(folder: Path, joined: Joined, config: Config, test: Test, notes: l
         return OwnRates(config.train.lr, pilots) if pilots else None
     together = join(runs, joined.baseline)
     notes += [f"At its own rate, {each.scheme} seed {each.seed} is left out: {each.why}." for each in together.left_out]
-    held = gather({(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(together.runs)}, []).as_trained
+    held, _ = gather({(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(together.runs)}, [])[OWN]
     held = {key: [result for result in each if result.protocol == VALIDATION.name] for key, each in held.items()}
     there = {m.scheme: m for m in measure(held, together, config.train.context_length, notes)}
     names = list(there)

@@ -16,6 +16,7 @@ from posbench.reporting.sections import Section, sections
 from posbench.reporting.sections.trend import trend_sections
 from posbench.reporting.statistics import MARGIN
 from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
+from posbench.reporting.tracked import show_in_wandb, tracked_runs
 from posbench.reporting.trend import find_trend
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def report(
     order: str = "loss",
     title: str | None = None,
     latex: bool = False,
+    wandb: bool = False,
 ) -> list[Path]:
     """Print the tables of the experiment in `folder`, write its files, and return their paths.
 
@@ -45,7 +47,8 @@ def report(
     are measured against (default: the experiment's own); output, where files go (default: `folder`/report); family, the
     pairs that are corrected together; margin of equivalence in nats/token; schemes, those alone (default: all); order
     of the rows, one of `findings.ORDERS`; title (default: the experiment's name); latex, whether tables are also
-    written as LaTeX and figures as PDF, in the folder `latex` of the output.
+    written as LaTeX and figures as PDF, in the folder `latex` of the output; wandb, whether the report is logged to
+    wandb too, and each run's gap (docs/wandb.md).
     Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
     """
     from posbench.machine.terminal import Terminal
@@ -59,7 +62,16 @@ def report(
     tables = spreadsheet.frames(findings)
     looks = {scheme: findings.looks[scheme] for scheme in findings.schemes}
     name = title or findings.experiment
-    return _publish(name, page.lede(findings), made, tables, figures, looks, target, console, latex)
+    paths = _publish(name, page.lede(findings), made, tables, figures, looks, target, console, latex)
+
+    def notice(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    if wandb:
+        show_in_wandb(findings, tables, figures, target, notice)
+    elif tracked_runs(findings):
+        notice("these runs are in wandb: add --wandb to have the report and the gaps there too")
+    return paths
 
 
 def trend_report(

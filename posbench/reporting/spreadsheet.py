@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.findings import Findings
+from posbench.reporting.measure import Measurement
 from posbench.reporting.statistics import NOTHING, Pair
 from posbench.reporting.tables import csv_text, printable
 from posbench.reporting.trend import Trend, link_verdict
@@ -17,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def frames(findings: Findings) -> dict[str, pd.DataFrame]:
-    """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, and probes."""
+    """File name -> what it holds: measurements, runs, pairs, costs, published orders, n-grams, other texts, probes."""
     files = {"table.csv": measurements(findings), "runs.csv": findings.frame, "pairs.csv": pairs(findings)}
     files |= {"costs.csv": costs(findings), "against.csv": against(findings), "ngrams.csv": ngrams(findings)}
-    files["rates.csv"] = rates(findings)
+    files |= {"rates.csv": rates(findings), "texts.csv": texts(findings)}
     files |= {f"{protocol}.csv": frame for protocol, frame in findings.probes.items()}
     return {name: frame for name, frame in files.items() if not frame.empty or name in ("table.csv", "runs.csv")}
 
@@ -86,38 +88,56 @@ def measurements(findings: Findings) -> pd.DataFrame:
         for name in (pair.left, pair.right)
         if findings.baseline in (pair.left, pair.right)
     }
-    rows = [
-        {
-            "scheme": m.scheme,
-            "protocol": m.protocol,
-            "split": m.split,
-            "length": m.length,
-            "seeds": len(m.seeds),
-            "loss": m.loss.mean,
-            "loss_low": m.loss.low,
-            "loss_high": m.loss.high,
-            "gap": m.gap.mean,
-            "gap_low": m.gap.low,
-            "gap_high": m.gap.high,
-            **_gap_tests(
-                tests.get(m.scheme) if m.protocol == VALIDATION.name and m.scheme != findings.baseline else None
-            ),
-            "loss_documents": m.loss_documents,
-            "gap_documents": m.gap_documents,
-            "gap_joint": m.gap_joint,
-            "change": m.change.mean,
-            "change_low": m.change.low,
-            "change_high": m.change.high,
-            "change_documents": m.change_documents,
-            "bits_per_byte": m.bits_per_byte,
-            "perplexity": m.perplexity,
-            "targets": m.targets,
-            "windows": m.windows,
-            "documents": m.documents,
-        }
-        for m in findings.measurements
-    ]
+    rows = []
+    for m in findings.measurements:
+        is_tested = m.protocol == VALIDATION.name and m.scheme != findings.baseline
+        rows.append(_figures(m, _gap_tests(tests.get(m.scheme) if is_tested else None)))
     return pd.DataFrame(rows)
+
+
+def texts(findings: Findings) -> pd.DataFrame:
+    """texts.csv: table.csv of texts that the runs were not trained on, where nothing is tested.
+
+    `overlap` is the share of the split's 13-grams of words that also stand in the text trained on.
+    """
+    import pandas as pd
+
+    rows = []
+    for text in findings.texts:
+        for m in text.measurements:
+            overlap = text.overlaps.get(m.split)
+            rows.append({"text": text.name, **_figures(m, {}), "overlap": math.nan if overlap is None else overlap})
+    return pd.DataFrame(rows)
+
+
+def _figures(m: Measurement, gap_tests: Mapping[str, float]) -> dict[str, Any]:
+    """A row, with the tests of its gap behind it."""
+    return {
+        "scheme": m.scheme,
+        "protocol": m.protocol,
+        "split": m.split,
+        "length": m.length,
+        "seeds": len(m.seeds),
+        "loss": m.loss.mean,
+        "loss_low": m.loss.low,
+        "loss_high": m.loss.high,
+        "gap": m.gap.mean,
+        "gap_low": m.gap.low,
+        "gap_high": m.gap.high,
+        **gap_tests,
+        "loss_documents": m.loss_documents,
+        "gap_documents": m.gap_documents,
+        "gap_joint": m.gap_joint,
+        "change": m.change.mean,
+        "change_low": m.change.low,
+        "change_high": m.change.high,
+        "change_documents": m.change_documents,
+        "bits_per_byte": m.bits_per_byte,
+        "perplexity": m.perplexity,
+        "targets": m.targets,
+        "windows": m.windows,
+        "documents": m.documents,
+    }
 
 
 def ngrams(findings: Findings) -> pd.DataFrame:

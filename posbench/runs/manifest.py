@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -166,8 +167,13 @@ def _parsed(kind: Any, value: Any, name: str) -> Any:
     raise ValueError(f"{name} is {str(value)[:40]!r}")
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _parsed_fields(kind: Any, mapping: dict[str, Any], prefix: str) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     values = {}
     for each in dataclasses.fields(kind):
         if each.name in mapping:

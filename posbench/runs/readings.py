@@ -2,6 +2,7 @@
 
     eval/<protocol>/<length>.parquet              one row a window, as trained
     eval/<protocol>/<length>@<words>.parquet      ... under scheme words that held at evaluation alone
+    eval/<protocol>/<length>@data=<name>.parquet  ... on another text than the run was trained on
     eval/<protocol>/<length>.json                 the header beside it: settings, means, and what it was made from
 
 A header names its run, the weights (their digest), the text and the tokenizer, the size and SHA-256 of the windows, and
@@ -40,16 +41,19 @@ _PROTOCOL = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
 _WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
 _STEP = re.compile(r"step=([0-9]{1,12})")
-_NOT_AT_EVALUATION = ("name", "kind", "step")
+_DATA = re.compile(r"data=([A-Za-z0-9][A-Za-z0-9_.+-]{0,59})")
+_NOT_AT_EVALUATION = ("name", "kind", "step", "data")
+_OPTIONS = {"step": "--at-step", "data": "--data"}  # of `posbench eval`, for words that are not of the scheme
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
 _LARGEST_EXPONENT = 700.0  # exp of more than about 709 is not a float
 
 
 @dataclass(frozen=True, order=True)
 class Reading:
-    """What a result is known by: the protocol, the length (tokens), and the scheme words that held at evaluation alone.
+    """What a result is known by: the protocol, the length (tokens), and the words that held at evaluation alone.
 
-    `under` is sorted, and empty for the scheme as trained. The word `step=<n>` says that older weights were read.
+    `under` is sorted, and empty for the scheme as trained. Words are options of the scheme, but for two: `step=<n>`
+    says that older weights were read, `data=<name>` that another text was.
     """
 
     protocol: str
@@ -58,13 +62,23 @@ class Reading:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "under", tuple(sorted(self.under)))
-        check_words([word for word in self.under if not _STEP.fullmatch(word)])
+        check_words([word for word in self.under if not (_STEP.fullmatch(word) or _DATA.fullmatch(word))])
 
     @property
     def step(self) -> int | None:
         """The step whose weights were read, where it is not the run's last."""
         steps = [match for match in map(_STEP.fullmatch, self.under) if match]
         return int(steps[0][1]) if steps else None
+
+    @property
+    def data(self) -> str | None:
+        """The name of the text that was read, where it is not the one of the run."""
+        return next((match[1] for match in map(_DATA.fullmatch, self.under) if match), None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """`under` without the text."""
+        return tuple(word for word in self.under if not _DATA.fullmatch(word))
 
     @property
     def stem(self) -> str:
@@ -82,6 +96,17 @@ def row_name(scheme: str, under: Sequence[str]) -> str:
         key, _, value = word.partition("=")
         parts.append(value if key == "rescale" else f"x{value}" if key == "factor" else word)
     return f"{scheme} · {' '.join(parts)}" if parts else scheme
+
+
+def data_word(name: str) -> str:
+    """`data=<name>`, the word of a reading of that text. Raises: ConfigError for a name that no file can have."""
+    word = f"data={name}"
+    if not _DATA.fullmatch(word):
+        raise ConfigError(
+            f"data.name={name!r} cannot name results: use 1 to 60 letters, digits and . _ + -, beginning with a letter "
+            "or digit"
+        )
+    return word
 
 
 def variants(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -203,7 +228,7 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
     buffer = io.BytesIO()
     rows.to_parquet(buffer, index=False)
     content = buffer.getvalue()
-    bound = {**_bindings(manifest), "under": list(reading.under), "parquet": _size_and_sum(content)}
+    bound = {**_bindings(manifest, reading), "under": list(reading.under), "parquet": _size_and_sum(content)}
     full = sealed({**header, "protocol": reading.protocol, "length": reading.length, **bound})
     write_bytes(folder / f"{reading.stem}.parquet", content)
     write_json(folder / f"{reading.stem}.json", full)
@@ -235,8 +260,8 @@ def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
     """A reading of `run` that cannot be used, with the command that makes it again."""
     words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
     for word in reading.under:
-        step = _STEP.fullmatch(word)
-        words += ["--at-step", step[1]] if step else ["--under", word]
+        key, _, value = word.partition("=")
+        words += [_OPTIONS[key], value] if key in _OPTIONS else ["--under", word]
     remedy = shlex.join(words) if run.manifest.format == FORMAT else run.remedy
     return Damaged(reading, run.path / "eval" / reading.protocol / f"{reading.stem}.parquet", why, remedy)
 
@@ -309,7 +334,7 @@ def check_header(manifest: Manifest, reading: Reading, header: Mapping[str, Any]
         raise NotAResult(f"{name} does not match its checksum")
     if not isinstance(header.get("settings"), dict):
         raise NotAResult(f"{name} holds no settings")
-    bindings = _bindings(manifest) | ({} if reading.step is not None else {"weights": manifest.weights})
+    bindings = _bindings(manifest, reading) | ({} if reading.step is not None else {"weights": manifest.weights})
     meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
     for key, value in bindings.items():
         if header.get(key) != value:
@@ -317,9 +342,11 @@ def check_header(manifest: Manifest, reading: Reading, header: Mapping[str, Any]
             raise NotAResult(f"it is of {meaning[key]} ({values})")
 
 
-def _bindings(manifest: Manifest) -> dict[str, str]:
+def _bindings(manifest: Manifest, reading: Reading) -> dict[str, str]:
+    """What its header says as the run's manifest does; a reading of another text names that text itself."""
     prints = manifest.fingerprints
-    return {"run": manifest.run_name, "data": prints.data, "tokenizer": prints.tokenizer}
+    text = {"data": prints.data} if reading.data is None else {}
+    return {"run": manifest.run_name, **text, "tokenizer": prints.tokenizer}
 
 
 def _table(content: bytes) -> pyarrow.Table:

@@ -14,13 +14,14 @@ Files are written beside and renamed: a reader sees the old one or the new one, 
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +63,10 @@ class Run:
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
-        from posbench.composition import checked
-
         file = self.path / "config.yaml"
         try:
-            mapping = parse_yaml(self.content(file.name))
+            content = self.content(file.name)
+            mapping = _plain(content)
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
@@ -79,7 +79,7 @@ class Run:
         if not isinstance(mapping, dict):
             raise ConfigError(f"{file} holds no configuration: {self.remedy}")
         try:
-            return checked(mapping)
+            return copy.deepcopy(_checked(content))
         except RecursionError:
             raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
@@ -254,6 +254,20 @@ class Run:
             return "it rotates nothing whose frequencies could be rescaled"
         lacking = [key for key in keys if "." not in key and not takes_option(row, key)]
         return f"{lacking[0]} is not an option of it" if lacking else None
+
+
+@lru_cache(maxsize=256)
+def _plain(content: bytes) -> Any:
+    """`parse_yaml`, of a content once: a report asks every run for its configuration several times."""
+    return parse_yaml(content)
+
+
+@lru_cache(maxsize=256)
+def _checked(content: bytes) -> Config:
+    """The configuration in that YAML, not to be changed. Raises: ConfigError."""
+    from posbench.composition import checked
+
+    return checked(_plain(content))
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:

@@ -18,12 +18,25 @@ Tracking never stops a run: what goes wrong here is said once, and the run conti
 scrubbed of credentials, and wandb collects nothing about the machine. docs/wandb.md says what is found in the project.
 
 tracker.py        the interface, and the tracker that tracks nothing
-wandb_tracker.py  one wandb run: what is sent, and when
-connection.py     online or offline: the server, its absence, what is said about it
+wandb_tracker.py  the wandb run of a training run: what is sent, and when
+report_run.py     the wandb run of a report
+opening.py        how a wandb run is opened, resumed and closed
+connection.py     the server, its absence, what is said about it
 recordings.py     what lies in the folder of recordings, and which rows of it the server has
 """
 
-from posbench.tracking.tracker import Evaluated, Notice, Tracker
-from posbench.tracking.wandb_tracker import WandbTracker, open_tracker
+from posbench.tracking.report_run import LoggedReport, log_report
+from posbench.tracking.tracker import Evaluated, LineChart, Notice, Tracker
+from posbench.tracking.wandb_tracker import WandbTracker, open_tracker, recordings_folder
 
-__all__ = ["Evaluated", "Notice", "Tracker", "WandbTracker", "open_tracker"]
+__all__ = [
+    "Evaluated",
+    "LineChart",
+    "LoggedReport",
+    "Notice",
+    "Tracker",
+    "WandbTracker",
+    "log_report",
+    "open_tracker",
+    "recordings_folder",
+]

@@ -1,4 +1,4 @@
-"""Online or offline: how a wandb run is begun, with a server that may be absent, and what is said about it once."""
+"""The wandb server, which may be absent, and what is said about it once."""
 
 from __future__ import annotations
 

@@ -18,6 +18,18 @@ class Evaluated:
     points: Iterable[Mapping[str, float | None]]  # of its charts; read only where they are sent
 
 
+@dataclass(frozen=True)
+class LineChart:
+    """A chart with its own table. The charts of all runs that have one of the same name are drawn into one."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    x: str  # a column
+    y: str
+    dash: str  # the column that tells the lines of one run apart
+
+
 class Tracker:
     """The tracker that tracks nothing (`tracking=none`), and the interface of the one that does."""
 
@@ -30,10 +42,17 @@ class Tracker:
     def summary(self, values: Mapping[str, Any]) -> None:
         """Single figures of the whole run, such as its final loss."""
 
-    def evaluations(self, stored: Sequence[Evaluated], columns: Sequence[str], charts: Mapping[str, str]) -> None:
+    def evaluations(
+        self,
+        stored: Sequence[Evaluated],
+        columns: Sequence[str],
+        axes: Mapping[str, str],
+        charts: Mapping[str, LineChart],
+    ) -> None:
         """All stored evaluations of the run.
 
-        Arguments: columns, of the table; charts, names of metrics (as globs) -> the metric that is their x axis.
+        Arguments: columns, of the table; axes, names of metrics (as globs) -> the metric that is their x axis; charts
+        of several evaluations, by key.
         """
 
     def finish(self, failed: bool = False) -> None:

@@ -1,10 +1,8 @@
-"""One wandb run: what is sent to it, and when."""
+"""The wandb run of one training run: what is sent to it, and when."""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,12 +10,13 @@ from typing import Any
 
 from posbench.composition.credentials import scrub
 from posbench.config import Config, ConfigError
-from posbench.runs import Manifest, Run, read_metrics
-from posbench.tracking.connection import Process, answers, first_line, init, say_once
-from posbench.tracking.recordings import is_uploaded, new_id, recordings, stored_id, uploaded
-from posbench.tracking.tracker import Evaluated, Notice, Tracker
+from posbench.runs import FINISHED, Manifest, Run, read_metrics
+from posbench.tracking.connection import first_line, say_once
+from posbench.tracking.opening import Opened, Place, chosen_mode, open_run
+from posbench.tracking.recordings import figures_in, new_id, single_figures, stored_id
+from posbench.tracking.tracker import Evaluated, LineChart, Notice, Tracker
 
-_CONNECT_TIMEOUT = 5.0  # seconds for the connection alone; `tracking.init_timeout` bounds the talk that follows
+_COMPARED = ("loss",)  # figures that are also logged, once: wandb draws a metric of one value as a bar for each run
 
 
 def open_tracker(config: Config, run: Run, manifest: Manifest, notice: Notice) -> Tracker:
@@ -26,17 +25,13 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, notice: Notice) -
     `manifest` is run.json as it will be; where the folder's own names a wandb run already, that one is resumed.
     Never raises: where the server cannot be had, the run is recorded offline; where that fails too, it is not tracked.
     """
-    mode = os.environ.get("WANDB_MODE", "").strip().lower()
-    if config.tracking.backend == "none" or mode == "disabled":
+    if config.tracking.backend == "none":
         return Tracker()
     try:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a server that never answers would cost 10 s at exit
-        import wandb
-
-        mode = mode or wandb.setup(wandb.Settings(silent=True, x_disable_viewer=True)).settings.mode
-        if mode == "disabled":  # by `wandb disabled`, which writes it to a settings file
+        mode = chosen_mode()
+        if mode == "disabled":
             return Tracker()
-        tracker = WandbTracker(config, run, manifest, notice, offline=mode in ("offline", "dryrun"))
+        tracker = WandbTracker(config, run, manifest, notice, offline=mode == "offline")
     except Exception as error:
         say_once(notice, f"wandb cannot record here ({first_line(error)}): not tracked, metrics.jsonl has everything")
         return Tracker()
@@ -55,63 +50,30 @@ class WandbTracker(Tracker):
     def __init__(self, config: Config, run: Run, manifest: Manifest, notice: Notice, offline: bool) -> None:
         """Open the run, or resume it. Raises: whatever wandb raises when not even an offline run can be made."""
         self._notice = notice
-        self._timeout = config.tracking.init_timeout
-        self._labels = {"scheme": config.scheme.name, "seed": config.seed}
-        self._folder = run.path.parents[1] / "wandb"  # one an experiment: one `wandb sync` takes all its runs
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._cells = {"scheme": config.scheme.name, "seed": config.seed}
+        folder = recordings_folder(run)
         self.id = run_id = stored_id(run) or new_id(config, run, manifest)
-        self._earlier = recordings(self._folder, run_id)
-        arguments: dict[str, Any] = {
+        about = {
             "project": config.tracking.project,
             "entity": config.tracking.entity,
             "group": config.experiment_name,
             "job_type": "train",
-            "name": config.tracking.name or f"{config.scheme.name}/seed={config.seed}",
-            "tags": _tags(config),
-            "notes": config.tracking.notes,
             "config": _run_config(config, manifest),
             "id": run_id,
-            "resume": "allow",
-            "reinit": "create_new",  # neither touches nor ends a wandb run of the caller's own
-            "dir": str(self._folder.parent.absolute()),
         }
-        if offline:
-            self._say_offline("WANDB_MODE=offline")
-        online = None if offline else self._go_online(arguments)
-        self._run: Any = online or init(arguments, self._timeout, "offline")
-        if online:
-            self._known = dict(online.summary) if online.resumed else {}
-            self._known_rows = online.starting_step if online.resumed else 0  # `step` is 0 until the first row
-        else:
-            self._known, self._known_rows = uploaded(self._earlier)
+        labels = {"name": run_name(config), "tags": _tags(config), "notes": config.tracking.notes}
+        self._opened: Opened = open_run(Place(folder, config.tracking.init_timeout, notice), about, labels, offline)
+        self._run: Any = self._opened.run
         self._rows = 0  # of metrics.jsonl, gone through `log`
-        mode = "online" if online else "offline"
-        self.record = {"id": run_id, "project": config.tracking.project, "mode": mode, "folder": str(self._folder)}
+        mode = "online" if self._opened.is_online else "offline"
+        self.record = {"id": run_id, "project": config.tracking.project, "mode": mode, "folder": str(folder)}
         self._guard(lambda: self._define_charts({"train/*": "tokens", "validation/*": "tokens"}))
+        if manifest.status == FINISHED and not self._opened.is_online:
+            self._guard(self._carry_figures)
 
-    def _go_online(self, arguments: dict[str, Any]) -> Any:
-        """The run on the server; None without key or server, which is said once and not tried again in this process."""
-        import wandb
-
-        if Process.offline_because is None:
-            server = wandb.setup().settings.base_url
-            if not wandb.login(prompt=False, verify=False):
-                Process.offline_because = "no wandb key: `wandb login` stores one"
-            elif not answers(server, min(self._timeout, _CONNECT_TIMEOUT)):
-                Process.offline_because = f"{server} cannot be reached"
-            else:
-                try:
-                    return init(arguments, self._timeout, "online")
-                except Exception as error:
-                    Process.offline_because = f"{server} cannot be used: {first_line(error)}"
-                    wandb.teardown()  # else it goes on trying, and the id stays taken
-                    for started in recordings(self._folder, arguments["id"]) - self._earlier:
-                        shutil.rmtree(started, ignore_errors=True)
-        self._say_offline(Process.offline_because)
-        return None
-
-    def _say_offline(self, because: str) -> None:
-        say_once(self._notice, f"wandb records offline ({because}); upload with: wandb sync {self._folder}")
+    def _carry_figures(self) -> None:
+        """An offline recording's summary takes the place of the server's: it begins with all that was there."""
+        self._run.summary.update({**single_figures(self._opened.known), **figures_in(self._opened.replaced)})
 
     def _define_charts(self, charts: Mapping[str, str]) -> None:
         """Name the x axis of each chart; axes get no panel of their own."""
@@ -124,14 +86,13 @@ class WandbTracker(Tracker):
         """Send the rows of `metrics.jsonl` that the server lacks, then drop the older recordings of such rows."""
         for row in read_metrics(metrics):
             self.log(row)
-        for folder in self._earlier if self._run else ():
-            if not is_uploaded(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        if self._run:
+            self._opened.drop_replaced()
 
     def log(self, row: Mapping[str, Any]) -> None:
         """One row of metrics.jsonl as `train/loss`, `validation/loss` ... at `tokens`, unless the server has it."""
         self._rows += 1
-        if self._rows <= self._known_rows:
+        if self._rows <= self._opened.known_rows:
             return  # a resumed run repeats its rows exactly, so counting them tells which are new
         values = {
             f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step", "tokens")
@@ -139,41 +100,57 @@ class WandbTracker(Tracker):
         self._guard(lambda: self._run.log({"tokens": row["tokens"], **_numbers(values)}))
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Single figures of the whole run, such as its final loss."""
+        """Single figures of the whole run, such as its final loss, which is also a bar beside those of other runs."""
         self._guard(lambda: self._run.summary.update(_numbers(values)))
+        bars = _numbers({f"comparison/{name}": values.get(name) for name in _COMPARED})
+        if not self._has(bars):
+            self._guard(lambda: self._run.log(bars))
 
-    def evaluations(self, stored: Sequence[Evaluated], columns: Sequence[str], charts: Mapping[str, str]) -> None:
-        """All stored evaluations: summary keys and curves of those the server lacks, and with them one table of all."""
+    def evaluations(
+        self,
+        stored: Sequence[Evaluated],
+        columns: Sequence[str],
+        axes: Mapping[str, str],
+        charts: Mapping[str, LineChart],
+    ) -> None:
+        """All stored evaluations: summary keys and points of those the server lacks; with them the table and charts.
+
+        Offline table and charts are logged each time, because wandb finds them by the summary.
+        """
         if stored:
-            self._guard(lambda: self._evaluations(stored, columns, charts))
+            self._guard(lambda: self._evaluations(stored, columns, axes, charts))
 
-    def _evaluations(self, stored: Sequence[Evaluated], columns: Sequence[str], charts: Mapping[str, str]) -> None:
+    def _evaluations(
+        self,
+        stored: Sequence[Evaluated],
+        columns: Sequence[str],
+        axes: Mapping[str, str],
+        charts: Mapping[str, LineChart],
+    ) -> None:
         import wandb
 
-        self._define_charts(charts)
-        table, is_news = wandb.Table(columns=[*self._labels, *columns]), False
+        self._define_charts(axes)
+        table, is_news = wandb.Table(columns=[*self._cells, *columns]), False
         for evaluated in stored:
-            table.add_data(*self._labels.values(), *(evaluated.row.get(name) for name in columns))
+            table.add_data(*self._cells.values(), *(evaluated.row.get(name) for name in columns))
             figures = _numbers(evaluated.summary)
-            if not all(self._known.get(key) == value for key, value in figures.items()):
+            if not self._has(figures):
                 is_news = True
                 self._run.summary.update(figures)
                 for point in evaluated.points:
                     self._run.log(_numbers(point))
-        if is_news:
-            self._run.log({"eval/results": table})
+        if is_news or not self._opened.is_online:
+            self._run.log({"eval/results": table, **{key: _drawn(chart) for key, chart in charts.items()}})
+
+    def _has(self, figures: Mapping[str, Any]) -> bool:
+        """Whether the server has all of these."""
+        return all(self._opened.known.get(key) == value for key, value in figures.items())
 
     def finish(self, failed: bool = False) -> None:
         """Close the run, waiting for the server no longer than `tracking.init_timeout`; harmless when called twice."""
         run, self._run = self._run, None
-        if run is None:
-            return
-        try:
-            run.finish(exit_code=1 if failed else 0)
-        except Exception as error:
-            because = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else first_line(error)
-            rest = f"upload the rest with: wandb sync --include-online {self._folder}"
-            say_once(self._notice, f"wandb did not take all of the run ({because}); {rest}")
+        if run is not None:
+            self._opened.close(failed)
 
     def _guard(self, action: Callable[[], Any]) -> None:
         """Ask something of wandb; after its first error the run continues untracked."""
@@ -185,6 +162,16 @@ class WandbTracker(Tracker):
             because = first_line(error)
             say_once(self._notice, f"wandb failed ({because}): tracked no further, metrics.jsonl has everything")
             self.finish(failed=True)
+
+
+def recordings_folder(run: Run) -> Path:
+    """Where wandb records the run: one folder an experiment, so that one `wandb sync` takes all its runs."""
+    return run.path.parents[1] / "wandb"
+
+
+def run_name(config: Config) -> str:
+    """`vo_rope/seed=03`: a list sorted by name has the seeds of a scheme together and in order."""
+    return config.tracking.name or f"{config.scheme.name}/seed={config.seed:02d}"
 
 
 def _tags(config: Config) -> list[str]:
@@ -204,3 +191,11 @@ def _run_config(config: Config, manifest: Manifest) -> dict[str, Any]:
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Without the values that are null or not finite."""
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _drawn(chart: LineChart) -> Any:
+    """As wandb's own line chart: a colour for each run that is shown, a dash for each value of `dash`."""
+    import wandb
+
+    table = wandb.Table(columns=list(chart.columns), data=[list(row) for row in chart.rows])
+    return wandb.plot.line(table, x=chart.x, y=chart.y, stroke=chart.dash, title=chart.title)

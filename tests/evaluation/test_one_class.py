@@ -15,8 +15,8 @@ import posbench
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.charts import evaluated
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.evaluate import Question
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION, Protocol, Score, protocol_named
+from posbench.evaluation.question import Question
 from posbench.plan import plan
 from posbench.reporting.gathering import Found
 from posbench.reporting.probes import probe

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.evaluation.evaluate import parse_length
 from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, SLIDING, VALIDATION
 from posbench.evaluation.protocols.windowed import Windowed
+from posbench.evaluation.question import parse_length
 from posbench.evaluation.windows import Window, spread
 
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
-from posbench.composition import choices, compose
+from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenization import TOKENIZERS
 from posbench.huggingface import Export, export_model, export_run
@@ -17,6 +17,7 @@ from posbench.huggingface.export import _readme
 from posbench.model import build_model
 from posbench.runs import Run
 from posbench.verify.specimen import certificate_config, randomise
+from tests.rows import rows
 
 STOCK = {
     "LlamaForCausalLM": "qk_rope qk_rope_1m qk_rope_500k qk_rope_context qk_rope_learned qk_rope_learned_base "
@@ -41,7 +42,7 @@ def written(folder, scheme, *overrides, options=None):
     return model, result
 
 
-@pytest.mark.parametrize("scheme", choices("scheme"))
+@pytest.mark.parametrize("scheme", rows())
 @torch.no_grad()
 def test_every_scheme_comes_back_with_its_logits_and_generates_with_a_cache(scheme, tmp_path):
     model, result = written(tmp_path, scheme)

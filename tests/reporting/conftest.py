@@ -31,10 +31,36 @@ def losses_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fabricate(tmp_path_factory.mktemp("losses"), World(EFFECTS, seeds=(0, 1, 2, 3), lengths=(), probes=False))
 
 
+@pytest.fixture(scope="session")
+def losses(losses_only: Path) -> Findings:
+    """What those say."""
+    return find(losses_only)
+
+
 @pytest.fixture
 def own(losses_only: Path, tmp_path: Path) -> Path:
     """A copy of that one, for a test to change."""
     return Path(shutil.copytree(losses_only, tmp_path / "runs" / "demo"))
+
+
+@pytest.fixture
+def pair(losses_only: Path, tmp_path: Path) -> Path:
+    """Two runs of it, qk_rope and nope with seed 2, for a test to change."""
+    for scheme in ("qk_rope", "nope"):
+        shutil.copytree(losses_only / scheme / "seed=2", tmp_path / "runs" / "demo" / scheme / "seed=2")
+    return tmp_path / "runs" / "demo"
+
+
+@pytest.fixture(scope="session")
+def _probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    effects = {"qk_rope": 0.0, "nope": 0.08, "alibi": 0.05}
+    return fabricate(tmp_path_factory.mktemp("probed"), World(effects, seeds=(0, 1, 2, 3), lengths=(512, 1024)))
+
+
+@pytest.fixture
+def probed(_probed: Path, tmp_path: Path) -> Path:
+    """Three schemes with probes and two lengths, for a test to change."""
+    return Path(shutil.copytree(_probed, tmp_path / "runs" / "demo"))
 
 
 @pytest.fixture

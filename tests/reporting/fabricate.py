@@ -194,8 +194,10 @@ def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *under: str) -> None:
-    """The windows and their header, as `posbench eval` leaves them."""
+def write_evaluation(
+    run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *under: str, **header: Any
+) -> None:
+    """The windows and their header, as `posbench eval` leaves them. `header`: what else it says, or otherwise."""
     header = {
         "split": split,
         "crosses_documents": protocol != "fixed",
@@ -204,6 +206,7 @@ def write_evaluation(run: Run, protocol: str, length: int, split: str, rows: pd.
         "bos": "before each document, not scored",
         "settings": {"targets": 64},
         "weights": run.manifest.weights,
+        **header,
     }
     store(run, Reading(protocol, length, under), rows, header)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import re
@@ -11,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fabricate import run_of
-from rich.console import Console
+from shown import on_terminal
 
-from posbench.reporting import report
 from posbench.reporting.costs import costs, equal_compute
-from posbench.reporting.findings import find
+from posbench.reporting.findings import Findings, find
 from posbench.reporting.joining import Joined
 from posbench.reporting.sections.costs import cost_table
+from posbench.reporting.spreadsheet import frames
 from posbench.size import Cache
 
 TOKENS = 1000.0
@@ -77,57 +76,47 @@ def test_speed_is_the_median_over_seeds() -> None:
     assert (found.tokens_per_second, found.tokens_per_parameter, found.cache_bytes_per_token) == (300, 2, 1024)
 
 
-def said(folder: Path, output: Path) -> str:
-    with (output / "terminal.txt").open("w+", encoding="utf-8") as file:
-        report(folder, output=output, console=Console(file=file, width=120))
-    return (output / "terminal.txt").read_text(encoding="utf-8")
-
-
-def test_the_report_shows_what_a_loss_cost(own: Path, tmp_path: Path) -> None:
+def test_the_report_shows_what_a_loss_cost(own: Path, losses: Findings) -> None:
     """nope at twice the FLOPs: its loss is taken from the middle of its training, 0.26 above its end."""
-    (tmp_path / "report").mkdir()
-    text = said(own, tmp_path / "report")
+    text = on_terminal(losses, 120)
     assert "All schemes took the same FLOPs to within 0.1%" in " ".join(text.split())
     assert re.search(r"^nope +6,819,152 +0\.059 +1\.50e13 +20,150 +900 +1,024$", text, re.MULTILINE)
     for seed in range(4):
         run_of(own, "nope", seed).update_manifest(training_flops=3.0e13)
-    text = said(own, tmp_path / "report")
+    found = find(own)
+    text = on_terminal(found, 120)
     gap = re.search(r"^nope +\S+ +0\.059 +3\.00e13 +20,150 +900 +1,024 +\+(0\.\d+) ± 0\.\d+\*$", text, re.MULTILINE)
-    nope = find(own).at("validation", 256)["nope"].gap.mean
+    nope = found.at("validation", 256)["nope"].gap.mean
     assert gap and float(gap[1]) == pytest.approx(nope + 5.3 * (math.exp(-3) - math.exp(-6)), abs=0.01)
     assert "“*” marks an estimate" in text and "at 1.50e13 FLOPs" in text
-    with (tmp_path / "report" / "costs.csv").open(encoding="utf-8") as file:
-        rows = {row["scheme"]: row for row in csv.DictReader(file)}
-    assert float(rows["nope"]["gap"]) == pytest.approx(float(gap[1]), abs=1e-3)
-    assert (rows["nope"]["is_estimate"], rows["alibi"]["is_estimate"]) == ("True", "False")
+    rows = frames(found)["costs.csv"].set_index("scheme")
+    assert rows.loc["nope", "gap"] == pytest.approx(float(gap[1]), abs=1e-3)
+    assert (rows.loc["nope", "is_estimate"], rows.loc["alibi", "is_estimate"]) == (True, False)
 
 
-def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path, tmp_path: Path) -> None:
+def test_runs_that_did_not_record_their_flops_have_a_dash(own: Path) -> None:
     run_of(own, "nope", 0).update_manifest(training_flops=None)
     for seed in range(4):
         run_of(own, "alibi", seed).update_manifest(training_flops=None)
-    (tmp_path / "report").mkdir()
-    text = said(own, tmp_path / "report")
+    text = on_terminal(find(own), 120)
     assert re.search(r"^alibi +6,819,152 +0\.059 +– ", text, re.MULTILINE)
     assert "Not every run recorded its FLOPs, so schemes are not compared at equal compute." in " ".join(text.split())
 
 
-def test_a_scheme_of_another_size_is_named(own: Path, tmp_path: Path) -> None:
-    (tmp_path / "report").mkdir()
-    assert "All schemes have as many parameters as qk_rope" in said(own, tmp_path / "report")
+def test_a_scheme_of_another_size_is_named(own: Path, losses: Findings) -> None:
+    assert "All schemes have as many parameters as qk_rope" in on_terminal(losses, 120)
     for seed in range(4):
         sizes = run_of(own, "nope", seed).manifest.num_parameters
         run_of(own, "nope", seed).update_manifest(num_parameters=sizes | {"body": sizes["body"] - 500_000})
-    text = " ".join(said(own, tmp_path / "report").split())
+    text = " ".join(on_terminal(find(own), 120).split())
     assert "Not all schemes have as many parameters as qk_rope: nope -7.3%." in text
 
 
-def test_a_recurrent_state_is_told_apart_from_what_grows(losses_only: Path) -> None:
-    found = find(losses_only)
-    scheme = found.schemes[0]
-    cost = dataclasses.replace(found.costs[scheme], cache_bytes_per_token=0.0, state_bytes=8704.0)
-    table = cost_table(dataclasses.replace(found, costs=found.costs | {scheme: cost}))
+def test_a_recurrent_state_is_told_apart_from_what_grows(losses: Findings) -> None:
+    scheme = losses.schemes[0]
+    cost = dataclasses.replace(losses.costs[scheme], cache_bytes_per_token=0.0, state_bytes=8704.0)
+    table = cost_table(dataclasses.replace(losses, costs=losses.costs | {scheme: cost}))
     column = [name.replace("\n", " ") for name in table.headers].index("cache B a token")
     assert table.rows[0][column] == "0 + 8,704"
     unknown = dataclasses.replace(cost, cache_bytes_per_token=math.nan, state_bytes=math.nan)
-    assert cost_table(dataclasses.replace(found, costs=found.costs | {scheme: unknown})).rows[0][column] == "–"
+    assert cost_table(dataclasses.replace(losses, costs=losses.costs | {scheme: unknown})).rows[0][column] == "–"

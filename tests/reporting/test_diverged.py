@@ -10,15 +10,11 @@ from pathlib import Path
 import pytest
 from fabricate import World, fabricate, run_of
 from rich.console import Console
+from shown import on_terminal
 
-from posbench.reporting import compare, report, results
+from posbench.reporting import compare, results
+from posbench.reporting.findings import Findings, find
 from posbench.runs import DIED, Run, load_run
-
-
-def said(folder: Path, output: Path) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    report(folder, output=output, console=console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def begin_at(run: Run, loss: float) -> None:
@@ -29,10 +25,10 @@ def begin_at(run: Run, loss: float) -> None:
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_a_run_that_ends_above_its_start_is_named_and_stays_in_the_means(own: Path, tmp_path: Path) -> None:
-    assert "iverged" not in said(own, tmp_path / "before")
+def test_a_run_that_ends_above_its_start_is_named_and_stays_in_the_means(own: Path, losses: Findings) -> None:
+    assert "iverged" not in on_terminal(losses, 200)
     begin_at(run_of(own, "alibi", 1), 2.0)
-    text = said(own, tmp_path / "after")
+    text = on_terminal(find(own), 200)
     lead = text.split("Loss on held-out text")[0]
     assert re.search(
         r"Diverged: alibi, 1 of 4 runs \(seed 1: its final loss of 3\.0\d\d is above the 2\.000 that it began with\)\. "
@@ -48,9 +44,9 @@ def test_a_run_that_ends_above_its_start_is_named_and_stays_in_the_means(own: Pa
     assert "seed=1 diverged: its final loss of 3.0" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_run_that_died_takes_its_seed_from_every_test_and_that_is_said(own: Path, tmp_path: Path) -> None:
+def test_a_run_that_died_takes_its_seed_from_every_test_and_that_is_said(own: Path) -> None:
     run_of(own, "nope", 1).update_manifest(status=DIED, reason="the validation loss at step 7 is nan. Lower train.lr")
-    text = " ".join(said(own, tmp_path).split())
+    text = " ".join(on_terminal(find(own), 200).split())
     assert "Diverged: nope, 1 of 4 runs (seed 1: died: the validation loss at step 7 is nan. Lower train.lr)." in text
     assert (
         "A run that died has no loss. Every mean, gap and test lacks seed 1 for that and is over seeds 0, 2, 3 alone"
@@ -60,10 +56,10 @@ def test_a_run_that_died_takes_its_seed_from_every_test_and_that_is_said(own: Pa
 
 
 @pytest.mark.parametrize(("died", "left"), [((1, 2, 3), r"3\.\d{3} \(seed 0\)"), ((0, 1, 2, 3), "died")])
-def test_a_scheme_is_shown_with_what_is_left_of_it(own: Path, tmp_path: Path, died: tuple[int, ...], left: str) -> None:
+def test_a_scheme_is_shown_with_what_is_left_of_it(own: Path, died: tuple[int, ...], left: str) -> None:
     for seed in died:
         run_of(own, "nope", seed).update_manifest(status=DIED, reason="loss nan")
-    text = said(own, tmp_path)
+    text = on_terminal(find(own), 200)
     assert re.search(rf"^nope +– +{left} .* 0 \({len(died)} of 4 diverged\) ", text, re.MULTILINE)
     assert "Not in any test or gap: nope; the loss table ends with what is left." in " ".join(text.split())
     assert "Paired t-tests over 4 seeds" in text and "lacks seed" not in text
@@ -79,6 +75,6 @@ def test_a_run_whose_first_loss_is_not_known_is_not_called_diverged(own: Path) -
 
 def test_one_seed_that_diverged_leaves_a_report(tmp_path: Path) -> None:
     world = World({"qk_rope": 0.0, "nope": 0.1}, seeds=(0,), lengths=(), probes=False)
-    folder = fabricate(tmp_path / "runs", world)
+    folder = fabricate(tmp_path, world)
     begin_at(run_of(folder, "nope", 0), 1.0)
-    assert "nope, 1 of 1 runs" in said(folder, tmp_path / "report")
+    assert "nope, 1 of 1 runs" in on_terminal(find(folder), 200)

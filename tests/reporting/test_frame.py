@@ -62,9 +62,8 @@ def test_hand_made_manifests_do_not_break_the_others(own: Path, value: object) -
     runs = [run_of(own, scheme, seed) for scheme in ("nope", "alibi", "qkvo_rope") for seed in (1, 2, 3)]
     for run, field in zip(runs, fields, strict=True):
         hand_made(run, **{field: value})
-    frame = results(own)
-    assert len(frame) == 16
-    assert not find(own).joined.runs.empty
+    found = find(own)
+    assert len(found.frame) == 16 and not found.joined.runs.empty
 
 
 def test_a_run_of_the_older_format_is_read_and_is_not_bound(own: Path) -> None:
@@ -131,10 +130,12 @@ def test_results_under_other_words_have_columns_of_their_own(own: Path) -> None:
     ],
     ids=lambda row: row[:24],
 )
-def test_metrics_that_are_none_cost_a_curve_and_no_more(own: Path, row: str) -> None:
-    with (own / "nope" / "seed=2" / "metrics.jsonl").open("a") as file:
+def test_metrics_that_are_none_cost_a_curve_and_no_more(pair: Path, row: str) -> None:
+    with (pair / "nope" / "seed=2" / "metrics.jsonl").open("a") as file:
         file.write(f'{{"kind": "validation", {row}}}\n')
-    assert [note for note in find(own).notes if "The loss curve of nope seed 2 is not shown" in note]
+    found = find(pair)
+    assert [note for note in found.notes if "The loss curve of nope seed 2 is not shown" in note]
+    assert found.schemes == ["qk_rope", "nope"] and set(found.curves["scheme"]) == {"qk_rope"}
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -116,4 +116,3 @@ def test_what_is_no_record_is_named_and_not_believed(beside: Path, changes: dict
     path.write_text(json.dumps(sealed({**json.loads(path.read_text()), **changes})))
     records, faults = ngrams_of(run)
     assert not records and len(faults) == 1 and faults[0].startswith(f"{path} is not used (it ")
-    assert not find(beside).ngrams

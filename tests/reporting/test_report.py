@@ -17,11 +17,13 @@ import pandas as pd
 import pytest
 from fabricate import World, change_fingerprints, fabricate, rename, rescore, run_of
 from rich.console import Console
+from shown import in_markdown, on_terminal
 
 from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.reporting import report
-from posbench.reporting.findings import find
+from posbench.reporting.findings import Findings, find
+from posbench.reporting.report import write
 from posbench.reporting.sections.next_runs import command, settings
 from posbench.runs import DIED, Run
 from posbench.runs.manifest import Costs
@@ -67,6 +69,7 @@ def test_the_last_line_names_what_to_open_and_where_the_rest_is(written: Path) -
     assert last == f"wrote report.html, report.md, table.csv and {made - 3} more in {written}/"
 
 
+@pytest.mark.slow
 def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written: Path, tmp_path: Path) -> None:
     said(experiment, tmp_path)
     for name in ("table.csv", "report.md", "report.html", "curves.svg"):
@@ -74,9 +77,9 @@ def test_the_report_can_be_made_again_and_is_the_same(experiment: Path, written:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_tables_fit_the_terminal_with_no_cell_broken(losses_only: Path, tmp_path: Path, width: int) -> None:
-    text = said(losses_only, tmp_path, width)
-    assert max(map(len, text.split("\n")[:-2])) <= width  # the last line names files and may be as long as it is
+def test_tables_fit_the_terminal_with_no_cell_broken(losses: Findings, width: int) -> None:
+    text = on_terminal(losses, width)
+    assert max(map(len, text.splitlines())) <= width
     whole = r"^(qk_rope|qkvo_rope|alibi|nope) +relative +\d\.\d{3} ± 0\.0\d\d +(0|[+-]0\.\d+ ± 0\.0*[1-9]\d)"
     whole += r" +[a-d]+ +(–|± 0\.0+[1-9]\d) +\d\.\d+$"
     assert len(re.findall(whole, text, re.MULTILINE)) == 4
@@ -89,8 +92,9 @@ def test_letters_lead_and_the_chain_says_equal_where_that_was_tested(written: Pa
     assert re.search(rf"{letters}\n\n{chain}", text, re.MULTILINE)
 
 
-def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path, tmp_path: Path) -> None:
-    text = said(losses_only, tmp_path, width=200, margin=0.0005)
+def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path) -> None:
+    found = find(losses_only, margin=0.0005)
+    text = on_terminal(found, width=200)
     assert re.search(
         r"^(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +0\.00\d\d ± 0\.\d{4} +\S+ +\S+ +0\.00\d\d +(about|more than) \d+",
         text,
@@ -98,7 +102,6 @@ def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path, 
     )
     last = text.split("Open pairs that matter")[1]
     assert re.search(r"(qk_rope ~ qkvo_rope|qkvo_rope ~ qk_rope) +neighbours here, published qk_rope ~ qkvo_rope", last)
-    found = find(losses_only, margin=0.0005)
     line = command(found, [4, 5])
     schemes = ",".join(found.schemes)
     assert line == f"posbench train -m experiment=demo model=tiny scheme={schemes} seed=4,5".replace(
@@ -108,10 +111,10 @@ def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path, 
     assert compose(words).to_mapping()["model"] == found.config.to_mapping()["model"]  # the same runs, by these words
 
 
-def test_a_smaller_family_is_tested_alone(losses_only: Path, tmp_path: Path) -> None:
-    text = " ".join(said(losses_only, tmp_path, width=200, family="baseline").split())
-    assert "for the pairs with the baseline (3), Holm's correction" in text and "no letters and no chain" in text
+def test_a_smaller_family_is_tested_alone(losses_only: Path) -> None:
     found = find(losses_only, family="baseline")
+    text = " ".join(on_terminal(found, width=200).split())
+    assert "for the pairs with the baseline (3), Holm's correction" in text and "no letters and no chain" in text
     assert sum(pair.is_tested for pair in found.pairs) == 3
     assert all(("qk_rope" in (pair.left, pair.right)) == pair.is_tested for pair in found.pairs)
     with pytest.raises(ConfigError, match="did you mean 'published'"):
@@ -121,30 +124,28 @@ def test_a_smaller_family_is_tested_alone(losses_only: Path, tmp_path: Path) -> 
 
 
 def test_one_seed_is_told_which_seeds_to_run(tmp_path: Path, world: Callable[..., World]) -> None:
-    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5}, seeds=(0,)))
-    text = said(folder, tmp_path / "report", width=60)
+    folder = fabricate(tmp_path, world({"qk_rope": 0.0, "nope": 0.5}, seeds=(0,), lengths=()))
+    text = on_terminal(find(folder), width=60)
     assert re.search(r"^posbench train -m experiment=demo .*scheme=qk_rope,nope seed=1,2,3,4$", text, re.MULTILINE)
 
 
 def test_the_set_up_states_the_options_of_every_scheme(tmp_path: Path, world: Callable[..., World]) -> None:
-    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.1, "sinusoidal": 0.2}, seeds=(0, 1)))
-    for seed in (0, 1):
-        file = run_of(folder, "sinusoidal", seed).path / "config.yaml"
-        file.write_text(file.read_text().replace("amplitude: 1.0", "amplitude: 0.5"))
-    said(folder, tmp_path / "report")
-    table = html.unescape((tmp_path / "report" / "report.md").read_text().rpartition("## Set-up")[2])
+    folder = fabricate(tmp_path, world({"qk_rope": 0.0, "nope": 0.1, "sinusoidal": 0.2}, seeds=(0,), lengths=()))
+    file = run_of(folder, "sinusoidal", 0).path / "config.yaml"
+    file.write_text(file.read_text().replace("amplitude: 1.0", "amplitude: 0.5"))
+    table = html.unescape(in_markdown(find(folder)).rpartition("## Set-up")[2])
     amount = "sines of amplitude 0.01; token embeddings begin with standard deviation 0.02"
     assert "\n| qk_rope | rotary | base=10000.0, sites=['q', 'k'] | – |" in table
     assert "\n| nope | nope | – | – |" in table
     assert f"\n| sinusoidal | sinusoidal | amplitude=0.5, base=10000.0 | {amount} |" in table
 
 
-def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp_path: Path) -> None:
+def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path) -> None:
     peaks = {"nope": [300 * 2**20, None, 100 * 2**20, None], "alibi": [None] * 4}
     for scheme, of_seeds in peaks.items():
         for seed, (speed, peak) in enumerate(zip([100.0, 1000.0, 300.0, 200.0], of_seeds, strict=True)):
             run_of(own, scheme, seed).update_manifest(costs=Costs(speed, None, peak))
-    text = said(own, tmp_path, width=160)
+    text = on_terminal(find(own), width=160)
     assert re.search(r"^nope .* 250 +200 +1,024$", text, re.MULTILINE)
     assert re.search(r"^alibi .* 250 +– +1,024$", text, re.MULTILINE)
     assert "of the machine as it was, not of the scheme alone" in " ".join(text.split())
@@ -153,45 +154,45 @@ def test_speed_is_the_median_and_memory_the_mean_of_what_there_is(own: Path, tmp
 def test_the_one_scheme_that_keeps_the_chain_whole_is_named(tmp_path: Path, world: Callable[..., World]) -> None:
     """vo_rope is so noisy that no test decides it, and stands last: no place can be cut."""
     effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": 0.2, "vo_rope": 0.6}
-    folder = fabricate(tmp_path / "runs", world(effects, seeds=(0, 1, 2, 3)))
+    folder = fabricate(tmp_path, world(effects, seeds=(0, 1, 2, 3), lengths=()))
     for seed, times in enumerate((0.9, 1.6, 0.8, 1.1)):
         noisy = run_of(folder, "vo_rope", seed)
         rescore(noisy, "validation", 256, lambda rows, by=times: rows.assign(nll=rows["nll"] * by))
-    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    text = " ".join(on_terminal(find(folder), width=1000).split())
     assert "qk_rope ~ nope ~ alibi ~ vo_rope" in text
     assert re.search(
         r"vo_rope alone blocks 2 cuts: without vo_rope the same decisions read qk_rope > nope > alibi\.", text
     )
     shutil.rmtree(folder / "vo_rope")
-    text = " ".join(said(folder, tmp_path / "report", width=1000).split())
+    text = " ".join(on_terminal(find(folder), width=1000).split())
     assert "qk_rope > nope > alibi" in text and "No “>” stands here" not in text
 
 
 def test_one_seed_claims_nothing(tmp_path: Path, world: Callable[..., World]) -> None:
-    folder = fabricate(tmp_path / "runs", world({"qk_rope": 0.0, "nope": 0.5, "alibi": 1.0}, seeds=(0,)))
-    text = said(folder, tmp_path / "report")
+    folder = fabricate(tmp_path, world({"qk_rope": 0.0, "nope": 0.5, "alibi": 1.0}, seeds=(0,)))
+    text = on_terminal(find(folder))
     assert "1 seed: order not tested" in text and "By loss, lowest first: qk_rope, nope, alibi" in text
     assert not re.search(r"qk_rope [>~]", text)
     assert "1 seed: not tested" in text or "No pair stands the other way round" in text
     assert not re.search(r"\d ± \d", text.split("Perplexity by length")[0])
 
 
-def test_what_was_left_out_is_always_printed(own: Path, tmp_path: Path) -> None:
+def test_what_was_left_out_is_always_printed(own: Path) -> None:
     run_of(own, "nope", 1).update_manifest(status=DIED, reason="loss nan at step 7")
     change_fingerprints(run_of(own, "alibi", 2), data="0ther")
-    text = said(own, tmp_path)
+    text = on_terminal(find(own))
     assert re.search(r"nope +1 +died: loss nan at step 7", text)
     assert re.search(r"alibi +2 +differs from the others in the text", text)
     assert "Compared over the seeds that all compared schemes have: 0, 3." in text
 
 
-def test_a_scheme_of_which_every_run_died_is_a_row(own: Path, tmp_path: Path) -> None:
+def test_a_scheme_of_which_every_run_died_is_a_row(own: Path) -> None:
     for seed in range(4):
         run_of(own, "nope", seed).update_manifest(status=DIED, reason="loss nan")
-    assert re.search(r"^nope +– +died", said(own, tmp_path), re.MULTILINE)
+    assert re.search(r"^nope +– +died", on_terminal(find(own)), re.MULTILINE)
 
 
-def test_the_first_sentence_says_what_is_ranked(written: Path, losses_only: Path, tmp_path: Path) -> None:
+def test_the_first_sentence_says_what_is_ranked(written: Path, losses: Findings) -> None:
     size = "Ranked here are models of 6.82 million parameters after 399,360 tokens (0.059 tokens a parameter); "
     first = (written / "report.md").read_text().split("## Loss on held-out text\n\n")[1]
     assert re.match(
@@ -199,7 +200,7 @@ def test_the_first_sentence_says_what_is_ranked(written: Path, losses_only: Path
         r"where it is worth \S+ ± \S+ nats/token\.\n",
         first,
     )
-    text = " ".join(said(losses_only, tmp_path).split())
+    text = " ".join(on_terminal(losses).split())
     assert text.startswith(f"{size}whether they use the order of tokens was not measured (`posbench eval --protocol")
 
 
@@ -270,21 +271,13 @@ def test_hostile_names_are_inert_everywhere(evil: Path, tmp_path: Path) -> None:
         assert "x$\\no$" in picture.read_text()  # no formula of matplotlib's
 
 
-def test_an_output_that_cannot_be_written_is_said(losses_only: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"the report cannot be written to .*file.*name another folder"):
-        said(losses_only, tmp_path / "file" / "report")
-
-
-def test_nothing_half_written_is_left_where_writing_fails(
-    losses_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_half_written_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(ConfigError, match="No space left"):
-        said(losses_only, tmp_path / "report")
+        write(tmp_path / "report" / "table.csv", b"scheme")
     assert list((tmp_path / "report").iterdir()) == []
 
 
@@ -304,17 +297,16 @@ def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
         report(tmp_path)
 
 
-def test_a_model_that_gives_no_numbers_is_not_flattered(experiment: Path, tmp_path: Path) -> None:
+def test_a_model_that_gives_no_numbers_is_not_flattered(probed: Path) -> None:
     """One NaN among the windows must not be skipped by a sum: the perplexity is not a number."""
-    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
+    run = run_of(probed, "nope", 0)
     for protocol, column in (("fixed", "nll"), ("retrieval", "control_nll"), ("position", "nll")):
-        run = run_of(folder, "nope", 0)
         rescore(run, protocol, 1024, lambda rows, c=column: rows.assign(**{c: rows[c].where(rows.index != 3)}))
-    found = find(folder, against="rove")
+    found = find(probed, against="rove")
     assert math.isnan(found.at("fixed", 1024)["nope"].perplexity) and found.at("fixed", 512)["nope"].perplexity > 1
     assert math.isnan(found.probes["retrieval"].set_index(["scheme", "length"]).loc[("nope", 1024), "drop"])
     assert found.probes["position"].set_index("scheme").loc["nope", "loss"].isna().sum() == 1
-    assert re.search(r"^nope .* nan ", said(folder, tmp_path / "report"), re.MULTILINE)
+    assert re.search(r"^nope .* nan", on_terminal(found), re.MULTILINE)
 
 
 def test_order_shows_what_is_lost_by_distance_and_the_reach(written: Path) -> None:
@@ -336,51 +328,45 @@ def test_retrieval_shows_repetition_and_the_part_by_order(written: Path) -> None
     assert "12 trials, 372 targets a gap" in text and "only a model that uses the order of the passage gains" in text
 
 
-def test_retrieval_from_before_the_shuffled_control_is_shown_without_the_part_by_order(
-    experiment: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
+def test_retrieval_from_before_the_shuffled_control_is_shown_without_the_part_by_order(probed: Path) -> None:
     for seed in range(4):
-        rescore(run_of(folder, "nope", seed), "retrieval", None, lambda rows: rows.drop(columns="shuffled_nll"))
-    found = find(folder)
+        rescore(run_of(probed, "nope", seed), "retrieval", None, lambda rows: rows.drop(columns="shuffled_nll"))
+    found = find(probed)
     assert found.probes["retrieval"]["drop"].notna().all() and found.probes["retrieval"]["by_order"].isna().all()
-    text = " ".join(said(folder, tmp_path / "report").split())
+    text = " ".join(on_terminal(found).split())
     assert "Retrieval: benefit of repetition" in text and "Retrieval: the part by order" not in text
-    assert "`posbench eval --protocol retrieval --length 128,256,512,1024,2048` scores them again" in text
+    assert "`posbench eval --protocol retrieval --length 512,1024` scores them again" in text
 
 
-def test_windows_that_differ_are_not_set_side_by_side(own: Path, tmp_path: Path) -> None:
+def test_windows_that_differ_are_not_set_side_by_side(own: Path) -> None:
     rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows.assign(start=rows["start"] + 1))
-    text = " ".join(said(own, tmp_path).split())
+    text = " ".join(on_terminal(find(own)).split())
     assert "validation at 256: left out nope seed 1, which scored other windows than the rest" in text
     assert "Compared over seeds 0, 2, 3, since the others lack this evaluation: validation at 256." in text
     assert "Paired t-tests over 3 seeds" in text  # the ranking is of the losses in the table
 
 
 @pytest.mark.parametrize("key", ["dtype", "code"])
-def test_losses_in_another_number_format_or_of_other_code_are_not_set_side_by_side(
-    own: Path, tmp_path: Path, key: str
-) -> None:
+def test_losses_in_another_number_format_or_of_other_code_are_not_set_side_by_side(own: Path, key: str) -> None:
     rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows, **{key: "another"})
-    assert "validation at 256: left out nope seed 1" in " ".join(said(own, tmp_path).split())
+    assert "validation at 256: left out nope seed 1" in " ".join(find(own).notes)
 
 
-def test_a_scheme_far_noisier_than_the_others_is_pointed_at(own: Path, tmp_path: Path) -> None:
-    assert "spread more" not in said(own, tmp_path / "before")
+def test_a_scheme_far_noisier_than_the_others_is_pointed_at(own: Path, losses: Findings) -> None:
+    assert "spread more" not in on_terminal(losses)
     rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows.assign(nll=rows["nll"] * 1.2))
-    assert re.search(r"the losses of nope \(\d+ times\) spread more", " ".join(said(own, tmp_path / "after").split()))
+    assert re.search(r"the losses of nope \(\d+ times\) spread more", " ".join(on_terminal(find(own)).split()))
 
 
-def test_a_file_that_fails_is_named_and_costs_its_cell_alone(experiment: Path, tmp_path: Path) -> None:
+def test_a_file_that_fails_is_named_and_costs_its_cell_alone(probed: Path) -> None:
     """Losses that were altered, and those of another run, copied: neither is ranked, and the others still are."""
-    folder = Path(shutil.copytree(experiment, tmp_path / "demo"))
-    altered = folder / "nope" / "seed=0" / "eval" / "fixed" / "512.parquet"
+    altered = probed / "nope" / "seed=0" / "eval" / "fixed" / "512.parquet"
     rows = pd.read_parquet(altered)
     rows.assign(nll=rows["nll"] - 0.5).to_parquet(altered, index=False)
-    foreign = folder / "nope" / "seed=1" / "eval" / "fixed"
+    foreign = probed / "nope" / "seed=1" / "eval" / "fixed"
     shutil.rmtree(foreign)
-    shutil.copytree(folder / "alibi" / "seed=1" / "eval" / "fixed", foreign)
-    found = find(folder)
+    shutil.copytree(probed / "alibi" / "seed=1" / "eval" / "fixed", foreign)
+    found = find(probed)
     notes = " ".join(found.notes)
     assert f"{altered} is not used: its windows do not match their checksum. To make it again: posbench eval" in notes
     assert f"{foreign / '1024.parquet'} is not used: it is of another run (" in notes

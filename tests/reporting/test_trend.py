@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, fabricate
+from fabricate import World, change_fingerprints, fabricate
 from rich.console import Console
 
 from posbench.composition import compose
@@ -26,8 +26,7 @@ from posbench.reporting.trend import (
     find_trend,
     link_verdict,
 )
-from posbench.runs import Run, find_runs
-from posbench.runs.readings import store
+from posbench.runs import find_runs
 
 Make = Callable[..., World]
 # name -> parameters, tokens, learning rate, and the planted gaps of nope and k_rope to qk_rope
@@ -57,27 +56,19 @@ def place(
     folder = fabricate(root, world(effects, experiment=name, overrides=words, **options))
     identity = {"train.tokens": tokens, "train.lr": lr, "model.d_model": parameters // 1000, "train.beta2": 0.95}
     for run in find_runs(folder):
-        changed(run, identity=identity, tokens=tokens, num_parameters={"body": parameters, "embedding": 0})
+        run.update_manifest(identity=identity, tokens=tokens, num_parameters={"body": parameters, "embedding": 0})
     return folder
-
-
-def changed(run: Run, **values: object) -> None:
-    """Change what the manifest says; the results, which name its facts, stay those of the run."""
-    results, _ = run.results()
-    run.update_manifest(**values)
-    for result in results:
-        store(run, result.reading, result.windows, result.header)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("trend")
-    return [place(root, World, name) for name in POINTS]
+    return [place(root, World, name, probes=False) for name in POINTS]
 
 
 @pytest.fixture(scope="module")
-def losses_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return place(tmp_path_factory.mktemp("losses"), World, "small-1M", probes=False)
+def losses_alone(folders: list[Path]) -> Path:
+    return folders[0]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +125,7 @@ def test_links_stand_fall_or_are_open(trend: Trend) -> None:
 
 
 def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None:
-    every = [place(tmp_path, world, name, seeds=(0,)) for name in ("small-1M", "small")]
+    every = [place(tmp_path, world, name, seeds=(0,), probes=False) for name in ("small-1M", "small")]
     trend = find_trend(every, against="kexue-10862")
     assert link_verdict(trend.points[0].findings, "k_rope", ">", "nope")[0] == "(stands)"
     assert link_verdict(trend.points[0].findings, "nope", ">", "k_rope")[0] == "(falls)"
@@ -144,24 +135,25 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "identity, fingerprints, says",
     [
-        ({"identity": {"train.beta2": 0.99}}, r"train\.beta2 \(0\.95; 0\.99\)"),
-        ({"fingerprints": "data"}, r"the text \(da7a; 0ther\)"),
-        ({"fingerprints": "tokenizer"}, r"the tokenizer \(70ce; 0ther\)"),
+        ({"train.beta2": 0.99}, {}, r"train\.beta2 \(0\.95; 0\.99\)"),
+        ({}, {"data": "0ther"}, r"the text \(da7a; 0ther\)"),
+        ({}, {"tokenizer": "0ther"}, r"the tokenizer \(70ce; 0ther\)"),
     ],
 )
 def test_what_differs_in_more_than_size_and_tokens_is_refused_by_name(
-    losses_alone: Path, tmp_path: Path, world: Make, change: dict[str, object], says: str
+    losses_alone: Path,
+    tmp_path: Path,
+    world: Make,
+    identity: dict[str, float],
+    fingerprints: dict[str, str],
+    says: str,
 ) -> None:
-    other = place(tmp_path, world, "small", seeds=(0, 1), probes=False)
+    other = place(tmp_path, world, "small", seeds=(0,), probes=False)
     for run in find_runs(other):
-        manifest, values = run.manifest, dict(change)
-        if isinstance(values.get("fingerprints"), str):
-            values["fingerprints"] = replace(manifest.fingerprints, **{str(values["fingerprints"]): "0ther"})
-        if isinstance(values.get("identity"), dict):
-            values["identity"] = {**manifest.identity, **values["identity"]}
-        changed(run, **values)
+        run.update_manifest(identity={**run.manifest.identity, **identity})
+        change_fingerprints(run, **fingerprints)
     with pytest.raises(ConfigError, match=f"small-1M and small cannot stand in one trend: they differ in {says}"):
         find_trend([losses_alone, other])
 
@@ -172,12 +164,14 @@ def test_two_points_of_one_size_and_tokens_are_refused(losses_alone: Path) -> No
 
 
 def test_other_windows_are_refused(losses_alone: Path, tmp_path: Path, world: Make) -> None:
-    other = place(tmp_path, world, "small", documents=13, probes=False)
+    other = place(tmp_path, world, "small", seeds=(0,), documents=13, probes=False)
     with pytest.raises(ConfigError, match=r"differ in train\.validation_tokens \(\d+; \d+\), the validation windows"):
         find_trend([losses_alone, other])
 
 
-def test_the_report_of_a_trend(folders: list[Path], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_report_of_a_trend(tmp_path: Path, world: Make) -> None:
+    folders = [place(tmp_path, world, name) for name in POINTS]
     with (tmp_path / "terminal.txt").open("w") as file:
         paths = trend_report(folders, output=tmp_path / "out", console=Console(file=file, width=140))
     names = {path.name for path in paths}

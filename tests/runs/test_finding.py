@@ -14,7 +14,7 @@ from rich.console import Console
 
 from posbench import ConfigError, results
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.evaluate import Question
+from posbench.evaluation.question import Question
 from posbench.listing import list_runs
 from posbench.reporting import report
 from posbench.runs import find_runs, load_run

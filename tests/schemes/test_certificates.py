@@ -8,36 +8,68 @@ import torch
 
 from posbench.attention import Past
 from posbench.attention import ways as attention
-from posbench.composition import choices
+from posbench.composition import choices, conf_dir
+from posbench.composition.choices import load_choice
 from posbench.config import SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
-from posbench.verify import certificate_config, certify
+from posbench.verify import certificate_config, certify, measures, relativity
+from posbench.verify.certificates import SLOPE
+from posbench.verify.gradients import gradients
+from posbench.verify.specimen import Specimen
+from tests.rows import ONE_OF_EACH_KIND
 
+ONE_LAYER = "model.num_layers=1"
 SUBSETS = [sites for size in range(5) for sites in combinations("qkvo", size)]
 
 
-def failures(config):
-    return {check.name: str(check) for check in certify(config).checks if not check.holds}
-
-
-def failures_of(certificate):
+def failures(certificate):
     return {check.name for check in certificate.checks if not check.holds}
 
 
-@pytest.mark.parametrize("name", choices("scheme"))
-def test_every_scheme_keeps_its_promises(name):
-    certificate = certify(certificate_config(name))
+def keeps_its_promises(name, *overrides):
+    certificate = certify(certificate_config(name, overrides))
     assert {check.name: str(check) for check in certificate.checks if not check.holds} == {}
     assert certificate.measured == certificate.promised
     assert certificate.scheme == name  # the file is named as the scheme is
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+def test_a_row_of_each_kind_keeps_its_promises_in_one_layer(name):
+    keeps_its_promises(name, ONE_LAYER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", choices("scheme"))
+def test_every_scheme_keeps_its_promises(name):
+    keeps_its_promises(name)
+
+
+def test_a_row_of_each_kind_is_among_the_fast_tests():
+    def kinds(names):
+        rows = [load_choice(conf_dir() / "scheme" / f"{name}.yaml")[0] for name in names]
+        return {row["kind"] for row in rows} | {str(row.get("attention")) for row in rows}
+
+    assert kinds(ONE_OF_EACH_KIND) == kinds(choices("scheme"))
+
+
+def subset(sites):
+    scheme = SchemeConfig(name="subset", kind="rotary", options={"sites": list(sites), "base": 10000.0})
+    return replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme)
+
+
 @pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
 def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(sites):
-    scheme = SchemeConfig(name="subset", kind="rotary", options={"sites": list(sites), "base": 10000.0})
-    certificate = certify(replace(certificate_config("nope"), scheme=scheme))
-    assert certificate.measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
-    assert certificate.holds
+    specimen = Specimen.of(subset(sites))
+    with torch.no_grad():
+        measured = relativity(measures.shift(specimen))
+    assert measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
+    assert specimen.promises_relative == (measured == "relative")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
+def test_rotations_of_any_sites_keep_their_promises(sites):
+    assert certify(subset(sites)).holds
 
 
 def test_the_eleven_schemes_are_what_the_specification_says():
@@ -96,7 +128,7 @@ ROTARY_FAULTS = {
 def test_a_fault_in_rotation_is_noticed(fault, monkeypatch):
     where, name, broken, noticed_by = ROTARY_FAULTS[fault]
     monkeypatch.setattr(where, name, broken)
-    assert failures(certificate_config("qkvo_rope")).keys() >= set(noticed_by.split())
+    assert failures(certify(certificate_config("qkvo_rope", [ONE_LAYER]))) >= set(noticed_by.split())
 
 
 def turn_in_bfloat16_all_but(pair):
@@ -114,7 +146,7 @@ def turn_in_bfloat16_all_but(pair):
 @pytest.mark.parametrize("name", ["qk_rope", "vo_rope", "q_rope"])
 def test_a_pair_that_bfloat16_leaves_as_it_came_is_noticed(name, pair, monkeypatch):
     monkeypatch.setattr(rotary, "turn", turn_in_bfloat16_all_but(pair))
-    assert failures(certificate_config(name)).keys() == {"bf16"}
+    assert failures(certify(certificate_config(name, [ONE_LAYER]))) == {"bf16"}
 
 
 def zeros_for(way):
@@ -146,7 +178,7 @@ PATHS = {
 def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
     where, function, broken, _ = PATHS[path]
     monkeypatch.setattr(where, function, broken(getattr(where, function)))
-    certificate = certify(certificate_config(name))
+    certificate = certify(certificate_config(name, [ONE_LAYER]))
     for numbers in ("fp32", "bf16"):
         assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
 
@@ -160,8 +192,9 @@ def without_gradient(way):
 @pytest.mark.parametrize("path", ["masked", "blocks"])
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(attention, path, without_gradient(getattr(attention, path)))
-    certificate = certify(certificate_config(name))
-    assert failures_of(certificate) == {"grad"} and certificate["grad"].where.startswith(f"{path}, ")
+    with torch.no_grad():
+        error, where = gradients(Specimen.of(certificate_config(name, [ONE_LAYER])))
+    assert error > SLOPE and where.startswith(f"{path}, ")
 
 
 def test_a_shared_vector_without_a_gradient_is_noticed_and_named(monkeypatch):
@@ -171,28 +204,30 @@ def test_a_shared_vector_without_a_gradient_is_noticed_and_named(monkeypatch):
         return torch.cat((q(self, x, pos)[..., :16].detach(), q(self, x, pos)[..., 16:]), dim=-1)
 
     monkeypatch.setattr(transformer_xl.TransformerXLLayer, "q", broken)
-    certificate = certify(certificate_config("transformer_xl"))
-    assert failures_of(certificate) == {"grad"}
+    certificate = certify(certificate_config("transformer_xl", [ONE_LAYER]))
+    assert failures(certificate) == {"grad"}
 
 
 def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
-    assert certify(certificate_config("fire", ["train.context_length=1024"])).measured == "absolute"
+    with torch.no_grad():
+        drift = measures.shift(Specimen.of(certificate_config("fire", ["train.context_length=1024"])))
+    assert relativity(drift) == "absolute"
 
 
 def test_what_learns_nothing_has_no_gradient_to_certify():
-    assert certify(certificate_config("alibi"))["grad"].measured is None
+    assert certify(certificate_config("nope", [ONE_LAYER]))["grad"].measured is None
 
 
 def test_a_base_that_is_not_used_is_noticed(monkeypatch):
     frequencies = rotary.inverse_frequencies
     monkeypatch.setattr(rotary, "inverse_frequencies", lambda head_dim, *rest: frequencies(head_dim, 10000.0))
-    assert "fp64" in failures(certificate_config("qk_rope", ["scheme.base=500000"]))
+    assert "fp64" in failures(certify(certificate_config("qk_rope", [ONE_LAYER, "scheme.base=500000"])))
 
 
 def test_reversed_slopes_are_noticed(monkeypatch):
     exponents = alibi.exponents
     monkeypatch.setattr(alibi, "exponents", lambda num_heads: exponents(num_heads).flip(0))
-    assert "fp64" in failures(certificate_config("alibi"))
+    assert "fp64" in failures(certify(certificate_config("alibi", [ONE_LAYER])))
 
 
 def scaled_bias(bias):
@@ -207,7 +242,7 @@ def scaled_bias(bias):
 def test_a_scaled_bias_is_noticed(monkeypatch):
     bias = alibi.Alibi.bias
     monkeypatch.setattr(alibi.Alibi, "bias", scaled_bias(bias))
-    assert "fp64" in failures(certificate_config("alibi"))
+    assert "fp64" in failures(certify(certificate_config("alibi", [ONE_LAYER])))
 
 
 class LooksAhead(Scheme):
@@ -242,7 +277,7 @@ class Deaf(Scheme):
 )
 def test_a_scheme_that_breaks_its_word_is_noticed(scheme, noticed_by, monkeypatch):
     monkeypatch.setitem(SCHEMES.ours, "broken", scheme)
-    certificate = certify(replace(certificate_config("nope"), scheme=SchemeConfig("broken", "broken")))
+    certificate = certify(replace(certificate_config("nope", [ONE_LAYER]), scheme=SchemeConfig("broken", "broken")))
     assert not certificate.holds and not certificate[noticed_by].holds
     assert not certificate.defined  # the reference has no such kind, and does not pretend to
 
@@ -259,5 +294,5 @@ class KeyBias(Scheme):
 
 def test_relative_is_measured_not_read_off_the_formula(monkeypatch):
     monkeypatch.setitem(SCHEMES.ours, "key_bias", KeyBias)
-    certificate = certify(replace(certificate_config("nope"), scheme=SchemeConfig("key_bias", "key_bias")))
+    certificate = certify(replace(certificate_config("nope", [ONE_LAYER]), scheme=SchemeConfig("key_bias", "key_bias")))
     assert certificate["shift"].holds and not certificate["fp32"].holds

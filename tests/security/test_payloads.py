@@ -65,6 +65,7 @@ def test_the_canary_sings(give: Give) -> None:
     assert not untouched()
 
 
+RUN_OR_SWEEP = [pytest.param([], id="run"), pytest.param(["-m"], id="sweep", marks=pytest.mark.slow)]
 WORDS = [
     "+_target_=evil.run",
     "+model._target_=evil.run",
@@ -101,11 +102,11 @@ WORDS = [
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_no_word_runs_code_or_asks_the_environment(give: Give, short: list[str], word: str) -> None:
+@pytest.mark.parametrize("flag", RUN_OR_SWEEP)
+def test_no_word_runs_code_or_asks_the_environment(give: Give, short: list[str], word: str, flag: list[str]) -> None:
     Path("job.pickle").write_bytes(pickle.dumps(Pickled()))
-    for flag in ([], ["-m"]):
-        assert give("train", *short, word, *flag).status == 2
-        assert untouched() and {path.name for path in Path.cwd().iterdir()} <= {"evil.py", "job.pickle", "__pycache__"}
+    assert give("train", *short, word, *flag).status == 2
+    assert untouched() and {path.name for path in Path.cwd().iterdir()} <= {"evil.py", "job.pickle", "__pycache__"}
 
 
 SETTINGS: dict[str, Any] = {
@@ -121,15 +122,17 @@ SETTINGS: dict[str, Any] = {
     "swept settings": {"sweeper": {"params": {"+hydra.callbacks.x._target_": "evil.run"}}},
     "swept settings of a job": {"sweeper": {"params": {"hydra.job_logging.root": "{}"}}},
     "environment": {"job": {"env_set": {"LD_PRELOAD": "evil.so"}}},
-    "folder of a run": {"run": {"dir": "canary"}},
-    "folder of a sweep": {"sweep": {"dir": "canary"}},
-    "folder of settings": {"output_subdir": "canary"},
-    "folder to work in": {"job": {"chdir": True}, "run": {"dir": "canary"}},
+    "folders": {
+        "job": {"chdir": True},
+        "run": {"dir": "canary"},
+        "sweep": {"dir": "canary"},
+        "output_subdir": "canary",
+    },
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("flag", [[], ["-m"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("flag", RUN_OR_SWEEP)
 def test_no_setting_of_hydra_in_an_experiment_runs_code(
     give: Give, short: list[str], name: str, flag: list[str]
 ) -> None:
@@ -138,7 +141,7 @@ def test_no_setting_of_hydra_in_an_experiment_runs_code(
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\n" + yaml.safe_dump(content))
     said = give("train", *flag, "--config-dir", "own", *short, "experiment=mine", "scheme=nope")
-    settled = name.startswith("folder")  # these our own root decides, whatever an experiment says
+    settled = name == "folders"  # these our own root decides, whatever an experiment says
     assert said.status == (0 if settled else 2) and "Traceback" not in said.error, said
     assert untouched() and Path("runs").exists() == settled
 
@@ -169,7 +172,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("flag", [[], ["-m"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("flag", RUN_OR_SWEEP)
 def test_no_yaml_file_runs_code(give: Give, short: list[str], name: str, flag: list[str]) -> None:
     group, content = FILES[name]
     file = Path("own") / group / ("config.yaml" if group == "." else "mine.yaml")
@@ -287,8 +290,11 @@ IDLE = {
 }
 
 
+READERS = ["eval", "compare", *(pytest.param(command, marks=pytest.mark.slow) for command in ("report", "train"))]
+
+
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("command", ["eval", "report", "compare", "train"])
+@pytest.mark.parametrize("command", READERS)
 def test_no_run_folder_runs_code_or_writes_elsewhere(
     give: Give, runs: Path, short: list[str], name: str, command: str
 ) -> None:

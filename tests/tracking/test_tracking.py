@@ -16,147 +16,29 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
+from recorded import a_run, evaluate, expected, history, inspect, recordings, rows, rows_of, store, summary_of, train
 from wandb_server import serving
 
 import posbench
 from posbench import tracking
 from posbench.composition.credentials import scrub
-from posbench.config import Config
 from posbench.evaluation.charts import log_evaluations
-from posbench.runs import FINISHED, FORMAT, RUNNING, Manifest, Run, append_metrics, run_folder
-from posbench.runs.manifest import Costs, Fingerprints
-from posbench.runs.readings import Reading
-from posbench.runs.readings import store as store_result
+from posbench.runs import Run
 from posbench.tracking import connection
 from posbench.tracking import recordings as of_recordings
+from posbench.tracking.wandb_tracker import run_name
 
 KEY = "0123456789abcdef" * 2 + "fakekey0"  # 40 characters, as a key has
 TOKEN = "hf_" + "NotARealTokenNotARealToken"
-TOKENS_A_STEP = 100
 PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(posbench.__file__).parents[1])])  # of processes of ours
+BAR = {"comparison/loss": 2.5}  # the row that gives each finished run a bar in one chart
+EDITED = {"displayName": "my best", "tags": ["keep"], "notes": "seen"}  # by a person in wandb
 
 
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine is seen, and wandb's own folders are the test's."""
-    for name in os.environ:
-        if name.startswith("WANDB_"):
-            monkeypatch.delenv(name)
-    for name in ("CACHE", "CONFIG", "DATA"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "of-wandb"))
-    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    monkeypatch.setattr(connection.Process, "offline_because", None)
-    monkeypatch.setattr(connection.Process, "said", set())
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
-
-
-def a_run(root: Path, *words: str) -> tuple[Config, Run]:
-    """A run folder as training leaves it before the first step."""
-    words = ("scheme=vo_rope", "model=tiny", "tracking=wandb", "tracking.init_timeout=2", f"runs_dir={root}", *words)
-    config = posbench.compose(words)
-    run = Run(run_folder(config))
-    if not (run.path / "run.json").exists():
-        run.path.mkdir(parents=True)
-        (run.path / "config.yaml").write_text(yaml.safe_dump(config.to_mapping()))
-        run.write_manifest(
-            Manifest(
-                format=FORMAT,
-                status=RUNNING,
-                experiment=config.experiment_name,
-                scheme=config.scheme.name,
-                seed=config.seed,
-                vocab_size=257,
-                num_parameters={"embedding": 1, "body": 2, "scheme": 0},
-                is_relative=True,
-                fingerprints=Fingerprints("abc", "def", "012", "345", "678", {"norms": "9ab"}),
-                identity={},
-                versions={},
-                device={},
-                num_steps=8,
-                tokens=800,
-                started="2026-11-20T10:00:00Z",
-            )
-        )
-    return config, run
-
-
-def rows(first: int, last: int) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl for the steps first .. last: validation at every third."""
-    found: list[dict[str, Any]] = []
-    for step in range(first, last + 1):
-        at = {"step": step, "tokens": step * TOKENS_A_STEP}
-        found.append(
-            {"kind": "train", **at, "loss": 8 / (step + 1), "lr": 0.1, "grad_norm": None, "tokens_per_second": 5.0}
-        )
-        if step % 3 == 0:
-            found.append({"kind": "validation", **at, "loss": 9 / (step + 1), "bits_per_byte": 1.5})
-    return found
-
-
-def train(config: Config, run: Run, first: int, last: int, notice: tracking.Notice, failed: bool = False) -> None:
-    """What the training loop does with its tracker, from step `first`, where metrics.jsonl is cut off."""
-    metrics = run.path / "metrics.jsonl"
-    kept = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] < first] if first else []
-    metrics.write_text("".join(f"{line}\n" for line in kept))
-    tracker = tracking.open_tracker(config, run, run.manifest, notice)
-    run.update_manifest(wandb=tracker.record)
-    for row in rows(first, last):
-        append_metrics(metrics, row)
-        tracker.log(row)
-    if os.environ.get("DIE"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if not failed:
-        losses = {"loss": 2.5, "perplexity": math.exp(2.5), "bits_per_byte": 1.25}
-        run.update_manifest(status=FINISHED, weights="fed", costs=Costs(5.0, 160.0, None, 3.0), **losses)
-        tracker.summary(run.manifest.figures)
-    tracker.finish(failed)
-
-
-def evaluate(run: Run, *lengths: int) -> None:
-    """Store evaluations by the formats of the run folder: nll = 2 nats at every length but 1 at 512."""
-    for length in lengths:
-        nll = 1.0 if length == 512 else 2.0
-        result = {"protocol": "fixed", "split": "test", "length": length, "targets_total": 640, "nll_mean": nll}
-        store(run, {**result, "bits_per_byte": 0.5, "documents": 3, "windows": 10})
-
-
-def store(run: Run, result: dict[str, Any], rows: pd.DataFrame | None = None) -> None:
-    windows = pd.DataFrame({"document": [0], "start": [1], "targets": [640], "nll": [1.0], "bytes": [900]})
-    header = {"settings": {}, "targets_total": 640, "by_order": 0.1, "anchor": 1024, "weights": "fed", **result}
-    store_result(run, Reading(result["protocol"], result["length"]), windows if rows is None else rows, header)
-
-
-def recordings(root: Path) -> list[Path]:
-    return sorted((root / "demo" / "wandb").iterdir())
-
-
-def inspect(recording: Path) -> list[dict[str, Any]]:
-    """The records of a recording, read by wandb's own reader."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return [json.loads(line) for line in answer.stdout.splitlines()]
-
-
-def history(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Logged rows without wandb's own keys."""
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
-
-
-def summary_of(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The single figures of a recording."""
-    return {k: v for record in records if record["type"] == "summary" for k, v in record["summary"]["update"].items()}
-
-
-def expected(*tokens_rows: dict[str, Any]) -> list[dict[str, Any]]:
-    """How rows of metrics.jsonl look in wandb."""
-    found = []
-    for row in tokens_rows:
-        named = {f"{row['kind']}/{key}": value for key, value in row.items() if key not in ("kind", "step", "tokens")}
-        found.append({"tokens": row["tokens"], **{key: value for key, value in named.items() if value is not None}})
-    return found
+def axes_of(records: list[dict[str, Any]]) -> dict[str, str]:
+    """Metrics, as globs, and the metric that is their x axis."""
+    named = [record["metric"] for record in records if record.get("metric", {}).get("glob_name")]
+    return {metric["glob_name"]: metric["step_metric"] for metric in named}
 
 
 def in_a_process(root: Path, *calls: str, **environment: str) -> tuple[list[str], float]:
@@ -221,11 +103,8 @@ def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytes
     assert (of_config["scheme"]["name"], of_config["model"]["num_layers"], of_config["seed"]) == ("vo_rope", 2, 7)
     assert of_config["fingerprints"]["data"] == "abc"
     assert not {"runs_dir", "tracking"} & set(of_config) and "cache_dir" not in of_config["data"]
-    assert history(records) == expected(*rows(0, 4))
-    axes = {
-        m["metric"]["glob_name"]: m["metric"]["step_metric"] for m in records if m.get("metric", {}).get("glob_name")
-    }
-    assert axes == {"train/*": "tokens", "validation/*": "tokens"}
+    assert history(records) == [*expected(*rows(0, 4)), BAR]
+    assert axes_of(records) == {"train/*": "tokens", "validation/*": "tokens"}
     summary = summary_of(records)
     assert (summary["loss"], summary["bits_per_byte"], summary["validation/loss"]) == (2.5, 1.25, 9 / 4)
     assert "peak_memory_bytes" not in summary and records[-1]["exit"]["exit_code"] == 0
@@ -261,10 +140,7 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert record == run.manifest.wandb
     [recording] = recordings(tmp_path / "runs")
     records = inspect(recording)
-    axes = {
-        m["metric"]["glob_name"]: m["metric"]["step_metric"] for m in records if m.get("metric", {}).get("glob_name")
-    }
-    assert axes == {
+    assert axes_of(records) == {
         **{"train/*": "tokens", "validation/*": "tokens", "eval/position/nll*": "eval/position/token"},
         "eval/order/lost*": "eval/order/distance",
         **{f"eval/{name}/*": "eval/length" for name in ("fixed", "nonoverlapping", "sliding")},
@@ -293,9 +169,13 @@ def test_evaluations_join_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert not lost, "an offline recording replaces the one of training"
     assert summary["eval/order/reach@256"] == 1
     assert (summary["loss"], summary["eval/fixed/perplexity@512"], summary["eval/fixed/nll@1024"]) == (2.5, math.e, 2)
-    [table_file] = recording.glob("files/media/table/eval/*.json")
-    content = json.loads(table_file.read_text())
-    cells = [dict(zip(content["columns"], line, strict=True)) for line in content["data"]]
+    assert logged.count(BAR) == 1
+    assert rows_of(recording, "comparison/fixed_perplexity_by_length_table") == [
+        {"length": n, "nll": nll, "perplexity": math.exp(nll), "bits_per_byte": 0.5, "under": "as trained"}
+        for n, nll in ((256, 2), (512, 1), (1024, 2))
+    ]
+    assert "Vega2" in json.dumps(records) and "wandb/line/v0" in json.dumps(records)
+    cells = rows_of(recording, "eval/results")
     assert [(cell["scheme"], cell["protocol"], cell["length"]) for cell in cells] == [
         ("vo_rope", "fixed", 256),
         ("vo_rope", "fixed", 512),
@@ -315,7 +195,9 @@ def test_an_offline_resume_replaces_the_recording(tmp_path: Path, monkeypatch: p
     train(config, run, 4, 7, print)  # from the checkpoint of step 3: steps 4 and 5 come again
     assert run.manifest.wandb["id"] == first
     [recording] = recordings(tmp_path / "runs")
-    assert history(inspect(recording)) == expected(*rows(0, 7))
+    records = inspect(recording)
+    assert history(records) == [*expected(*rows(0, 7)), BAR]
+    assert axes_of(records) == {"train/*": "tokens", "validation/*": "tokens"}
 
 
 def test_a_sweep_in_one_process_says_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +210,12 @@ def test_a_sweep_in_one_process_says_it_once(tmp_path: Path, monkeypatch: pytest
         ids.add(run.manifest.wandb["id"])
     assert len(ids) == len(recordings(tmp_path / "runs")) == 3
     assert len(said) == 1
+
+
+def test_names_sort_by_scheme_and_seed(tmp_path: Path) -> None:
+    runs = [("alibi", 3), ("vo_rope", 2), ("vo_rope", 10)]
+    names = [run_name(posbench.compose([f"scheme={scheme}", f"seed={seed}"])) for scheme, seed in runs]
+    assert sorted(names) == names == ["alibi/seed=03", "vo_rope/seed=02", "vo_rope/seed=10"]
 
 
 def test_the_id_belongs_to_the_run(tmp_path: Path) -> None:
@@ -403,9 +291,12 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
 def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with serving() as server:
-        there = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        there = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
         in_a_process(root, TRAIN.format(0, 5), DIE="1", **there)
         lines, _ = in_a_process(root, TRAIN.format(4, 7), **there)
+        [sent] = server.runs.values()
+        assert (sent["displayName"], sent["tags"]) == ("vo_rope/seed=00", ["vo_rope", "tiny", "stdlib"])
+        sent |= EDITED
         calls = [f"t.evaluate(run, {lengths}); t.log_evaluations(run, print)" for lengths in ("256, 512", "1024")]
         lines += in_a_process(root, *calls, **there)[0]
     assert lines == []
@@ -418,7 +309,8 @@ def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> N
     summary = json.loads(server.runs[run_id]["summary"])
     assert (summary["loss"], summary["eval/fixed/perplexity@512"]) == (2.5, math.e)
     sent = server.runs[run_id]
-    assert (sent["groupName"], sent["displayName"], sent["jobType"]) == ("demo", "vo_rope/seed=0", "train")
+    assert (sent["groupName"], sent["jobType"]) == ("demo", "train")
+    assert {key: sent[key] for key in EDITED} == EDITED, "what was changed in wandb is overwritten"
     assert (sent["program"], sent.get("host"), sent["exitcode"]) == ("posbench", None, 0)
     assert KEY not in json.dumps(server.runs) and str(tmp_path) not in json.dumps(server.runs)
 
@@ -435,10 +327,18 @@ def test_syncing_again_after_more_evaluations_adds_only_those(tmp_path: Path, mo
             command = [sys.executable, "-m", "wandb", "sync", str(tmp_path / "runs/demo/wandb")]
             done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
             assert "Finished syncing" in done.stderr, done.stderr
+            [sent] = server.runs.values()
+            assert length == 512 or sent["displayName"] == "vo_rope/seed=00"
+            sent |= {key: value for key, value in EDITED.items() if length == 256}
     [run_id] = server.runs
     logged = server.history(run_id)
     assert [row for row in logged if "tokens" in row] == expected(*rows(0, 3))
     assert [row["eval/length"] for row in logged if "eval/length" in row] == [256, 512]
+    assert logged.count(BAR) == 1
+    assert {key: sent[key] for key in EDITED} == EDITED, "what was changed in wandb is overwritten"
+    summary = json.loads(sent["summary"])
+    assert (summary["loss"], summary["comparison/loss"], summary["validation/loss"]) == (2.5, 2.5, 9 / 4)
+    assert (summary["eval/fixed/nll@256"], summary["eval/fixed/nll@512"]) == (2, 1)
 
 
 def test_scrub_takes_out_credentials_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
         run = self.server.runs.get(variables["name"])
         if run is None:
             return {"model": None}
-        bucket = {"id": variables["name"], "name": variables["name"], "displayName": run["displayName"], "tags": []}
-        bucket |= {"sweepName": None, "notes": "", "groupName": run["groupName"], "jobType": "train"}
+        bucket = {"id": variables["name"], "name": variables["name"], "displayName": run["displayName"]}
+        bucket |= {"tags": run.get("tags") or [], "notes": run.get("notes") or ""}
+        bucket |= {"sweepName": None, "groupName": run["groupName"], "jobType": "train"}
         bucket |= {"config": run["config"], "summaryMetrics": run["summary"], "wandbConfig": '{"t": 1}'}
         bucket |= {"historyLineCount": len(run["history"]), "historyTail": json.dumps(run["history"][-1:])}
         bucket |= {"eventsLineCount": 0, "logLineCount": 0, "eventsTail": "[]"}

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from posbench.composition import compose
 from posbench.config import Config, ConfigError, branch_name
-from posbench.runs import Run
+from posbench.runs import Run, run_folder
 from posbench.runs.checkpoint import weights_digest
 from posbench.training import train
 from posbench.training.optimizer import learning_rate
+from tests.conftest import small_run
 from tests.training.conftest import after_step
 
 Make = Callable[..., Config]
@@ -27,6 +29,24 @@ TRUNK = [*FAMILY, "train.tokens=2560", "train.branch_tokens=[896,1536]", "train.
 def branch(name: str, tokens: int) -> list[str]:
     words = ["train.trunk_tokens=2560", f"train.tokens={tokens}", f"experiment_name={branch_name(name, tokens)}"]
     return [*FAMILY, *words]
+
+
+@pytest.fixture(scope="session")
+def _trunk(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(compose([*small_run(documents, cache, tmp_path_factory.mktemp("trunk")), *TRUNK])).path
+
+
+@pytest.fixture
+def trunk(_trunk: Path, config: Make) -> Run:
+    """The trunk, trained."""
+    return Run(Path(shutil.copytree(_trunk, run_folder(config(*TRUNK)))))
+
+
+@pytest.fixture(scope="session")
+def alone(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    """Runs as long as the branches, each from its own start."""
+    words = small_run(documents, cache, tmp_path_factory.mktemp("alone"))
+    return {tokens: train(compose([*words, *branch("alone", tokens)])) for tokens in (896, 1536)}
 
 
 def outcome(run: Run) -> dict[str, Any]:
@@ -42,19 +62,17 @@ def outcome(run: Run) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tokens", [896, 1536])
 def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_from_its_own_start(
-    config: Make, tokens: int
+    config: Make, trunk: Run, alone: dict[int, Run], tokens: int
 ) -> None:
-    train(config(*TRUNK))
     steps: list[int] = []
     branched = train(config(*branch("demo", tokens)), observe=lambda phase, n, step: steps.append(n))
     assert branched.manifest.branched_at == min(steps) == {896: 5, 1536: 9}[tokens]
-    alone = train(config(*branch("alone", tokens)))
-    assert alone.manifest.branched_at is None and alone.manifest.num_steps == tokens // 128
-    assert outcome(branched) == outcome(alone)
+    own = alone[tokens].manifest
+    assert own.branched_at is None and own.num_steps == tokens // 128
+    assert outcome(branched) == outcome(alone[tokens])
 
 
-def test_a_trunk_is_not_changed_by_its_branches(config: Make) -> None:
-    trunk = train(config(*TRUNK))
+def test_a_trunk_is_not_changed_by_its_branches(config: Make, trunk: Run) -> None:
     plain = train(config(*FAMILY, "train.tokens=2560", "experiment_name=plain"))
     assert outcome(trunk) == outcome(plain)
     kept = sorted(path.name for path in (trunk.path / "checkpoints").iterdir())
@@ -64,24 +82,23 @@ def test_a_trunk_is_not_changed_by_its_branches(config: Make) -> None:
     assert {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")} == before
 
 
-def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(config: Make) -> None:
-    train(config(*TRUNK))
-
+def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(
+    config: Make, trunk: Run, alone: dict[int, Run]
+) -> None:
     def crash() -> None:
         raise RuntimeError("the machine is on fire")
 
     words = [*branch("demo", 1536), "train.checkpoint_every=1"]
     with pytest.raises(RuntimeError):
         train(config(*words), observe=after_step(11, crash))
-    shutil.rmtree(train(config(*TRUNK)).path)  # the trunk is no longer needed: a checkpoint of the branch is there
-    assert train(config(*words)).manifest.branched_at == 9
-    assert outcome(train(config(*words))) == outcome(train(config(*branch("alone", 1536))))
+    shutil.rmtree(trunk.path)  # the trunk is no longer needed: a checkpoint of the branch is there
+    resumed = train(config(*words))
+    assert resumed.manifest.branched_at == 9 and outcome(resumed) == outcome(alone[1536])
 
 
 def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first_step(
-    config: Make, capsys: pytest.CaptureFixture[str]
+    config: Make, trunk: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trunk = train(config(*TRUNK))
     for word, says in (
         ("train.lr=2e-2", r"differs in train.lr: 0.01 -> 0.02"),
         ("seed=1", "has no checkpoint of step 5"),
@@ -98,8 +115,8 @@ def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first
     assert "optimizer.safetensors does not match its checksum" in capsys.readouterr().err
 
 
-def test_costs_of_a_branch_are_those_of_a_whole_run(config: Make) -> None:
-    trunk, short = train(config(*TRUNK)), train(config(*branch("demo", 1536)))
+def test_costs_of_a_branch_are_those_of_a_whole_run(config: Make, trunk: Run) -> None:
+    short = train(config(*branch("demo", 1536)))
     state = json.loads((trunk.path / "checkpoints" / "step=00000009" / "state.json").read_text())
     assert short.manifest.costs is not None and short.manifest.costs.train_seconds > state["train_seconds"] > 0
     assert weights_digest(short.path / "checkpoints", 12) == short.manifest.weights

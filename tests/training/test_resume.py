@@ -54,6 +54,17 @@ def cut_off(config: Config, step: int = 6) -> Run:
 
 
 @pytest.fixture(scope="session")
+def _cut(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cut_off(compose(small_run(documents, cache, tmp_path_factory.mktemp("cut")))).path
+
+
+@pytest.fixture
+def cut(_cut: Path, config: Make) -> Run:
+    """The run, cut off after 7 steps."""
+    return Run(Path(shutil.copytree(_cut, run_folder(config()))))
+
+
+@pytest.fixture(scope="session")
 def whole(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the run comes to that nothing happens to."""
     return digest(train(compose(small_run(documents, cache, tmp_path_factory.mktemp("whole")))).path)
@@ -102,6 +113,7 @@ def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: p
     assert [None if math.isnan(speed) else speed for speed in speeds] == 2 * [None, tokens / 2, tokens / 2]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tmp_path: Path) -> None:
     words = [*words, "train.steps=100000", "train.checkpoint_every=100000"]
     process = subprocess.Popen([sys.executable, "-m", "posbench", "train", *words], cwd=tmp_path)
@@ -201,34 +213,34 @@ def test_rows_that_a_crash_lost_come_back_from_the_checkpoint(config: Make, whol
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "status": "died", "identity": 7}'])
 def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, content: str) -> None:
-    folder = run_folder(config())
+    folder = run_folder(config("train.steps=1"))
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(content)
     assert state_of(Run(folder)) == "unreadable"
-    assert train(config()).manifest.status == "finished"
+    assert train(config("train.steps=1")).manifest.status == "finished"
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "torn"])
-def test_a_lost_manifest_is_made_again_from_the_checkpoint(config: Make, whole: dict[str, Any], how: str) -> None:
-    run = cut_off(config())
-    run.update_manifest(started="then")
-    manifest = run.path / "run.json"
+def test_a_lost_manifest_is_made_again_from_the_checkpoint(
+    config: Make, cut: Run, whole: dict[str, Any], how: str
+) -> None:
+    cut.update_manifest(started="then")
+    manifest = cut.path / "run.json"
     kept = json.loads(manifest.read_text())
     cut_off(config(), step=10)  # so that a checkpoint holds the manifest
     manifest.unlink() if how == "missing" else os.truncate(manifest, 0 if how == "empty" else 100)
-    assert state_of(run) == "unreadable"
+    assert state_of(cut) == "unreadable"
     assert digest(train(config()).path) == whole
-    assert run.manifest.started == kept["started"] == "then"
+    assert cut.manifest.started == kept["started"] == "then"
 
 
-def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, whole: dict[str, Any]) -> None:
-    run = cut_off(config())
-    (run.path / "config.yaml").unlink()
-    (run.path / "tokenizer.json").write_text("{")
-    (run.path / ".run.json.123.tmp").write_text("{")
-    (run.path / "checkpoints" / ".step=00000008.tmp").mkdir()
-    (run.path / "eval" / "validation").mkdir(parents=True)
-    (run.path / "eval" / "validation" / ".32.parquet.123.tmp").write_text("PAR1")
+def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, cut: Run, whole: dict[str, Any]) -> None:
+    (cut.path / "config.yaml").unlink()
+    (cut.path / "tokenizer.json").write_text("{")
+    (cut.path / ".run.json.123.tmp").write_text("{")
+    (cut.path / "checkpoints" / ".step=00000008.tmp").mkdir()
+    (cut.path / "eval" / "validation").mkdir(parents=True)
+    (cut.path / "eval" / "validation" / ".32.parquet.123.tmp").write_text("PAR1")
     assert digest(train(config()).path) == whole
 
 
@@ -247,11 +259,10 @@ def test_a_run_keeps_its_wandb_run(config: Make, monkeypatch: pytest.MonkeyPatch
     assert len(ids) == 2 and ids[0] == ids[1]
 
 
-def test_what_changed_since_the_run_began_is_said(config: Make) -> None:
+def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> None:
     from rich.console import Console
 
-    run = cut_off(config())
-    run.update_manifest(versions={**run.manifest.versions, "torch": "1.0"})
+    cut.update_manifest(versions={**cut.manifest.versions, "torch": "1.0"})
     console = Console(record=True, width=300)
     train(config(), console)
     assert "versions.torch: 1.0 -> " in console.export_text()
@@ -260,9 +271,8 @@ def test_what_changed_since_the_run_began_is_said(config: Make) -> None:
 # Refused, or left alone
 
 
-def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = cut_off(config())
-    old = begun.manifest.fingerprints.code
+def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = cut.manifest.fingerprints.code
     monkeypatch.setattr(folder.fingerprints, "code_fingerprint", lambda *_: "newcode")
     cut_off(config(), 8)
     assert train(config()).manifest.fingerprints.code == f"{old}+newcode"
@@ -275,19 +285,17 @@ def test_a_finished_run_is_left_alone(config: Make) -> None:
     assert files(run.path) == before
 
 
-def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config: Make) -> None:
-    run = cut_off(config())
-    before = files(run.path)
+def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config: Make, cut: Run) -> None:
+    before = files(cut.path)
     with pytest.raises(ConfigError, match=r"scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"):
         train(config("scheme.base=500000.0", "train.beta2=0.99"))
-    assert {**before, str(run.path): 0} == {**files(run.path), str(run.path): 0}
-    (run.path / "run.json").unlink()
+    assert {**before, str(cut.path): 0} == {**files(cut.path), str(cut.path): 0}
+    (cut.path / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"scheme\.base"):
         train(config("scheme.base=500000.0"))
 
 
-def test_changed_text_in_the_same_folder_is_refused(config: Make, tmp_path: Path) -> None:
-    cut_off(config())
+def test_changed_text_in_the_same_folder_is_refused(config: Make, cut: Run, tmp_path: Path) -> None:
     other = write_documents(tmp_path / "other", words=290)
     with pytest.raises(ConfigError, match=r"fingerprint of data: \w+ -> \w+"):
         train(config(f"data.path={other}/*.txt"))
@@ -301,8 +309,8 @@ def test_a_folder_in_which_nothing_was_kept_may_be_had_by_another_configuration(
 @pytest.mark.parametrize(
     ("number", "says"), [(99, "formats 1 to 2: upgrade posbench"), (0, "formats 1 to 2"), (1, "it cannot be trained")]
 )
-def test_another_format_says_so(config: Make, number: int, says: str) -> None:
-    file = cut_off(config()).path / "run.json"
+def test_another_format_says_so(config: Make, cut: Run, number: int, says: str) -> None:
+    file = cut.path / "run.json"
     content = json.loads(file.read_text())
     content["fingerprints"]["initial_weights"] = "of all parts, as format 1 had it"
     file.write_text(json.dumps({**content, "format": number}))

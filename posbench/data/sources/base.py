@@ -26,6 +26,7 @@ class Source(ABC):
 
     cut: tuple[str, ...] = ()
     by_document = True  # False: the streams are whole splits, also of a text to tune by (`data.tuning_fraction`)
+    is_trained_on = True  # False: there need be no text beyond the streams, and `train` is the whole of it
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config

@@ -14,6 +14,7 @@ from posbench.reporting.sections import (
     ranking,
     rates,
     sources,
+    texts,
     training,
 )
 from posbench.reporting.sections.section import Section
@@ -34,6 +35,7 @@ def sections(findings: Findings, pictures: Iterable[str]) -> list[Section]:
         order.order(findings, drawn),
         position.position(findings, drawn),
         lengths.retrieval(findings, drawn),
+        *texts.other_texts(findings),
         provenance.setup(findings),
         provenance.fingerprints(findings),
         provenance.left_out(findings),

@@ -1,0 +1,65 @@
+"""What is asked of finished runs: which lengths, by which protocols, on which text, under which words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from posbench.composition.counts import length as length_of
+from posbench.config import ConfigError, DataConfig
+from posbench.evaluation.protocols import VALIDATION, protocol_named
+from posbench.runs.readings import check_words, data_word, variants
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
+
+    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`). Of another text
+    the loss at the training length is asked and, where lengths are given, perplexity by the run's own protocols.
+
+    Raises: ConfigError for a protocol that is not known, words that no scheme can have, or a text of no fit name.
+    """
+
+    lengths: tuple[int, ...] = ()  # tokens
+    protocols: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone; several values: `variants`
+    data: DataConfig | None = None  # another text than the run was trained on
+    at_step: int | None = None  # of older weights; None: the last step's
+    device: str = "auto"
+    dtype: str = "auto"
+    again: bool = False  # whether what is stored is scored once more
+    piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
+
+    def __post_init__(self) -> None:
+        for name in self.protocols:
+            protocol_named(name)
+        for variant in self.variants:
+            check_words(variant.under)
+        _ = self.text_words
+
+    @property
+    def variants(self) -> list[Question]:
+        """A question for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
+        combinations = variants(self.under)
+        return [self] if combinations == [self.under] else [replace(self, under=under) for under in combinations]
+
+    @property
+    def text_words(self) -> tuple[str, ...]:
+        """The word of a reading that names the text; none for a run's own."""
+        return () if self.data is None else (data_word(self.data.name),)
+
+    def protocols_of(self, own: Sequence[str]) -> Sequence[str]:
+        """The names of those to score by; `own`, of the run's configuration."""
+        if self.protocols or self.data is None:
+            return self.protocols or own
+        by_length = [name for name in own if protocol_named(name).is_by_length]
+        return [VALIDATION.name, *(by_length if self.lengths else ())]
+
+
+def parse_length(text: str) -> int:
+    """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
+    tokens = length_of("--length ", text)
+    if not 2 <= tokens <= 1 << 24:
+        raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
+    return int(tokens)

@@ -1,0 +1,113 @@
+"""The text that a run is scored on: the held-out part of its own, or another that it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from posbench.composition import choices, compose
+from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
+from posbench.data import Corpus, prepare
+from posbench.data.overlap import WARN_ABOVE
+from posbench.data.preparation import find_overlap, find_prepared, is_cache, prepare_held_out
+from posbench.runs import Run
+
+Notice = Callable[[str], None]
+
+
+def text_named(words: Sequence[str]) -> DataConfig | None:
+    """The text that `--data` names: `["wikitext103"]`, `["files", "data.path=~/notes", "data.name=notes"]`.
+
+    Arguments: words, a choice of conf/data, settings of it, and `--config-dir=FOLDER` for choices of one's own.
+    Returns: None without words.
+    Raises: ConfigError for words that are neither, or that `posbench train` would refuse.
+    """
+    if not words:
+        return None
+    names = [word for word in words if "=" not in word]
+    wrong = [word for word in words if "=" in word and not word.startswith(("data.", "--config-dir="))]
+    if wrong or len(names) != 1:
+        counted = f"names {len(names)} texts ({', '.join(names)})" if names else "names no text"
+        what = f"--data {wrong[0]!r} is not a setting of a text" if wrong else f"--data {counted}"
+        raise ConfigError(
+            f"{what}: give one choice of conf/data ({', '.join(choices('data'))}), and settings of it such as --data "
+            "files --data data.path=~/notes"
+        )
+    return compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
+
+
+def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
+    """The text of `data` as the run's tokenizer cuts it; without `data` the text that the run was trained on.
+
+    The overlap of another text is the one with the text that the run was trained on; nothing where that is not at hand.
+    Raises: ConfigError where the text or the tokenizer cannot be had.
+    """
+    config = _with_cache(run.config)
+    if data is None:
+        return prepare(config, notice=notice)
+    _ = run.tokenizer  # its own, or an error that says so
+    held_out = prepare_held_out(_with_text(config, data, run), notice)
+    own = find_prepared(config)
+    shares = {}
+    if own is not None and own.fingerprint == run.manifest.fingerprints.data:
+        shares = find_overlap(own, held_out, notice)
+    for split, share in shares.items():
+        if share > WARN_ABOVE:
+            notice(
+                f"warning: data={data.name}: {share:.1%} of its {split} text also stands in the text of "
+                f"data={config.data.name} that the runs were trained on (more than {WARN_ABOVE:.0%}), so a low loss "
+                "there is memory in part: take other text"
+            )
+    overlap = {"splits": {split: {"share": share} for split, share in shares.items()}}
+    return replace(held_out, manifest={**held_out.manifest, "overlap": overlap})
+
+
+def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> list[Run]:
+    """The runs that were not trained on this very text, which is prepared: one that cannot be had is refused at once.
+
+    Raises: ConfigError where that is so, or no run is left.
+    """
+    own = [run for run in runs if _is_own(run, data)]
+    others = [run for run in runs if run not in own]
+    trained = f"data={data.name} is the text that {_few(own)} trained on"
+    if not others:
+        raise ConfigError(f"{trained}: leave --data out to score its held-out part, or name another text")
+    if own:
+        notice(f"{trained} (skipped: {len(own)} of {len(runs)} runs)")
+    first = next(filter(_has_tokenizer, others), None)
+    if first is not None:
+        corpus_for(first, data, notice)
+    return others
+
+
+def _is_own(run: Run, data: DataConfig) -> bool:
+    with suppress(ConfigError):  # what is wrong with a run is said in its turn
+        return replace(run.config.data, cache_dir=None) == replace(data, cache_dir=None)
+    return False
+
+
+def _has_tokenizer(run: Run) -> bool:
+    with suppress(ConfigError):
+        run.check_can_be_evaluated()
+        return run.tokenizer is not None
+    return False
+
+
+def _few(runs: Sequence[Run]) -> str:
+    """`demo/nope/seed=0, demo/nope/seed=1 and 9 more were`"""
+    names, more = ", ".join(run.name for run in runs[:2]), f" and {len(runs) - 2} more" if len(runs) > 2 else ""
+    return f"{names}{more} {'was' if len(runs) == 1 else 'were'}"
+
+
+def _with_cache(config: Config) -> Config:
+    """The configuration of a run; nothing is begun where a run folder, perhaps another's, says."""
+    place = config.data.cache_dir if is_cache(config.data.cache_dir) else None
+    return replace(config, data=replace(config.data, cache_dir=place))
+
+
+def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
+    """The same with another text, cut by the tokenizer in the run's folder."""
+    text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
+    tokenizer = TokenizerConfig(kind="file", path=str(run.path / "tokenizer.json"))
+    return replace(config, data=text, tokenizer=tokenizer)

@@ -1,0 +1,215 @@
+"""Text that a run was not trained on: its losses are readings of their own, beside those of the run's own text."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import posbench
+from posbench.composition import compose
+from posbench.config import ConfigError
+from posbench.data import preparation
+from posbench.evaluation import Question, text_named
+from posbench.evaluation.charts import evaluated, length_charts
+from posbench.evaluation.command import evaluate_runs
+from posbench.evaluation.texts import corpus_for
+from posbench.runs import Run, find_runs
+from posbench.runs.pack import pack
+from posbench.runs.readings import Reading, Result
+from posbench.training import train
+from tests.conftest import small_run
+
+T, BOS = 32, 256
+LETTERS = 80  # of each document of the notes, bytes
+
+
+@pytest.fixture(scope="module")
+def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one step."""
+    words = small_run(documents, cache, tmp_path_factory.mktemp("trained"))
+    run = train(compose([*words, "scheme=nope", "train.steps=1", "evaluation.targets=8", "evaluation.windows=4"]))
+    return run.path.parents[2]
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Run:
+    """A copy of it."""
+    shutil.copytree(trained, tmp_path / "runs")
+    return Run(tmp_path / "runs" / "demo" / "nope" / "seed=0")
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Three documents of digits, which the run has never seen: too few for three splits."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    write(folder, seed=1)
+    return folder
+
+
+def write(folder: Path, seed: int) -> list[str]:
+    chosen = random.Random(seed)
+    texts = ["".join(chosen.choices("0123456789 ", k=LETTERS)) for _ in range(3)]
+    for n, text in enumerate(texts):
+        (folder / f"{n}.txt").write_text(text)
+    return texts
+
+
+def ask(run: Run, folder: Path, *words: str, name: str = "notes", lengths: tuple[int, ...] = ()) -> list[Result]:
+    return said(run, folder, *words, name=name, lengths=lengths)[0]
+
+
+def said(
+    run: Run, folder: Path, *words: str, name: str = "notes", lengths: tuple[int, ...] = ()
+) -> tuple[list[Result], str]:
+    """The results, and what was printed."""
+    console = Console(file=io.StringIO(), width=200)
+    data = text_named(["files", f"data.path={folder}", f"data.name={name}", *words])
+    answers = evaluate_runs([run], Question(data=data, lengths=lengths, device="cpu", dtype="float32"), console)
+    return [answer.result for answer in answers], console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_alone(run: Run, notes: Path) -> None:
+    texts = write(notes, seed=1)
+    own = run.results()[0]
+    [result] = ask(run, notes)
+    assert result.reading == Reading("validation", T, ("data=notes",)) and result.reading.data == "notes"
+    tokens = torch.tensor([token for text in texts for token in (BOS, *text.encode())])
+    windows = tokens[: (len(tokens) - 1) // T * T + 1].unfold(0, T + 1, T)
+    targets = windows[:, 1:].flatten()
+    log_p = run.load_model()(windows[:, :-1]).log_softmax(-1).flatten(0, 1)
+    expected = -log_p[torch.arange(len(targets)), targets][targets != BOS].mean()
+    assert result.loss == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert result.bits_per_byte == pytest.approx(result.loss / math.log(2)), "a token is a byte"
+    assert (result.header["split"], result.header["documents"], result.header["overlap"]) == ("whole", 3, 0.0)
+    assert (run.path / "eval/validation/32@data=notes.parquet").is_file()
+    after = run.results()[0]
+    assert [each.reading for each in after] == [own[0].reading, result.reading] and after[0].loss == own[0].loss
+    [row] = posbench.results(run.path).to_dict("records")
+    assert (row["loss"], row["loss[data=notes]"]) == (run.manifest.loss, result.loss) and row["damaged"] is None
+
+
+def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, notes: Path, tmp_path: Path) -> None:
+    results, text = said(run, notes, lengths=(16, 64))
+    under = ("data=notes",)
+    wanted = [Reading("validation", T, under), Reading("fixed", 16, under), Reading("fixed", 64, under)]
+    assert [result.reading for result in results] == wanted
+    assert "demo on notes: perplexity by length in tokens (fixed" in text and "\nnope " in text
+    frame = posbench.evaluate(run, lengths=[16], data=["files", f"data.path={notes}", "data.name=notes"], quiet=True)
+    assert frame[["protocol", "under", "data"]].to_numpy().tolist() == [
+        ["validation", "", "notes"],
+        ["fixed", "", "notes"],
+    ]
+    pack(run.path.parents[1], tmp_path / "packed" / "demo", print)
+    [packed] = find_runs(tmp_path / "packed")
+    assert [(r.reading, r.loss) for r in packed.results()[0]] == [(r.reading, r.loss) for r in run.results()[0]]
+    assert length_charts(results) == {}, "wandb's chart by length is of the runs' own text"
+    assert "eval/fixed/nll@64@data=notes" in evaluated(results[-1]).summary
+
+
+def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(run: Run, notes: Path) -> None:
+    [first] = ask(run, notes)
+    assert "already there" in said(run, notes)[1]
+    write(notes, seed=2)
+    [other], text = said(run, notes, name="diary")
+    [second], text = said(run, notes)
+    assert "data=notes was another text when validation at 32 was scored, so that is scored again" in text
+    assert second.loss == other.loss != first.loss
+    assert "another text" not in said(run, notes)[1]
+    names = [result.reading.data for result in run.results()[0]]
+    assert names == [None, "diary", "notes"] and run.results()[1] == []
+
+
+def test_what_was_scored_on_one_text_is_not_a_result_on_another(run: Run, notes: Path) -> None:
+    ask(run, notes)
+    folder = run.path / "eval/validation"
+    for suffix in ("json", "parquet"):
+        shutil.copy(folder / f"32@data=notes.{suffix}", folder / f"32.{suffix}")
+    shutil.move(folder / "32@data=notes.json", folder / "32@data=pg19.json")
+    assert {(each.reading.data, each.why) for each in run.results()[1]} == {
+        (None, "32.json is of another reading"),
+        ("pg19", "32@data=pg19.json is of another reading"),
+        ("notes", "32@data=notes.json is missing"),
+    }
+    remedies = {each.reading.data: each.remedy for each in run.results()[1]}
+    assert remedies["pg19"] == f"posbench eval {run.path} --protocol validation --length 32 --data pg19"
+
+
+def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
+    run: Run, notes: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(4):
+        shutil.copy(documents / f"{n}.txt", notes)
+    [result], text = said(run, notes)
+    assert result.header["overlap"] == 0.25, "one of the four"
+    assert "of its whole text also stands in the text of data=files that the runs were trained on" in text
+    monkeypatch.setattr(preparation, "overlap_between", None)
+    assert "also stands in the text" in said(run, notes)[1]
+
+
+def test_the_text_that_a_run_was_trained_on_is_no_other_text(run: Run, documents: Path) -> None:
+    own = ["data.validation_fraction=0.2", "data.test_fraction=0.2"]
+    with pytest.raises(ConfigError, match=r"data=files is the text that demo/nope/seed=0 was trained on: leave --data"):
+        ask(run, Path(f"{documents}/*.txt"), *own, name="files")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["wikitxt103"], "data=wikitxt103 does not exist; did you mean 'wikitext103'"),
+        (["files"], "data=files needs data.path"),
+        (["data.path=a"], "--data names no text: give one choice of conf/data"),
+        (["pg19", "stdlib"], r"--data names 2 texts \(pg19, stdlib\)"),
+        (["pg19", "train.lr=1"], "--data 'train.lr=1' is not a setting of a text"),
+        (["stdlib", "data.name=a b"], "data.name='a b' cannot name results"),
+    ],
+)
+def test_words_that_name_no_text_are_refused(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Question(data=text_named(words))
+
+
+def test_a_choice_of_ones_own_is_a_text_too(tmp_path: Path, notes: Path) -> None:
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    (tmp_path / "conf" / "data" / "diary.yaml").write_text(f"name: diary\nsource: files\npath: {notes}\n")
+    data = text_named(["diary", "data.text_column=body", f"--config-dir={tmp_path}/conf"])
+    assert data is not None and (data.name, data.path, data.text_column) == ("diary", str(notes), "body")
+    with pytest.raises(ConfigError, match="--data names no text"):
+        text_named([f"--config-dir={tmp_path}/conf"])
+
+
+def test_a_text_is_not_an_option_of_a_scheme() -> None:
+    with pytest.raises(ConfigError, match="--under 'data=pg19' is not an option of a scheme"):
+        Question(under=("data=pg19",))
+
+
+def test_a_text_of_the_hub_without_the_hub_is_refused_before_any_run_is_scored(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    console = Console(file=io.StringIO())
+    with pytest.raises(ConfigError, match="data=wikitext103 is on the Hugging Face hub, not in the token cache"):
+        evaluate_runs([run], Question(data=text_named(["wikitext103"]), device="cpu"), console)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_of_a_source_with_splits_those_that_are_held_out_are_read(run: Run, tmp_path: Path) -> None:
+    for name, texts in {"train": ["never read"], "held": ["some text", "more of it"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    paths = [f"data.train_path={tmp_path}/train.jsonl", f"data.validation_path={tmp_path}/held.jsonl"]
+    told: list[str] = []
+    corpus = corpus_for(run, text_named(["files", *paths]), told.append)
+    assert corpus.train.num_documents == 0 and corpus.test is corpus.validation
+    assert corpus.validation.name == "validation" and corpus.validation.num_bytes == len("some textmore of it")
+    assert corpus.tokenizer_fingerprint == run.manifest.fingerprints.tokenizer
+    assert [text for text in told if "train" in text] == [] and "validation 2 documents" in told[-1]
