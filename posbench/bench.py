@@ -192,7 +192,7 @@ def bench_evaluation(
             if device.compiled:
                 model.allow_compiled_attention()
             device.reset_peak_memory()
-            first_seconds, *times = (_window_seconds(model, tokens, device) for _ in range(1 + rounds))
+            first_seconds, *times = (window_seconds(model, tokens, device) for _ in range(1 + rounds))
             figures[name][str(length)] = {
                 "first_seconds": first_seconds,
                 "seconds": median(times),
@@ -208,7 +208,7 @@ def bench_evaluation(
     }
 
 
-def _window_seconds(model: Decoder, tokens: torch.Tensor, device: Device) -> float:
+def window_seconds(model: Decoder, tokens: torch.Tensor, device: Device) -> float:
     """Seconds of scoring one window."""
     device.wait()
     began = time.perf_counter()

@@ -49,6 +49,18 @@ def test_a_scheme_of_ones_own_choice_is_a_contender():
     assert list(made) == ["posbench t5"]
 
 
+def test_a_contender_that_fails_keeps_no_other_from_being_measured(monkeypatch):
+    def step(self, tokens, step=peers.Ours.step):
+        if self.training_step.model.scheme.sites == {"q", "k"}:
+            raise RuntimeError("out of memory")
+        return step(self, tokens)
+
+    monkeypatch.setattr(peers.Ours, "step", step)
+    result = peers.compare("tiny", "float32", [False], 1, 1, "posbench qk_rope,posbench qkvo_rope", keep=False)
+    assert set(result["contenders"]) == {"posbench qkvo_rope"}
+    assert result["failed"] == {"posbench qk_rope": "RuntimeError: out of memory"}
+
+
 def choose_device_of_tiny():
     return choose_device(shapes.config_of(TINY, "nope", "float32", False).train)
 
@@ -62,7 +74,7 @@ def test_a_profile_names_operations_of_a_step():
 
 def test_evaluation_is_scored_once_before_it_is_timed(monkeypatch):
     times = iter([9.0, 1.0, 2.0, 3.0])
-    monkeypatch.setattr(bench, "_window_seconds", lambda *args: next(times))
+    monkeypatch.setattr(bench, "window_seconds", lambda *args: next(times))
     words = ["model=tiny", "train.device=cpu", "train.compile=false"]
     figures = bench.bench_evaluation(words, ["nope"], [8], rounds=3)["schemes"]["nope"]["8"]
     assert (figures["first_seconds"], figures["seconds"]) == (9.0, 2.0)
