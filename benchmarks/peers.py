@@ -19,8 +19,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from posbench.machine.costs import datasheet_rate
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
+from posbench.model import Decoder
 from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep
 
@@ -47,9 +49,12 @@ SCHEMES = ("nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi", "sinusoidal")
 class Ours:
     """posbench's own step: the function that `posbench train` calls."""
 
-    def __init__(self, shape: Shape, scheme: str, dtype: str, compiled: bool) -> None:
+    def __init__(
+        self, shape: Shape, scheme: str, dtype: str, compiled: bool, model: Future[Decoder] | None = None
+    ) -> None:
         config = config_of(shape, scheme, dtype, compiled)
-        self.training_step = TrainingStep(config, build_model(config, shape.vocab), choose_device(config.train))
+        built = build_model(config, shape.vocab) if model is None else model.result()
+        self.training_step = TrainingStep(config, built, choose_device(config.train))
         self.warmup_steps = max(WARMUP_STEPS, self.training_step.warmup_steps)
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -217,25 +222,36 @@ PEERS: dict[str, tuple[str, Callable[[Shape], tuple[nn.Module, Callable[[Any], T
     "x-transformers ALiBi, no flash": ("x_transformers", x_transformers(alibi_pos_bias=True, attn_flash=False)),
 }
 NEVER_COMPILED = ("x-transformers rotary", "x-transformers ALiBi", "x-transformers ALiBi, no flash")
-BASE = "transformers Llama"
+BASE, OURS = "transformers Llama", "posbench qk_rope"  # of the same weights
 WARMUP_STEPS = 2
 
 
 def contenders(
-    shape: Shape, dtype: str, compiled: list[bool], fused: bool | None, only: str, device: Device
+    shape: Shape,
+    dtype: str,
+    compiled: list[bool],
+    fused: bool | None,
+    only: str,
+    device: Device,
+    builders: Executor | None = None,
 ) -> dict[str, Callable[[], Any]]:
     """Name -> what makes the contender, posbench's schemes first; peers that are not installed are named and skipped.
 
-    A scheme of `conf/scheme` is a contender too where `only` is its whole name, such as `posbench t5`.
+    Arguments: only, parts of names, separated by commas. A scheme of `conf/scheme` is a contender too where one of them
+    is its whole name, such as `posbench t5`. builders, which draw the weights of all our models at once: half a minute
+    of one core for a billion.
     """
     makers: dict[str, Callable[[], Any]] = {}
-    one = only.removeprefix("posbench ")
-    for scheme in (*SCHEMES, *([one] if only.startswith("posbench ") and one in choices("scheme") else ())):
-        if only in f"posbench {scheme}":
+    parts = only.split(",")
+    named = [part.removeprefix("posbench ") for part in parts if part.startswith("posbench ")]
+    for scheme in dict.fromkeys((*SCHEMES, *(name for name in named if name in choices("scheme")))):
+        if any(part in f"posbench {scheme}" for part in parts):
             for how in compiled[-1:]:
-                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how)
+                config = config_of(shape, scheme, dtype, how)
+                model = None if builders is None else builders.submit(build_model, config, shape.vocab)
+                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model)
     for name, (package, make) in PEERS.items():
-        if only not in name:
+        if not any(part in name for part in parts):
             continue
         try:
             importlib.import_module(package)
@@ -258,15 +274,28 @@ def _peer(make: Any, shape: Shape, dtype: str, compiled: bool, fused: bool | Non
     return Theirs(model, logits, dtype, compiled, fused, device)
 
 
-def first_losses(runs: dict[str, Any], tokens: Tensor) -> dict[str, float]:
-    """Every contender's loss of its first step, of the steps that warm it up."""
-    first: dict[str, float] = {}
-    for name, run in runs.items():
-        first[name] = float(run.step(tokens))
-        for _ in range(run.warmup_steps - 1):
-            run.step(tokens)
-        print(f"{name}: first loss {first[name]:.6f}", file=sys.stderr, flush=True)
-    return first
+@dataclass(frozen=True)
+class Warm:
+    """A contender that is ready to be measured."""
+
+    run: Any
+    first_loss: float
+    first_seconds: float  # of the steps that warm it up: compilation included
+    peak_bytes: int | None  # of the device, beyond what contenders before it hold; None on a CPU
+
+
+def warmed(make: Callable[[], Any], tokens: Tensor, device: Device) -> Warm:
+    """A contender, made and warmed up."""
+    held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0
+    device.reset_peak_memory()
+    began = time.perf_counter()
+    run = make()
+    first = float(run.step(tokens))
+    for _ in range(run.warmup_steps - 1):
+        run.step(tokens)
+    device.wait()
+    seconds = time.perf_counter() - began
+    return Warm(run, first, seconds, device.peak_memory_bytes() - held if device.is_cuda else None)
 
 
 def compare(
@@ -283,7 +312,7 @@ def compare(
     """Tokens per second of every contender, medians over rounds, which alternate unless each is measured `alone`.
 
     Alone, one contender at a time stands in memory: large models leave no room for all of them.
-    Raises: AssertionError where Llama's first loss is not ours.
+    Returns: what was measured; by name what `failed`, and why, which keeps no other from being measured.
     """
     if keep:
         keep_freed_memory()
@@ -292,21 +321,19 @@ def compare(
     device = choose_device(config_of(shape, "nope", dtype, False).train)
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
-    makers = contenders(shape, dtype, compiled, fused, only, device)
-    first: dict[str, float] = {}
-    rates: dict[str, list[float]] = {}
-    machine: list[float] = []
+    builders = None if alone else ThreadPoolExecutor(4)
+    makers = contenders(shape, dtype, compiled, fused, only, device, builders)
+    together = Measured()
     for names in [[name] for name in makers] if alone else [list(makers)]:
-        losses, of, products = measure({name: makers[name]() for name in names}, rounds, steps, tokens, device)
-        first, rates, machine = first | losses, rates | of, machine + products
+        measure({name: makers[name] for name in names}, rounds, steps, tokens, device, together)
         gc.collect()
         if device.is_cuda:
             torch.cuda.empty_cache()
-    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope")), None)
-    if ours is not None and BASE in first:
-        assert abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3), (ours, first[BASE])
-    flops = training_flops_per_token(config_of(shape, "nope", dtype, False), shape.vocab)
-    product_rate = statistics.median(machine)
+    first, rates = together.first_losses, together.rates
+    ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope,") or name == OURS), None)
+    if ours is not None and BASE in first and not abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3):
+        together.failed[BASE] = f"its first loss is {first[BASE]}, and that of {OURS} from the same weights {ours}"
+    product_rate = statistics.median(together.machine)
     return {
         "shape": shape_name,
         **asdict(shape),
@@ -319,24 +346,53 @@ def compare(
         "steps_a_round": steps,
         "matmul_flops_per_second": product_rate,
         "first_losses": first,
+        "failed": together.failed,
         "contenders": {
-            name: _figures(name, of, rates.get(BASE), flops / product_rate, flops, device) for name, of in rates.items()
+            name: _figures(of, rates.get(BASE), _flops(name, shape), product_rate, device) | together.starts[name]
+            for name, of in rates.items()
         },
     }
 
 
+@dataclass
+class Measured:
+    """What was measured of all contenders, by name."""
+
+    first_losses: dict[str, float] = field(default_factory=dict)
+    starts: dict[str, dict[str, Any]] = field(default_factory=dict)  # seconds and memory of warming up
+    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens a second, one a round
+    machine: list[float] = field(default_factory=list)  # of matrix products between rounds, FLOP/s
+    failed: dict[str, str] = field(default_factory=dict)
+
+
 def measure(
-    runs: dict[str, Any], rounds: int, steps: int, tokens: Tensor, device: Device
-) -> tuple[dict[str, float], dict[str, list[float]], list[float]]:
-    """First losses, tokens a second in each round, and rates of matrix products between them, FLOP/s."""
-    first = first_losses(runs, tokens)
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    machine = []
+    makers: dict[str, Callable[[], Any]], rounds: int, steps: int, tokens: Tensor, device: Device, into: Measured
+) -> None:
+    """Make, warm up and measure contenders, in turn round after round; one that fails is left out from there on."""
+    runs: dict[str, Any] = {}
+    for name, make in makers.items():
+        with _failures_named(name, into):
+            warm = warmed(make, tokens, device)
+            runs[name], into.first_losses[name], into.rates[name] = warm.run, warm.first_loss, []
+            into.starts[name] = {"first_seconds": warm.first_seconds, "peak_bytes": warm.peak_bytes}
+            print(f"{name}: first loss {warm.first_loss:.6f}", file=sys.stderr, flush=True)
     for _ in range(rounds):
-        machine.append(matmul_rate(device))
+        into.machine.append(matmul_rate(device))
         for name, run in runs.items():
-            rates[name].append(_rate(run, steps, tokens, device))
-    return first, rates, machine
+            if name not in into.failed:
+                with _failures_named(name, into):
+                    into.rates[name].append(_rate(run, steps, tokens, device))
+    for name in into.failed:
+        into.rates.pop(name, None)
+
+
+@contextlib.contextmanager
+def _failures_named(name: str, into: Measured) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        into.failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        print(f"{name} failed: {into.failed[name]}", file=sys.stderr, flush=True)
 
 
 def _rate(run: Any, steps: int, tokens: Tensor, device: Device) -> float:
@@ -349,19 +405,26 @@ def _rate(run: Any, steps: int, tokens: Tensor, device: Device) -> float:
     return steps * tokens.shape[0] * (tokens.shape[1] - 1) / (time.perf_counter() - began)
 
 
+def _flops(name: str, shape: Shape) -> float | None:
+    """Model FLOPs of training a token, where the contender is ours."""
+    if not name.startswith("posbench "):
+        return None
+    scheme = name.removeprefix("posbench ").partition(",")[0]
+    return training_flops_per_token(config_of(shape, scheme, "float32", False), shape.vocab)
+
+
 def _figures(
-    name: str, rates: list[float], base: list[float] | None, least_seconds: float, flops: float, device: Device
+    rates: list[float], base: list[float] | None, flops: float | None, products: float, device: Device
 ) -> dict[str, Any]:
-    """Of one contender. Arguments: least_seconds, what a token takes at the rate of matrix products; flops, a token."""
+    """Of one contender. Arguments: flops, of a token; products, the rate of matrix products, FLOP/s."""
     rate, stated = statistics.median(rates), datasheet_rate(device.describe()["name"])
-    is_ours = name.startswith("posbench")
     return {
         "tokens_per_second": rate,
         "least": min(rates),
         "most": max(rates),
         "to_base": rate / statistics.median(base) if base else None,
-        "mfu": rate * least_seconds if is_ours else None,
-        "mfu_datasheet": rate * flops / stated if is_ours and stated else None,
+        "mfu": rate * flops / products if flops else None,
+        "mfu_datasheet": rate * flops / stated if flops and stated else None,
     }
 
 
@@ -380,6 +443,8 @@ def show(result: dict[str, Any]) -> None:
         shares = " | ".join(f"{of[key]:.1%}" if of[key] else "" for key in ("mfu", "mfu_datasheet"))
         rates = f"{of['tokens_per_second']:,.0f} | {of['least']:,.0f} to {of['most']:,.0f}"
         print(f"| {name} | {rates} | {ratio} | {shares} |")
+    for name, why in result["failed"].items():
+        print(f"\n{name} failed: {why}")
 
 
 def main() -> None:
@@ -390,7 +455,9 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="a round")
-    parser.add_argument("--only", default="", help="contenders whose name holds this; `posbench SCHEME`, that scheme")
+    parser.add_argument(
+        "--only", default="", help="contenders whose names hold one of these, by commas; `posbench SCHEME`, that scheme"
+    )
     parser.add_argument("--alone", action="store_true", help="one contender in memory at a time: for large models")
     parser.add_argument("--free", action="store_true", help="glibc's own settings: freed memory goes back")
     parser.add_argument("--default-adamw", action="store_true", help="the peers' AdamW as torch chooses it, not fused")
@@ -404,6 +471,7 @@ def main() -> None:
     show(result)
     if given.output:
         given.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    sys.exit(1 if result["failed"] else 0)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def evaluate(
     text than the runs were trained on: `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by
     default scored at the training length alone; the others as of `posbench eval`.
     Returns: one row a run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
-    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte, targets.
+    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
+    no bytes), targets.
     Raises: ConfigError where no run can be scored, or one of them could not be; what was scored is stored.
     """
     import pandas as pd
@@ -95,10 +96,10 @@ def evaluate(
             "length": answer.result.length,
             "under": " ".join(answer.result.reading.words),
             "data": answer.result.reading.data or "",
-            "loss": answer.result.loss,
-            "perplexity": perplexity(answer.result.loss),
-            "bits_per_byte": answer.result.bits_per_byte,
-            "targets": int(answer.result.windows["targets"].sum()),
+            "loss": answer.result.header["nll_mean"],
+            "perplexity": perplexity(answer.result.header["nll_mean"]),
+            "bits_per_byte": answer.result.header.get("bits_per_byte"),
+            "targets": answer.result.header["targets_total"],
         }
         for answer in answers
     )

@@ -23,8 +23,9 @@ def test_a_run_is_trained_evaluated_and_reported(documents, cache, tmp_path, cap
     stored, _ = run.results()
     assert frame["loss"].tolist() == [each.loss for each in stored if each.protocol == "fixed"]
     assert frame["perplexity"].tolist() == [perplexity(loss) for loss in frame["loss"]]
-    both = posbench.evaluate([run.path, other], lengths=[64], protocols=["fixed"], quiet=True)
-    assert both["scheme"].tolist() == ["qk_rope", "nope"]
+    both = posbench.evaluate([run.path, other], lengths=[64], protocols=["fixed", "position"], quiet=True)
+    assert both["scheme"].tolist() == ["qk_rope", "qk_rope", "nope", "nope"]
+    assert both["bits_per_byte"].isna().tolist() == [False, True, False, True]  # by position no bytes are counted
     capsys.readouterr()
     files = posbench.report(run.path.parents[1], output=tmp_path / "report")
     assert tmp_path / "report" / "report.html" in files and "Loss on held-out text" in capsys.readouterr().out

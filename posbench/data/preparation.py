@@ -112,6 +112,20 @@ def prepared_tokens(config: Config) -> int | None:
         return None
 
 
+def adopt(config: Config, name: str) -> Corpus:
+    """Let this configuration be answered by the corpus `name` of its cache, which another machine prepared.
+
+    Files of text are recognised by their paths and times, which do not travel: who copies a corpus says whose it is.
+    Raises: DamagedCorpusError where the corpus is not there whole.
+    """
+    cache = cache_folder(config.data.cache_dir)
+    corpus = open_corpus(cache / "corpora" / Path(name).name)
+    request = _request(config, SOURCES[config.data.source](config.data))
+    (cache / "index").mkdir(parents=True, exist_ok=True)
+    write_json(cache / "index" / f"{request}.json", {"corpus": corpus.folder.name})
+    return corpus
+
+
 def cache_folder(cache_dir: str | None) -> Path:
     """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     named = cache_dir or os.environ.get("POSBENCH_CACHE")

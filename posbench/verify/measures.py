@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeGuard, cast
 
 import numpy as np
@@ -169,20 +169,25 @@ def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled:
 
     Arguments: compiled, whether compiled blocks are a path too.
     """
-    errors = dict(_errors(specimen, dtype, rounding, compiled))
+    errors = dict(path_errors(specimen, dtype, rounding, compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
 
 
-def _errors(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool) -> Iterator[tuple[str, float]]:
-    """Each path that can run here, and its error: every way of the kind, in pieces, each hook alone, and training's."""
+def path_errors(
+    specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
+) -> Iterator[tuple[str, float]]:
+    """Each path that can run here, and its error: every way of the kind, in pieces, each hook alone, and training's.
+
+    Arguments: devices, by default the CPU and, where there is one, a GPU.
+    """
 
     def error(result: Tensor, expected: Tensor) -> float:
         difference = result.double().cpu() - expected
         return float(difference.norm() / (expected.norm() or 1.0)) / rounding
 
     stretch = _stretch(specimen)
-    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+    for device in devices or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         narrow = copy.deepcopy(specimen.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = specimen.tokens.to(device)

@@ -49,8 +49,8 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     """With options of the scheme's class that its file does not name, such as `scheme.rescale=yarn`, set as well."""
     if scheme in choices("scheme") and not any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
-        row = OmegaConf.to_container(load_choice(conf_dir() / "scheme" / f"{scheme}.yaml")[0])
-        return replace(_decoder(tuple(overrides)), scheme=SchemeConfig.from_mapping(expand(row, None)))
+        content = OmegaConf.to_container(load_choice(conf_dir() / "scheme" / f"{scheme}.yaml")[0])
+        return replace(_decoder(tuple(overrides)), scheme=SchemeConfig.from_mapping(expand(content, None)))
     options = [word for word in overrides if word.startswith("scheme.") and word.count(".", 0, word.find("=")) == 1]
     others = [word for word in overrides if word not in options]
     row = compose([f"scheme={scheme}", *MODEL, *others]).scheme.to_mapping() if options else {}

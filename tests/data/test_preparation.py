@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from prose import prose
 import posbench
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus, build, prepare, shards
+from posbench.data.preparation import adopt
 from posbench.data.sources.stdlib import StandardLibrary
 from posbench.data.splitting import SPLITS, split_of
 from posbench.data.tokenization import BOS
@@ -345,3 +347,24 @@ def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(
     assert "argparse.py" in names and len(names) > 300
     assert not {"html/entities.py", "stringprep.py", "encodings/cp437.py", "pydoc_data/topics.py"} & names
     assert not [name for name in names if "site-packages" in name]
+
+
+def test_a_corpus_that_another_machine_prepared_is_adopted(
+    files: Files, books: Path, cache: Path, told: list[str]
+) -> None:
+    corpus = prepare(files(path=books), quiet=True)
+    shutil.move(cache / "corpora", cache.with_name("elsewhere") / "corpora")
+    stand_in = books.with_name("stand-in.txt")
+    stand_in.write_bytes(b"\0")
+    config = files(f"data.cache_dir={cache.with_name('elsewhere')}", path=stand_in)
+    with pytest.raises(ConfigError, match="binary"):
+        prepare(config, quiet=True)
+    assert adopt(config, corpus.folder.name).fingerprint == corpus.fingerprint
+    assert texts_of(prepare(config, notice=told.append)) == texts_of(adopt(config, corpus.folder.name)) and told == []
+
+
+def test_a_damaged_corpus_is_not_adopted(files: Files, books: Path, cache: Path) -> None:
+    corpus = prepare(files(path=books), quiet=True)
+    (corpus.folder / "train.tokens").write_bytes(b"")
+    with pytest.raises(shards.DamagedCorpusError, match=r"train\.tokens"):
+        adopt(files(path=books), corpus.folder.name)

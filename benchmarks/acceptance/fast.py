@@ -1,0 +1,187 @@
+"""Is it fast? MFU by size and scheme, beside Hugging Face's Llama, and several small runs on one device.
+
+    python -m benchmarks.acceptance.fast bench SHAPE ROUNDS STEPS FROM WORK OUT SHRUNK SCHEME...
+
+Code is compiled first, side by side, into caches that the items behind read; each of those runs alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from benchmarks.acceptance import text
+from benchmarks.acceptance.items import Item, emit, run_part
+from benchmarks.acceptance.place import PACKAGE, Place, device_of, place_of, schemes
+
+MODULE = f"{PACKAGE}.fast"
+MAIN = ("nope", "qk_rope", "qkvo_rope", "alibi")
+GROUP = 6  # schemes that are measured in turn, beside NoPE
+COMPILED_LAYERS = 4  # one block's code serves all layers; four, for the scheme whose layers take turns of four
+LLAMA = "posbench nope,posbench qk_rope,transformers Llama"
+SEVERAL = ("nope", "qk_rope", "vo_rope", "qkvo_rope")  # small runs, one after another and at once
+# Shape, schemes in memory together, and the seconds that they are expected to take.
+SIZES = (("125m", [MAIN], 45), ("350m", [MAIN], 50), ("1b", [MAIN[:2], MAIN[2:]], 60), ("25m", [MAIN], 35))
+
+
+def items(place: Place) -> list[Item]:
+    """In order of worth: four schemes at four sizes, Llama, several runs at once, then all schemes at one size."""
+    if place.shrunk:
+        shape = "rehearsal"
+        return [
+            text.item(place),
+            warm(shape, "nope", place),
+            _bench(shape, ("nope", "qk_rope"), 10, place),
+            _peers(shape, "posbench qk_rope,plain GPT-2", place),
+            _several(place),
+        ]
+    others = [name for name in schemes() if name not in MAIN]
+    groups = [tuple(others[n : n + GROUP]) for n in range(0, len(others), GROUP)]
+    return [
+        text.item(place),
+        *(warm(shape, scheme, place) for shape, _, _ in SIZES for scheme in MAIN),
+        *(_bench(shape, group, seconds, place) for shape, groups, seconds in SIZES for group in groups),
+        _peers("125m", LLAMA, place),
+        _several(place),
+        *(warm("125m", scheme, place) for scheme in others),
+        *(_bench("125m", ("nope", *group), 75, place, "all") for group in groups),
+    ]
+
+
+def warm(shape: str, scheme: str, place: Place) -> Item:
+    """Compile a scheme's training step at a shape into the caches of the machine."""
+    words = ("compile", shape, *place.words, scheme)
+    return Item(f"compile {scheme} {shape}", "compile", MODULE, words, 40, is_of_machine=True)
+
+
+def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, what: str = "bench") -> Item:
+    rounds, steps = ("2", "1") if place.shrunk else ("5", "4")
+    words = ("bench", shape, rounds, steps, *place.words, *names)
+    return Item(f"{what} {shape} {','.join(names)}", f"{what} {shape}", MODULE, words, seconds, alone=True)
+
+
+def _peers(shape: str, names: str, place: Place) -> Item:
+    words = ("peers", shape, names, *place.words)
+    return Item(f"peers {shape}", "peers", MODULE, words, 10 if place.shrunk else 120, alone=True)
+
+
+def _several(place: Place) -> Item:
+    seconds = 20 if place.shrunk else 120
+    return Item("several", "several", MODULE, ("several", *place.words), seconds, alone=True, after=(text.NAME,))
+
+
+def compile_step(shape_name: str, *words: str) -> None:
+    """One step of a decoder with few layers, at the shape of the whole one."""
+    from dataclasses import replace
+
+    import torch
+
+    from benchmarks.peers import Ours
+
+    place, scheme = place_of(*words[:4]), words[4]
+    shape = _shapes(place)[shape_name]
+    few = replace(shape, layers=min(shape.layers, COMPILED_LAYERS))
+    device = _device(place)
+    tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1)).to(device.torch)
+    Ours(few, scheme, _dtype(place), device.compiled).step(tokens)
+    device.wait()
+
+
+def bench(shape_name: str, rounds: str, steps: str, *words: str) -> None:
+    """Tokens a second of each scheme's training step, in turn; a scheme that fails is named and left out."""
+    from benchmarks import peers
+
+    place, names = place_of(*words[:4]), words[4:]
+    shapes = _shapes(place)
+    device = _device(place)
+    only = ",".join(f"posbench {name}" for name in names)
+    result = peers.compare(shape_name, _dtype(place), [device.compiled], int(rounds), int(steps), only, keep=True)
+    emit(**result, parameters=_parameters(shapes[shape_name]))
+    _end_with(result)
+
+
+def peers(shape_name: str, names: str, *words: str) -> None:
+    """posbench beside other people's models, uncompiled and compiled, in turn."""
+    from benchmarks import peers
+
+    place = place_of(*words)
+    _shapes(place)
+    _device(place)
+    how = [False] if place.shrunk else [False, True]
+    result = peers.compare(shape_name, _dtype(place), how, 3, 3, names, keep=True)
+    emit(**result)
+    _end_with(result)
+
+
+def several(*words: str) -> None:
+    """The same small runs one after another and at once: seconds of both sweeps, and whether the losses agree."""
+    import shutil
+    import subprocess
+    import time
+
+    from posbench import load_run
+
+    place = place_of(*words)
+    names = SEVERAL[:2] if place.shrunk else SEVERAL
+    size = ["model=small", "train.context_length=512", "train.batch_size=64", "train.tokens=20_000_000"]
+    size += ["train.dtype=bfloat16", "train.validation_tokens=65536"]
+    if place.shrunk:
+        size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.steps=4", "train.dtype=float32"]
+        size += ["train.validation_tokens=256"]
+    words_of_runs = [*place.text_words("main"), *size, "train.checkpoint_every=100000"]
+    command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"train.device={place.device}"]
+    command += [f"scheme={','.join(names)}", f"runs_dir={place.runs}", "train.lr=1e-3"]
+    losses: dict[str, list[float]] = {}
+    for how, jobs in (("unmeasured", []), ("one after another", []), ("at once", [f"--jobs={len(names)}"])):
+        experiment = f"several-{how.replace(' ', '-')}"
+        if how == "unmeasured" and place.shrunk:
+            continue
+        shutil.rmtree(place.runs / experiment, ignore_errors=True)  # of a try that was cut off
+        few = ["train.steps=8"] if how == "unmeasured" else []  # compiles, for both
+        began = time.perf_counter()
+        status = subprocess.run([*command, *few, f"experiment_name={experiment}", *jobs]).returncode
+        if status:
+            raise SystemExit(f"the sweep {how} ended with {status}")
+        seconds = time.perf_counter() - began
+        runs = [load_run(place.runs / experiment / name / "seed=0").manifest for name in names]
+        losses[how] = [float(run.loss or "nan") for run in runs]
+        rates = [run.costs.tokens_per_second if run.costs else None for run in runs]
+        emit(**{how: {"seconds": seconds, "losses": losses[how], "tokens_per_second": rates, "runs": len(runs)}})
+    pairs = zip(losses["one after another"], losses["at once"], strict=True)
+    if not all(abs(one - other) < 0.05 for one, other in pairs):  # bf16 by atomics: not to the bit
+        raise SystemExit(f"runs at once have other losses: {losses}")
+
+
+def _dtype(place: Place) -> str:
+    return "float32" if place.shrunk else "bfloat16"
+
+
+def _device(place: Place) -> Any:
+    return device_of(place, _dtype(place), compiled=not place.shrunk)
+
+
+def _shapes(place: Place) -> dict[str, Any]:
+    """The shapes by name, with that of the rehearsal."""
+    from benchmarks import shapes
+
+    if place.shrunk:
+        shapes.SHAPES["rehearsal"] = shapes.Shape(layers=1, width=32, heads=2, context=16, batch=2, vocab=64)
+    return shapes.SHAPES
+
+
+def _parameters(shape: Any) -> int:
+    """Of NoPE at the shape."""
+    from benchmarks.shapes import config_of
+    from posbench.size import num_parameters
+
+    return sum(num_parameters(config_of(shape, "nope", "float32", False), shape.vocab).values())
+
+
+def _end_with(result: dict[str, Any]) -> None:
+    """Raises: SystemExit where a contender failed."""
+    if result["failed"]:
+        raise SystemExit("; ".join(f"{name}: {error}" for name, error in result["failed"].items()))
+
+
+if __name__ == "__main__":
+    run_part({"compile": compile_step, "bench": bench, "peers": peers, "several": several})

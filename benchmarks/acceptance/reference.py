@@ -1,0 +1,173 @@
+"""The reference table: `books_25m` with fewer tokens, every scheme of the published table, ALiBi and sinusoidal.
+
+    python -m benchmarks.acceptance.reference train TOKENS SCHEME SEED FROM WORK OUT SHRUNK
+
+A short sweep finds one learning rate for all schemes, on text that nothing is scored on (`posbench tune`). A run trains
+and is evaluated in one process, a few of them side by side, so that one compiles while another trains; its tokens a
+second are therefore not those of a GPU of its own (the stage `fast` has those).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from benchmarks.acceptance import fast, text
+from benchmarks.acceptance.items import Item, Results, emit, run_part
+from benchmarks.acceptance.place import PACKAGE, TEXTS, Place, place_of
+
+MODULE = f"{PACKAGE}.reference"
+SCHEMES = (
+    *("qk_rope", "nope", "qkvo_rope", "vo_rope", "alibi", "k_rope", "qkv_rope", "o_rope", "q_rope", "v_rope"),
+    "sinusoidal",
+)
+STAGE, EXPERIMENT = "reference", "books_25m"
+TOKENS, MORE_TOKENS, PILOT_TOKENS = 30_000_000, 100_000_000, 8_000_000  # of a run
+PILOTS = ("qk_rope", "nope")
+USUAL_RATE = 1e-3  # where no pilot finished
+RATE = "rate"
+SECONDS, MORE_SECONDS = 75, 180
+SHRUNK = (
+    *("model.num_layers=1", "model.d_model=32", "model.num_heads=4", "model.head_dim=8", "model.ffn_dim=32"),
+    *("train.context_length=32", "train.batch_size=2", "train.dtype=float32", "train.validation_tokens=64"),
+    *("evaluation.lengths=[16,32,64]", "evaluation.windows=2", "evaluation.order_windows=2"),
+    *("evaluation.max_tokens=256", "evaluation.passage=4", "evaluation.targets=8"),
+)
+
+
+def items(place: Place) -> list[Item]:
+    """In order of worth: one seed of every scheme, two more, three times the tokens, two seeds more."""
+    if place.shrunk:
+        return [text.item(place), _rate(place), _train(256, "nope", 0, 10, place)]
+    return [
+        text.item(place),
+        _rate(place),
+        *(fast.warm("25m", scheme, place) for scheme in SCHEMES if scheme not in PILOTS),
+        *(_train(TOKENS, scheme, seed, SECONDS, place) for seed in (0, 1, 2) for scheme in SCHEMES),
+        *(_train(MORE_TOKENS, scheme, 0, MORE_SECONDS, place) for scheme in SCHEMES),
+        *(_train(TOKENS, scheme, seed, SECONDS, place) for seed in (3, 4) for scheme in SCHEMES),
+    ]
+
+
+def _rate(place: Place) -> Item:
+    words = ("rate", *place.words)
+    return Item(RATE, "rate", MODULE, words, 20 if place.shrunk else 90, cores=6, after=(text.NAME,))
+
+
+def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) -> Item:
+    words = ("train", str(tokens), scheme, str(seed), *place.words)
+    after = (RATE, f"compile {scheme} 25m")
+    name = f"train {tokens // 1_000_000}M {scheme} {seed}"
+    return Item(name, f"train {tokens}", MODULE, words, seconds, cores=1 if place.shrunk else 4, after=after)
+
+
+def _words(place: Place, corpus: str) -> list[str]:
+    shrunk = SHRUNK if place.shrunk else ()
+    return [f"experiment={EXPERIMENT}", *place.text_words(corpus), *shrunk, f"train.device={place.device}"]
+
+
+def rate(*place_words: str) -> None:
+    """Find the learning rate: the best for two schemes' pilots together; prints it and all losses."""
+    place = place_of(*place_words)
+    texts = json.loads((place.source / "text" / TEXTS).read_text(encoding="utf-8"))
+    schemes = PILOTS[:1] if place.shrunk else PILOTS
+    words = [*_words(place, "tuning"), f"runs_dir={place.runs}", f"scheme={','.join(schemes)}"]
+    words += [f"train.tokens={128 if place.shrunk else PILOT_TOKENS}", "train.checkpoint_every=1000000"]
+    if not place.shrunk:
+        words += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={3 * len(PILOTS)}"]
+    command = [sys.executable, "-m", "posbench", "tune", *words, f"--fraction={texts['tuning']['fraction']}"]
+    status = subprocess.run(command).returncode
+    emit(**_best_rate(place.runs / f"{EXPERIMENT}-tune" / "rates.csv", len(schemes)))
+    if status:
+        raise SystemExit(f"posbench tune ended with {status}")
+
+
+def _best_rate(file: Path, schemes: int) -> dict[str, object]:
+    """Of the rates at which every scheme has a pilot that finished, the one with the lowest mean loss."""
+    losses: dict[float, list[float]] = {}
+    if file.exists():
+        with file.open(encoding="utf-8") as rows:
+            for row in csv.DictReader(rows):
+                if row["loss"]:
+                    losses.setdefault(float(row["lr"]), []).append(float(row["loss"]))
+    means = {lr: sum(found) / len(found) for lr, found in losses.items() if len(found) == schemes}
+    if not means:
+        return {}
+    return {"lr": min(means, key=lambda lr: means[lr]), "losses": {f"{lr:g}": found for lr, found in losses.items()}}
+
+
+def _settled_rate(place: Place) -> float:
+    """That of the runs that are done, for one table; else the one that was found; else the usual one."""
+    results = Results(place.out / f"{STAGE}.jsonl")
+    found = [row["result"].get("lr") for row in results.rows.values() if row["kind"].startswith("train ")]
+    return float(next((lr for lr in [*found, results.result(RATE).get("lr")] if lr), USUAL_RATE))
+
+
+def train(tokens: str, scheme: str, seed: str, *words: str) -> None:
+    """Train one run and score it at every length; prints its losses. The learning rate is that of `rate`."""
+    import posbench
+
+    place = place_of(*words)
+    lr = _settled_rate(place)
+    name = EXPERIMENT if int(tokens) == MORE_TOKENS else f"{EXPERIMENT}-{int(tokens) // 1_000_000}M"
+    run = posbench.train(
+        posbench.compose(
+            [
+                *_words(place, "main"),
+                f"experiment_name={name}",
+                f"train.tokens={tokens}",
+                f"train.lr={lr!r}",
+                "train.checkpoint_every=1000000",  # at the end alone
+                "evaluation.protocols=[fixed,position,order,retrieval]",
+                f"scheme={scheme}",
+                f"seed={seed}",
+                f"runs_dir={place.runs}",
+            ]
+        )
+    )
+    manifest = run.manifest
+    costs = manifest.costs
+    emit(
+        experiment=name,
+        scheme=scheme,
+        seed=int(seed),
+        lr=lr,
+        loss=manifest.loss,
+        epochs=manifest.epochs,
+        tokens_per_second=costs.tokens_per_second if costs else None,
+        first_step_seconds=costs.first_step_seconds if costs else None,
+    )
+    frame = posbench.evaluate(run, quiet=True)
+    fixed = frame[frame["protocol"] == "fixed"]
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # half a gigabyte a run, and scored
+    emit(perplexities={str(length): float(p) for length, p in zip(fixed["length"], fixed["perplexity"], strict=True)})
+
+
+def pack(place: Place) -> None:
+    """All runs of WORK without their weights, and the pilots' losses, as one file of OUT: what is brought home."""
+    experiments = [folder for folder in place.runs.glob(f"{EXPERIMENT}*") if folder.is_dir()]
+    if not experiments:
+        return
+    mark = place.work / "mark"  # a second machine's runs go to a file of their own
+    if not mark.exists():
+        mark.write_text(secrets.token_hex(4), encoding="utf-8")
+    file = place.out / f"reference-{mark.read_text(encoding='utf-8')}.tar.gz"
+    beside = file.with_suffix(".tmp")
+    with tarfile.open(beside, "w:gz", compresslevel=6) as packed:
+        for folder in experiments:
+            is_tuned = folder.name.endswith("-tune")
+            files = [folder / "rates.csv"] if is_tuned else sorted(folder.rglob("*"))
+            for each in files:
+                if each.is_file() and "checkpoints" not in each.parts:
+                    packed.add(each, each.relative_to(place.runs))
+    beside.replace(file)
+
+
+if __name__ == "__main__":
+    run_part({"rate": rate, "train": train})

@@ -1,0 +1,175 @@
+"""Runs items until the time is over: side by side where they may, past failures, and none that would not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
+
+GRACE_SECONDS = 10.0  # between the signal at the end of the time and the kill: a training run writes a checkpoint
+KEPT_CHARACTERS = 2000  # of what a failed item said
+POLL_SECONDS = 0.1
+COMPILERS_ALONE = 8  # processes that compile for an item which runs alone; beside others it has one
+
+
+@dataclass
+class Started:
+    """An item that runs."""
+
+    item: Item
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def signal(self, number: int) -> None:
+        """To it and to all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+@dataclass
+class Runner:
+    """Runs the items of a stage. `until`: the moment (time.monotonic) at which everything has ended."""
+
+    results: Results
+    of_machine: Results  # of the items that prepare it
+    until: float
+    cores: int
+    code: str
+    place: Path  # the working folder of items
+    variables: Mapping[str, str]  # their environment
+    say: Callable[[str], object] = print
+
+    def run(self, items: Sequence[Item]) -> list[Item]:
+        """Run what is due, in order. Returns: what was left for the next time."""
+        waiting = [item for item in items if self.is_due(item)]
+        running: list[Started] = []
+        try:
+            while self.remaining > 0:
+                chosen = self._startable(waiting, [each.item for each in running])
+                for item in chosen:
+                    waiting.remove(item)
+                    running.append(self._start(item))
+                if not running:
+                    break
+                running = [each for each in running if not self._has_ended(each)]
+                time.sleep(POLL_SECONDS)
+        finally:  # where somebody asks for an end, too
+            cut_off = self._stop(running)
+        return waiting + cut_off
+
+    def is_due(self, item: Item) -> bool:
+        """Whether it is to be run."""
+        return self.results_of(item).is_due(item, self.code)
+
+    def results_of(self, item: Item) -> Results:
+        """Where its result stands."""
+        return self.of_machine if item.is_of_machine else self.results
+
+    @property
+    def remaining(self) -> float:
+        """Seconds in which items may run; after them they are asked to stop."""
+        return self.until - GRACE_SECONDS - time.monotonic()
+
+    def _startable(self, waiting: Sequence[Item], running: Sequence[Item]) -> list[Item]:
+        """The next items, in order, that may run beside those that do and will be done in time.
+
+        One that must be alone holds up all behind it.
+        """
+        chosen: list[Item] = []
+        not_ended = {item.name for item in (*waiting, *running)}
+        for item in waiting:
+            beside = [*running, *chosen]
+            if any(each.alone for each in beside):
+                break
+            if set(item.after) & not_ended or self.results_of(item).expected(item) > self.remaining:
+                continue
+            if item.alone and beside:
+                break
+            if not beside or item.cores <= self.cores - sum(each.cores for each in beside):
+                chosen.append(item)
+        return chosen
+
+    def _start(self, item: Item) -> Started:
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the item)
+        process = subprocess.Popen(
+            [sys.executable, "-m", item.module, *item.words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=self.place,
+            env={**self.variables, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS_ALONE if item.alone else 1)},
+            start_new_session=True,
+        )
+        return Started(item, process, out, err, time.monotonic())
+
+    def _has_ended(self, each: Started) -> bool:
+        """Record an item that has ended; kill one that takes far too long."""
+        status = each.process.poll()
+        if status is None:
+            if each.seconds < each.item.limit:
+                return False
+            each.signal(signal.SIGKILL)
+            each.process.wait()
+            self._record(each, FAILED, f"killed after {each.seconds:.0f} s, {each.item.seconds:.0f} were expected")
+        elif status == 0:
+            self._record(each, DONE)
+        else:
+            self._record(each, FAILED, f"exit status {status}")
+        each.signal(signal.SIGKILL)  # what it may have left behind
+        return True
+
+    def _stop(self, running: Sequence[Started]) -> list[Item]:
+        """Ask what runs to stop, then kill it. Returns: what was cut off."""
+        for each in running:
+            each.signal(signal.SIGTERM)
+        end = time.monotonic() + GRACE_SECONDS - 2
+        for each in running:
+            with suppress(subprocess.TimeoutExpired):
+                each.process.wait(max(0.0, end - time.monotonic()))
+            each.signal(signal.SIGKILL)
+            status = each.process.wait()
+            self._record(each, DONE if status == 0 else CUT_OFF)
+        return [each.item for each in running if each.process.returncode]
+
+    def _record(self, each: Started, status: str, why: str = "") -> None:
+        result = _result_of(_text(each.out))
+        more: dict[str, Any] = {"result": result}
+        if why:
+            more["error"] = f"{why}\n{_text(each.err)[-KEPT_CHARACTERS:]}".strip()
+        self.results_of(each.item).add(each.item, status, each.seconds, self.code, **more)
+        last = (more.get("error") or "").splitlines()[-1:] if status == FAILED else []
+        each.out.close()
+        each.err.close()
+        self.say(f"  {each.item.name}: {status}, {each.seconds:.0f} s" + "".join(f": {line[:300]}" for line in last))
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _result_of(text: str) -> dict[str, Any]:
+    """The lines of JSON objects, joined into one: later ones add keys."""
+    result: dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.startswith("{"):
+            with suppress(ValueError):
+                result |= json.loads(line)
+    return result
