@@ -130,7 +130,7 @@ def _publish(
         files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
     for place in {(target / file).parent for file in files} - {target}:
         if place.is_symlink():
-            raise ConfigError(f"{place} is a symbolic link: name another place with --output, or take it away")
+            raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
     remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)

@@ -69,22 +69,22 @@ class Run:
             mapping = _plain(content)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
-                f"where the file was lost, {self.remedy})"
+                f"{self.path} is not a run: it has no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
+                f"if the file was lost, {self.remedy})"
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
         except ValueError as error:
             raise ConfigError(f"{file} cannot be read ({error}): {self.remedy}") from error
         if not isinstance(mapping, dict):
-            raise ConfigError(f"{file} holds no configuration: {self.remedy}")
+            raise ConfigError(f"{file} is not a configuration: {self.remedy}")
         try:
             return copy.deepcopy(_checked(content))
         except RecursionError:
-            raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
+            raise ConfigError(f"{file} is not a configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
-                f"{file} is not a configuration of this posbench: {error}. It may be of another version: use that one"
+                f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
             ) from error
 
     @property
@@ -95,7 +95,7 @@ class Run:
             content = parse_json(self.content(file.name))
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
-                f"{self.path} is not a run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
+                f"{self.path} is not a run: it has no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
@@ -187,7 +187,7 @@ class Run:
         changed = changes_in(self.config, self.manifest)
         if changed:
             raise ConfigError(
-                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Put the run's own back, or "
+                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Restore the run's own, or "
                 f"{self.remedy}"
             )
 
@@ -251,9 +251,9 @@ class Run:
         row = self.config.scheme.to_mapping()
         keys = [word.partition("=")[0] for word in words]
         if any(key in ("rescale", "factor") and not takes_option(row, key) for key in keys):
-            return "it rotates nothing whose frequencies could be rescaled"
+            return "it has no rotation whose frequencies could be rescaled"
         lacking = [key for key in keys if "." not in key and not takes_option(row, key)]
-        return f"{lacking[0]} is not an option of it" if lacking else None
+        return f"{lacking[0]} is not an option of this scheme" if lacking else None
 
 
 @lru_cache(maxsize=256)
@@ -271,7 +271,7 @@ def _checked(content: bytes) -> Config:
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{file} cannot be read ({error.strerror or error}): see to its permissions and its disk")
+    return ConfigError(f"{file} cannot be read ({error.strerror or error}): check its permissions and its disk")
 
 
 def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
@@ -281,7 +281,7 @@ def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[s
         one = differing[0]
         raise ConfigError(
             f"--under {' '.join(under)} changes the parameters ({one} is {ours.get(one, 'missing')} as trained and "
-            f"{theirs.get(one, 'missing')} under it): what changes parameters must be trained, not evaluated"
+            f"{theirs.get(one, 'missing')} under it): train a model with these options instead"
         )
 
 
@@ -293,12 +293,12 @@ def run_folder(config: Config) -> Path:
     for place in (folder, *folder.parents[:2]):
         if place.is_symlink():
             raise ConfigError(
-                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, let "
-                "runs_dir=... name that folder"
+                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, set "
+                "runs_dir=... to that folder"
             )
     if (folder.parents[1] / PACK).exists():
         raise ConfigError(
-            f"{folder.parents[1]} is a packed experiment, and nothing can be trained into it: give the new runs "
+            f"{folder.parents[1]} is a packed experiment, so no runs can be added to it: give the new runs "
             "another experiment_name=..."
         )
     return folder
@@ -325,7 +325,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             row = parse_json(line)
         if not _is_row(row):
-            raise ConfigError(f"{path}, line {number} holds no row: what wrote it, or its disk, went wrong")
+            raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged")
         rows.append(row)
     return rows
 

@@ -278,9 +278,9 @@ def test_a_tokenizer_of_chance_is_refused(tmp_path: Path) -> None:
     content["model"]["dropout"] = 0.1
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"draws its merges by chance \(model\.dropout=0\.1\)"):
+    with pytest.raises(ConfigError, match=r"chooses its merges at random \(model\.dropout=0\.1\)"):
         tokenization.read_file(TokenizerConfig(kind="file", path=str(file)), [])
-    with pytest.raises(ConfigError, match="draws its merges by chance"):
+    with pytest.raises(ConfigError, match="chooses its merges at random"):
         tokenization.load_tokenizer(file)
 
 

@@ -145,7 +145,7 @@ def test_what_was_altered_is_named_and_made_again(made: list[Run]) -> None:
 def test_other_batches_than_recorded_give_no_lines(made: list[Run]) -> None:
     run = made[0]
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
-    assert f"no n-gram lines, since {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
+    assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
     assert ngrams_of(run) == ([], [])
 
 
