@@ -9,9 +9,11 @@ import time
 import pytest
 
 from benchmarks.acceptance import items as items_module
+from benchmarks.acceptance import reference
 from benchmarks.acceptance import runner as runner_module
+from benchmarks.acceptance.__main__ import CORES, STAGES
 from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
-from benchmarks.acceptance.place import CHECKOUT
+from benchmarks.acceptance.place import CHECKOUT, Place, schemes
 from benchmarks.acceptance.prepare import texts
 from benchmarks.acceptance.runner import Runner
 from tests.conftest import write_documents
@@ -129,6 +131,18 @@ def test_a_torn_last_line_costs_its_item_alone(run, tmp_path):
     assert set(Results(file).rows) == {"a"}
     rows, _ = run([fake("a"), fake("b")])
     assert set(rows) == {"a", "b"}
+
+
+@pytest.mark.parametrize("shrunk", [True, False])
+@pytest.mark.parametrize("stage", STAGES)
+def test_items_have_names_of_their_own_and_wait_for_none_behind_them(stage, shrunk, tmp_path):
+    names = []
+    for item in STAGES[stage](Place(tmp_path, tmp_path, tmp_path, shrunk)):
+        assert item.name not in names and item.cores <= CORES
+        assert not set(item.after) - set(names) - {f"compile {scheme} 25m" for scheme in reference.SCHEMES}
+        names.append(item.name)
+    if stage == "right" and not shrunk:
+        assert all({f"uncompiled {name} fp32,bf16", f"compiled {name} bf16"} <= set(names) for name in schemes())
 
 
 @pytest.mark.slow
