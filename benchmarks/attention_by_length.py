@@ -113,8 +113,8 @@ def draw(figures: Figures, file: Path) -> None:
 def show(figures: Figures) -> None:
     """A line for each row, and from where it is faster, and smaller, than softmax on the fused kernel."""
     for row, of in figures.items():
-        figures = (f"{n} {v['seconds'] * 1e3:,.1f} ms {v['peak_memory_bytes'] / 2**20:,.0f} MiB" for n, v in of.items())
-        print(f"{row}: {', '.join(figures)}")
+        cells = (f"{n} {v['seconds'] * 1e3:,.1f} ms {v['peak_memory_bytes'] / 2**20:,.0f} MiB" for n, v in of.items())
+        print(f"{row}: {', '.join(cells)}")
     for row, of in figures.items():
         if row == BASE:
             continue

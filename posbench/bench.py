@@ -1,7 +1,8 @@
 """Speed: tokens per second of the training step, or of evaluation at lengths, scheme by scheme.
 
 What is timed is `posbench.training.step` itself, as `posbench train` calls it. Schemes run in turn, round after round,
-so that a machine whose speed drifts slows all of them; figures are medians over rounds. MFU is the rate of model FLOPs
+so that a machine whose speed drifts slows all of them; figures are medians over rounds. The ratio to the first scheme
+is that of two turns in a row, so that it holds on a machine that others use too. MFU is the rate of model FLOPs
 over that of a large matrix product in the same number format, measured between the same rounds; on a GPU whose maker
 states a rate, over that rate too.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -42,14 +43,21 @@ class Contender:
         self.tokens = random_tokens(config.train.batch_size, config.train.context_length, device)
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
+        self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
         self.phases: list[dict[str, float]] = []  # seconds by phase of one step, one a round
         self.peak_memory_bytes: int | None = None
         self.first_seconds = self._seconds(1)
         self._seconds(max(WARMUP_STEPS, self.step.warmup_steps) - 1)
 
-    def measure(self, steps: int) -> None:
-        """One round of `steps` steps, and one more step by phase."""
-        self.rates.append(steps * self.tokens_per_step / self._seconds(steps))
+    def rate(self, steps: int) -> float:
+        """Tokens per second over `steps` steps."""
+        return steps * self.tokens_per_step / self._seconds(steps)
+
+    def measure(self, steps: int, first: Contender) -> None:
+        """One round of `steps` steps right after as many of the first scheme, and one more step by phase."""
+        before = first.rate(steps)
+        self.rates.append(self.rate(steps))
+        self.ratios.append(self.rates[-1] / before)
         self.phases.append(self._phase_seconds())
 
     def _seconds(self, steps: int) -> float:
@@ -84,6 +92,8 @@ class Contender:
             "tokens_per_second": rate,
             "tokens_per_second_min": min(self.rates),
             "tokens_per_second_max": max(self.rates),
+            "step_to_first": median(self.ratios),
+            "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
             "mfu": rate * flops_per_token / matmul_rate,
             "mfu_datasheet": rate * flops_per_token / stated_rate if stated_rate else None,
             "phases_seconds": {phase: median(times[phase] for times in self.phases) for phase in self.phases[0]},
@@ -102,8 +112,8 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     """Tokens per second of the training step of each scheme, at the model and batch that the overrides `words` name.
 
     Returns: device, matrix-product rate (FLOP/s), and per scheme what it has by its definition (`sizes_of`), the
-    median, least and most tokens per second, MFU, seconds of each phase and of the first step (compilation included),
-    and peak memory in bytes.
+    median, least and most tokens per second, the median ratio to the first scheme with its quartiles (None with one
+    round), MFU, seconds of each phase and of the first step (compilation included), and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -116,14 +126,13 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
-            contender.measure(steps)
+            contender.measure(steps, next(iter(contenders.values())))
     sizes = {name: sizes_of(config, contenders[name], device.dtype) for name, config in configs.items()}
     stated_rate = datasheet_rate(device.describe()["name"])
     figures = {
         name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates), stated_rate)
         for name, each in contenders.items()
     }
-    base = next(iter(figures.values()))["tokens_per_second"]
     return {
         "what": "training step",
         "device": device.describe(),
@@ -135,9 +144,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "steps_a_round": steps,
         "matmul_flops_per_second": median(matmul_rates),
         "datasheet_flops_per_second": stated_rate,
-        "schemes": {
-            name: {**figure, "step_to_first": figure["tokens_per_second"] / base} for name, figure in figures.items()
-        },
+        "schemes": figures,
     }
 
 
@@ -253,16 +260,17 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
         console.print(f"sheet: MFU of the datasheet's {stated / 1e9:,.0f} GFLOP/s", highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # nine or ten columns within 80
     table.add_column("scheme", no_wrap=True)
-    columns = ("tokens/s", "least", "most", "ratio", "MFU", *(["sheet"] if stated else []), "forw.", "backw.", "optim.")
+    columns = ("tokens/s", "ratio", "quartiles", "MFU", *(["sheet"] if stated else []), "forw.", "backw.", "optim.")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in result["schemes"].items():
         phases = figures["phases_seconds"]
-        rates = ("tokens_per_second", "tokens_per_second_min", "tokens_per_second_max")
+        quartiles = figures["step_to_first_quartiles"]
         table.add_row(
             name,
-            *(f"{figures[key]:,.0f}" for key in rates),
+            f"{figures['tokens_per_second']:,.0f}",
             f"{figures['step_to_first']:.3f}",
+            f"{quartiles[0]:.3f}-{quartiles[1]:.3f}" if quartiles else "–",
             f"{100 * figures['mfu']:.1f}%",
             *([f"{100 * figures['mfu_datasheet']:.1f}%"] if stated else []),
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),

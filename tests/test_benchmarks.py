@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import peers, profile_step, shapes
+from benchmarks import attention_by_length, peers, profile_step, shapes
 from posbench import bench
 from posbench.machine.device import choose_device
 
@@ -29,7 +29,7 @@ def test_a_shape_named_as_a_model_is_that_model(name):
         assert replace(ours, name=name, tied_embeddings=theirs.model.tied_embeddings) == theirs.model
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_contenders_that_are_measured_alone_do_not_stand_in_memory_together(alone, monkeypatch):
     alive, most = weakref.WeakSet(), []
     step = peers.Ours.step
@@ -90,3 +90,30 @@ def test_mfu_is_shown_of_the_datasheet_too_where_it_states_a_rate(monkeypatch):
     assert (
         "sheet" in shown and "datasheet's 2,000 GFLOP/s" in shown and f"{100 * figures['mfu_datasheet']:.1f}%" in shown
     )
+
+
+def test_a_ratio_is_that_of_two_turns_in_a_row(monkeypatch):
+    """On a machine that halves its speed in between: the second scheme takes 1.25 times as long as the first."""
+    speeds = iter([speed for pair in (1.0, 0.5, 0.5, 1.0, 1.0, 0.5) for speed in (pair, pair)])
+    rates = iter([1000.0, 1000.0, 1000.0, 800.0] * 3)
+    monkeypatch.setattr(bench.Contender, "rate", lambda self, steps: next(rates) * next(speeds))
+    words = ["model=tiny", "train.context_length=16", "train.batch_size=2", "train.device=cpu", "train.compile=false"]
+    figures = bench.bench_training(words, ["nope", "qk_rope"], rounds=3, steps=1)["schemes"]
+    assert figures["qk_rope"]["step_to_first"] == pytest.approx(0.8)
+    assert figures["qk_rope"]["step_to_first_quartiles"] == pytest.approx([0.8, 0.8])
+    assert figures["qk_rope"]["tokens_per_second"] == 800.0 * 0.5
+
+
+def test_attention_by_length_says_from_where_a_row_is_faster(capsys):
+    def at(*milliseconds: float) -> dict[str, dict[str, float]]:
+        return {
+            str(256 << 2 * n): {"seconds": ms / 1e3, "peak_memory_bytes": 2.0**20} for n, ms in enumerate(milliseconds)
+        }
+
+    attention_by_length.show(
+        {attention_by_length.BASE: at(1, 16, 256), "linear_nope": at(4, 16, 64), "alibi": at(2, 32, 512)}
+    )
+    said = capsys.readouterr().out
+    assert "qk_rope: 256 1.0 ms 1 MiB, 1024 16.0 ms 1 MiB, 4096 256.0 ms 1 MiB" in said
+    assert "linear_nope is faster than qk_rope from about 1,024 tokens" in said
+    assert "alibi is faster than qk_rope not up to 4,096 tokens" in said

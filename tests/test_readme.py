@@ -67,10 +67,10 @@ def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> No
     assert {manifest.device["dtype"] for manifest in manifests} == {"float32"}
     assert len(manifests) == runs and f"a run, {runs // 11} seeds" in said
     report = (folder / "report" / "report.md").read_text(encoding="utf-8")
-    pattern = r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) against no relation; by seed (\S+ to \S+)\)"
+    pattern = r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) for unrelated orders; by seed (\S+ to \S+)\)"
     found = re.search(pattern, report)
     assert found and f"Kendall's tau {found[1]}, by seed {found[3]} (p = {found[2]}, nine schemes)" in said
-    against = report.split("### Pairs that stand the other way round")[1].split("\n##")[0]
+    against = report.split("### Pairs in reversed order")[1].split("\n##")[0]
     turned = [line for line in against.splitlines() if re.match(r"\| \w+, \w+ ", line)]
     decided = [line for line in turned if "| yes" in line]
     assert f"{len(turned)} are reversed, {len(decided)} of them significantly" in said

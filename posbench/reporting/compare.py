@@ -58,7 +58,7 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """As short as they can be told apart: `vo_rope seed=0`, with the experiment where there are several."""
+    """As short as they can be while all differ: `vo_rope seed=0`, with the experiment where there are several."""
     parts = [run.path.resolve().parts[-3:] for run in runs]
     levels = [n for n in range(3) if len({p[n] for p in parts}) > 1] or [2]
     short = ["\n".join(p[n] for n in levels) for p in parts]
@@ -90,7 +90,7 @@ def _outcome(rows: list[dict[str, Any]]) -> list[list[str]]:
     for key, title in (("loss", "loss, nats/token"), ("bits_per_byte", "bits per byte")):
         lines.append([title, *(number(r[key]) for r in rows)])
     of_seed = _first_by_seed(rows)
-    title = "loss less the first" if len({r["seed"] for r in rows}) == 1 else "loss less the first, same seed"
+    title = "loss minus the first" if len({r["seed"] for r in rows}) == 1 else "loss minus the first, same seed"
     less = [number(r["loss"] - of_seed[r["seed"]]["loss"], sign=True) if r["seed"] in of_seed else DASH for r in rows]
     lines.append([title, *("0" if r is of_seed.get(r["seed"]) else text for r, text in zip(rows, less, strict=True))])
     lines.append(["perplexity", *(perplexity_text(r["perplexity"]) for r in rows)])
@@ -135,7 +135,7 @@ def _differ(name: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """What stands in the way of a fair comparison."""
+    """What makes the comparison unfair, if anything."""
     seeds = {r["seed"] for r in rows}
     differ = [name for name in FINGERPRINTS if any(_differ(name, one, other) for one, other in combinations(rows, 2))]
     said = [
@@ -161,7 +161,7 @@ def _remarks(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
         Counter(_kind(r) for r in rows if r["seed"] in of_seed and _kind(r) != _kind(rows[0])).values(), default=0
     )
     if most > 1:
-        said.append("What these differences say of other seeds, `posbench report` tests.")
+        said.append("`posbench report` tests these differences over paired seeds.")
     elif most == 1:
-        said.append("One seed says nothing about others: `posbench report` tests differences over paired seeds.")
+        said.append("This is one seed, and another may differ: `posbench report` tests differences over paired seeds.")
     return said

@@ -41,6 +41,14 @@ _UNICODE = {
     "\N{NO-BREAK SPACE}": "~",
 }
 
+# A table in its own size, or as much smaller as the page asks for.
+_FITTED = r"""\newsavebox{\whole}
+\newcommand{\fitted}[1]{%
+  \sbox{\whole}{#1}%
+  \ifdim\wd\whole>\linewidth\sbox{\whole}{\resizebox{\linewidth}{!}{\usebox{\whole}}}\fi
+  \ifdim\dimexpr\ht\whole+\dp\whole>.85\textheight\sbox{\whole}{\resizebox{!}{.85\textheight}{\usebox{\whole}}}\fi
+  \usebox{\whole}}"""
+
 
 def latex_text(text: str) -> str:
     """Text that LaTeX shows as it is; a character that is not known here is shown as `U+03B1`."""
@@ -70,15 +78,13 @@ def files(title: str, made: Sequence[Section], pictures: Iterable[str]) -> dict[
     for table in [table for section in made for table in section.tables if table.rows]:
         name = _name(table.title, written)
         written[f"{name}.tex"] = tabular(table)
-        parts.append(
-            _float("table", table.title, f"\\small\n\\resizebox{{\\linewidth}}{{!}}{{\\input{{{name}}}}}", name)
-        )
+        parts.append(_float("table", table.title, f"\\small\n\\fitted{{\\input{{{name}}}}}", name))
     captions = {stem: caption for section in made for stem, caption in section.pictures}
     for stem in pictures:
         shown = f"\\includegraphics[width=\\linewidth]{{{stem}}}"
         parts.append(_float("figure", captions.get(stem, stem), shown, stem))
     packages = "\\usepackage[margin=2cm]{geometry}\n\\usepackage{booktabs,graphicx}\n\\usepackage[T1]{fontenc}"
-    head = f"\\documentclass{{article}}\n{packages}\n\\title{{{latex_text(title)}}}\n\\date{{}}"
+    head = f"\\documentclass{{article}}\n{packages}\n{_FITTED}\n\\title{{{latex_text(title)}}}\n\\date{{}}"
     begin = "\\begin{document}\n\\maketitle"
     written["report.tex"] = "\n\n".join([head, begin, *parts, "\\end{document}\n"])
     return written

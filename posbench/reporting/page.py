@@ -11,6 +11,8 @@ from posbench.reporting.palette import DASHDOT, DASHED, DOTTED, GRID, INK, Look
 from posbench.reporting.tables import printable, whole
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from posbench.reporting.findings import Findings
     from posbench.reporting.sections import Section
 
@@ -36,6 +38,7 @@ def render(name: str, lede: str, sections: list[Section], drawings: dict[str, st
         lstrip_blocks=True,
     )
     environment.filters["printable"] = printable
+    environment.filters["prose"] = prose
     template = environment.get_template("report.html.j2")
     return template.render(
         title=f"posbench: {printable(name)}",
@@ -45,6 +48,13 @@ def render(name: str, lede: str, sections: list[Section], drawings: dict[str, st
         inline={stem: Markup(inline_svg(drawing, stem)) for stem, drawing in drawings.items()},
         swatches={scheme: Markup(swatch(look)) for scheme, look in looks.items()},
     )
+
+
+def prose(text: str) -> Markup:
+    """A sentence as HTML: escaped, and with what is between backquotes as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
 def lede(findings: Findings) -> str:

@@ -269,7 +269,7 @@ def protocols(findings: Findings) -> Figure:
         axes.set_title(short(scheme))
     for axes in panels[len(findings.schemes) :]:
         axes.set_visible(False)
-    figure.supylabel(f"loss less that at {at} tokens, nats/token", fontsize=9)
+    figure.supylabel(f"change of the loss against {at} tokens, nats/token", fontsize=9)
     return figure
 
 

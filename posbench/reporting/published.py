@@ -159,7 +159,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Two schemes that stand the other way round in our runs."""
+    """Two schemes whose order is reversed in our runs."""
 
     better: str  # by them
     worse: str

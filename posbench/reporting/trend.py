@@ -161,13 +161,13 @@ def _held_fixed(findings: Findings) -> dict[str, Any]:
 
 
 def _notes(points: list[Point]) -> list[str]:
-    """What the points were joined in spite of, and what stands in no point."""
+    """How the points differ besides size, tokens and learning rate."""
     notes = []
     codes = {str(point.findings.joined.runs["fingerprint.code"].iloc[0]) for point in points}
     if len(codes) > 1:
-        notes.append(f"The experiments were trained by {len(codes)} versions of the code that all runs share.")
+        notes.append(f"The experiments were trained with {len(codes)} versions of the shared code.")
     if points[0].findings.config.train.schedule == "constant":
-        notes.append("train.schedule=constant: the learning rate had not come down at the ends of these runs.")
+        notes.append("train.schedule=constant: the learning rate of these runs did not decay.")
     return notes
 
 
@@ -194,10 +194,10 @@ def _slope(points: list[Point], amounts: list[int], scheme: str) -> Interval:
 
 
 def link_verdict(findings: Findings, better: str, sign: str, worse: str) -> tuple[str, Interval]:
-    """Whether a link of the published chain stands, falls or is open here, and worse - better with its interval.
+    """Whether a link of the published chain is confirmed, contradicted or open, and worse - better with its interval.
 
-    ">" stands where `better` is decided to be better, and falls where `worse` is or both are equal within the margin.
-    "~" stands where both are equal within the margin, and falls where one is decided to be better and they are not.
+    ">": confirmed if `better` is significantly better, contradicted if `worse` is or both are equal within the margin.
+    "~": confirmed if both are equal within the margin, contradicted if one is significantly better and they are not.
     Untested pairs (one seed) have their verdict in brackets: the sign of the difference alone.
     """
     pair = next((p for p in findings.pairs if {p.left, p.right} == {better, worse}), None)
@@ -209,12 +209,12 @@ def link_verdict(findings: Findings, better: str, sign: str, worse: str) -> tupl
 
 def _verdict(pair: Pair, is_as_published: bool, sign: str) -> str:
     if not pair.is_tested:
-        return ("(stands)" if is_as_published else "(falls)") if sign in (">", ",") else "(open)"
+        return ("(confirmed)" if is_as_published else "(contradicted)") if sign in (">", ",") else "(open)"
     if sign in (">", ","):
-        stands, falls = pair.is_decided and is_as_published, pair.is_decided or pair.is_equivalent
+        is_confirmed, is_contradicted = pair.is_decided and is_as_published, pair.is_decided or pair.is_equivalent
     else:
-        stands, falls = pair.is_equivalent, pair.is_decided
-    return "stands" if stands else "falls" if falls else "open"
+        is_confirmed, is_contradicted = pair.is_equivalent, pair.is_decided
+    return "confirmed" if is_confirmed else "contradicted" if is_contradicted else "open"
 
 
 def _negative(interval: Interval) -> Interval:

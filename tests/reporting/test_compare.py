@@ -25,7 +25,7 @@ def test_what_differs_and_only_that(experiment: Path) -> None:
     text = said(experiment / "qk_rope" / "seed=0", experiment / "alibi" / "seed=0")
     assert re.search(r"scheme\.kind +rotary +alibi", text) and "train.lr" not in text
     assert re.search(r"loss, nats/token +\d\.\d{3} +\d\.\d{3}", text)
-    assert re.search(r"loss less the first +0 +\+0\.0\d\d", text)
+    assert re.search(r"loss minus the first +0 +\+0\.0\d\d", text)
     assert re.search(r"perplexity at 512, fixed +\d+\.\d\d +\d+\.\d\d", text)
     assert "Costs that are the same in all: tokens/s 20,000; training, s 62;" in text
     costs = said(experiment / "qk_rope" / "seed=0", experiment / "alibi" / "seed=1", width=200)
@@ -38,14 +38,14 @@ def test_a_loss_is_compared_within_a_seed_alone(experiment: Path) -> None:
     runs = [experiment / "qk_rope" / f"seed={n}" for n in (0, 1, 2)]
     text = " ".join(said(*runs, experiment / "alibi" / "seed=1", width=200).split())
     losses = {key: float(loss) for key, loss in zip("abcd", re.findall(r"\d\.\d{3}", text)[:4], strict=True)}
-    found = re.search(r"loss less the first, same seed 0 0 0 (\S+)", text)
+    found = re.search(r"loss minus the first, same seed 0 0 0 (\S+)", text)
     assert found and float(found[1]) == pytest.approx(losses["d"] - losses["b"], abs=1.1e-3)
-    assert "One seed says nothing about others" in text
+    assert "This is one seed" in text
     text = " ".join(said(*runs[:2], experiment / "alibi" / "seed=3", width=200).split())
     assert "same seed 0 0 –" in text and "posbench report" not in text
     others = [experiment / "alibi" / f"seed={n}" for n in (0, 2)]
     text = " ".join(said(*runs, *others, width=200).split())
-    assert "of other seeds, `posbench report` tests" in text and "nothing about others" not in text
+    assert "`posbench report` tests these differences" in text and "This is one seed" not in text
 
 
 def test_initial_weights_are_compared_within_a_seed(own: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_run_that_ends_above_its_start_is_named_and_stays_in_the_means(own: Pa
     lead = text.split("Loss on held-out text")[0]
     assert re.search(
         r"Diverged: alibi, 1 of 4 runs \(seed 1: its final loss of 3\.0\d\d is above the 2\.000 that it began with\)\. "
-        r"A diverged run that finished stays in the means and tests\.",
+        r"A diverged run that finished is kept in the means and tests\.",
         " ".join(lead.split()),
     )
     assert re.search(r"^alibi .* 4 \(1 of 4 diverged\) ", text, re.MULTILINE)
@@ -49,10 +49,12 @@ def test_a_run_that_died_takes_its_seed_from_every_test_and_that_is_said(own: Pa
     text = " ".join(on_terminal(find(own), 200).split())
     assert "Diverged: nope, 1 of 4 runs (seed 1: died: the validation loss at step 7 is nan. Lower train.lr)." in text
     assert (
-        "A run that died has no loss. Every mean, gap and test lacks seed 1 for that and is over seeds 0, 2, 3 alone"
+        "A run that died has no loss. Every mean, gap and test therefore leaves out seed 1 and uses seeds 0, 2, 3 alone"
         in text
     )
-    assert "3 (1 of 4 diverged)" in text and "stays in the means" not in text and "Paired t-tests over 3 seeds" in text
+    assert (
+        "3 (1 of 4 diverged)" in text and "is kept in the means" not in text and "Paired t-tests over 3 seeds" in text
+    )
 
 
 @pytest.mark.parametrize(("died", "left"), [((1, 2, 3), r"3\.\d{3} \(seed 0\)"), ((0, 1, 2, 3), "died")])
@@ -61,8 +63,8 @@ def test_a_scheme_is_shown_with_what_is_left_of_it(own: Path, died: tuple[int, .
         run_of(own, "nope", seed).update_manifest(status=DIED, reason="loss nan")
     text = on_terminal(find(own), 200)
     assert re.search(rf"^nope +– +{left} .* 0 \({len(died)} of 4 diverged\) ", text, re.MULTILINE)
-    assert "Not in any test or gap: nope; the loss table ends with what is left." in " ".join(text.split())
-    assert "Paired t-tests over 4 seeds" in text and "lacks seed" not in text
+    assert "Without any test or gap: nope, at the end of the loss table." in " ".join(text.split())
+    assert "Paired t-tests over 4 seeds" in text and "leaves out seed" not in text
 
 
 def test_a_run_whose_first_loss_is_not_known_is_not_called_diverged(own: Path) -> None:

@@ -48,7 +48,7 @@ def test_rows_at_the_foot_say_what_n_grams_lose(beside: Path) -> None:
     assert [row[0] for row in table.foot] == ["Kneser-Ney 2", "Kneser-Ney 3", "Kneser-Ney 5"]
     bigram = dict(zip(table.headers, table.foot[0], strict=True))
     assert bigram["position"] == "last token" and bigram["gap to qk_rope\nnats/token"] == f"+0.0650 ± {half:.4f}"
-    assert bigram["group"] == bigram["gap\nby texts"] == "–"
+    assert bigram["group"] == bigram["gap ± by\ndocuments"] == "–"
     assert not {row[0] for row in table.rows} & {row[0] for row in table.foot}
     assert all("Kneser-Ney" not in name for pair in found.pairs for name in (pair.left, pair.right))
     assert "Kneser-Ney" not in found.chain.text
@@ -62,7 +62,7 @@ def test_schemes_that_are_worse_than_the_bigram_and_the_trigram_are_named(beside
     for run in find_runs(beside / "qk_rope"):
         write_ngrams(run, run.manifest.loss + 0.005 + 0.01 * (-1) ** run.manifest.seed)  # type: ignore[operator]
     assert (
-        "Worse than the bigram: alibi, nope. Not told apart from the bigram by these seeds: qk_rope, qkvo_rope."
+        "Worse than the bigram: alibi, nope. Not significantly different from the bigram: qk_rope, qkvo_rope."
         in said(find(beside))
     )
 

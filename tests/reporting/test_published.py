@@ -60,7 +60,7 @@ def test_of_ranks_the_higher_is_better_and_no_gap_is_shown(findings: Findings) -
     ours = {row.scheme: row.ours.loss.mean for row in comparison.rows}
     assert comparison.tau == pytest.approx(stats.kendalltau([1, 2, 3], list(ours.values())).statistic)
     section = against(findings, comparison)
-    assert "Theirs is no loss" in section.words[0] and section.tables[0].rows[0][1] == "–"
+    assert "The published figure is not a loss" in section.words[0] and section.tables[0].rows[0][1] == "–"
     assert section.tables[0].rows[0][3] == "0.690"
 
 
@@ -111,11 +111,11 @@ def test_a_tie_is_no_reversal(findings: Findings, gap: float, listed: bool) -> N
 
 def test_an_order_of_few_schemes_has_no_tau(findings: Findings, tmp_path: Path, world: Callable[..., World]) -> None:
     said = " ".join(against(findings, findings.against[0]).words)
-    assert "tau of the two orders is given for 4 schemes or more; here are 3." in said
+    assert "tau of the two orders needs at least 4 schemes; there are 3." in said
     effects = {"qk_rope": 0.0, "k_rope": 0.2, "nope": 0.1, "v_rope": 0.3}
     four = find(fabricate(tmp_path, world(effects, seeds=(0, 1))))
     words = " ".join(against(four, four.against[0]).words)
-    assert "orders: 0.67 over 4 schemes (p = 0.33 against no relation; by seed 0.67 to 0.67)." in words
+    assert "orders: 0.67 over 4 schemes (p = 0.33 for unrelated orders; by seed 0.67 to 0.67)." in words
 
 
 def test_lengths_are_matched_in_training_lengths_and_by_protocol(findings: Findings) -> None:

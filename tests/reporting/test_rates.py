@@ -52,7 +52,7 @@ def test_gaps_at_own_rates_stand_beside_those_at_the_shared_one(tuned: Path) -> 
     assert section is not None
     words = " ".join(section.words)
     assert "At own rates, by loss: nope > qk_rope > alibi (3 seeds)" in words
-    assert "Of 3 pairs 2 are decided the other way round: " in words and "nope and qk_rope" in words
+    assert "Of 3 pairs 2 are significantly reversed: " in words and "nope and qk_rope" in words
     cells = {row[0]: row for row in section.tables[0].rows}
     assert cells["nope"][1] == "0.01 (edge)" and cells["nope"][3] == "0.01" and cells["alibi"][2] == "inf"
 
@@ -63,7 +63,7 @@ def test_without_runs_at_own_rates_the_pilots_stand_alone(tuned: Path, tmp_path:
     assert section is not None and section.tables[0].headers == [
         "scheme",
         "best rate\nof pilots",
-        "better than\nshared by",
+        "gain over\nshared",
     ]
     (tmp_path / "demo-tune" / "rates.csv").write_text("scheme,lr\nnope,x\n")
     findings = find(tuned)

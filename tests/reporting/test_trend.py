@@ -115,20 +115,22 @@ def test_a_slope_is_a_line_through_each_seed_and_its_interval_that_of_their_mean
 def test_links_stand_fall_or_are_open(trend: Trend) -> None:
     small, large = trend.points[1].findings, trend.points[3].findings
     verdict, interval = link_verdict(small, "qkvo_rope", ">", "k_rope")
-    assert verdict == "stands" and interval.mean == pytest.approx(0.03, abs=0.002) and interval.low < interval.high
+    assert verdict == "confirmed" and interval.mean == pytest.approx(0.03, abs=0.002) and interval.low < interval.high
     verdict, interval = link_verdict(large, "qkvo_rope", ">", "k_rope")
-    assert verdict == "falls" and interval.mean == pytest.approx(-0.03, abs=0.002) and interval.low < interval.high
-    assert link_verdict(small, "qk_rope", "~", "qkvo_rope")[0] == "stands"  # equal within the margin
-    assert link_verdict(small, "qk_rope", ">", "qkvo_rope")[0] == "falls"  # ... which is no difference
-    assert link_verdict(small, "qk_rope", "~", "nope")[0] == "falls"
+    assert (
+        verdict == "contradicted" and interval.mean == pytest.approx(-0.03, abs=0.002) and interval.low < interval.high
+    )
+    assert link_verdict(small, "qk_rope", "~", "qkvo_rope")[0] == "confirmed"  # equal within the margin
+    assert link_verdict(small, "qk_rope", ">", "qkvo_rope")[0] == "contradicted"  # ... which is no difference
+    assert link_verdict(small, "qk_rope", "~", "nope")[0] == "contradicted"
     assert link_verdict(small, "qk_rope", ">", "alibi")[0] == ""
 
 
 def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None:
     every = [place(tmp_path, world, name, seeds=(0,), probes=False) for name in ("small-1M", "small")]
     trend = find_trend(every, against="kexue-10862")
-    assert link_verdict(trend.points[0].findings, "k_rope", ">", "nope")[0] == "(stands)"
-    assert link_verdict(trend.points[0].findings, "nope", ">", "k_rope")[0] == "(falls)"
+    assert link_verdict(trend.points[0].findings, "k_rope", ">", "nope")[0] == "(confirmed)"
+    assert link_verdict(trend.points[0].findings, "nope", ">", "k_rope")[0] == "(contradicted)"
     tables = {table.title: table for section in trend_sections(trend, []) for table in section.tables}
     assert tables["What is compared"].rows[0][-1] == "not tested"
     assert "±" not in "".join(cell for row in tables["Gap to qk_rope, nats/token"].rows for cell in row)
@@ -181,7 +183,7 @@ def test_the_report_of_a_trend(tmp_path: Path, world: Make) -> None:
         name: values[3] for name, values in POINTS.items()
     }
     terminal, page = (tmp_path / "terminal.txt").read_text(), (tmp_path / "out" / "report.html").read_text()
-    for text in ("Trend of the gap", "The published chain", "Reach, tokens", "Loss at 512 less that at 256 tokens"):
+    for text in ("Trend of the gap", "The published chain", "Reach, tokens", "Loss at 512 minus that at 256 tokens"):
         assert text in terminal and text in page, text
 
 

@@ -15,21 +15,21 @@ def against(findings: Findings, c: Comparison) -> Section:
     """Ours beside one published column: values, gaps, the agreement of the orders, and how the set-ups differ."""
     title, short = f"Against {c.published.title}: {c.measurement.what}", f"Against {c.published.name}"
     if not c.rows:
-        why = "no scheme of theirs is among ours" if c.where else "we have no evaluation near theirs"
-        return Section(title, [f"Nothing of ours to set beside it: {why}."], on_terminal=False, short=short)
-    words = [f"Ours: {c.where}. Gaps in nats/token, each side of its own tokens."]
+        why = "none of its schemes was trained here" if c.where else "there is no evaluation here at its lengths"
+        return Section(title, [f"Not compared: {why}."], on_terminal=False, short=short)
+    words = [f"Ours: {c.where}. Gaps are in nats/token; a token is each side's own."]
     if not c.measurement.is_loss:
-        words = [f"Ours: {c.where}, the loss. Theirs is no loss, so only the orders are compared."]
+        words = [f"Ours: {c.where}, the loss. The published figure is not a loss, so only the orders are compared."]
     tables = [values_table(c)]
     if len(c.rows) > 1:
         by_seed = f"; by seed {min(c.taus):.2f} to {max(c.taus):.2f}" if len(c.taus) > 1 else ""
-        tau = f": {c.tau:.2f} over {len(c.rows)} schemes (p = {c.p:.2g} against no relation{by_seed})."
-        few = f" is given for {FEWEST} schemes or more; here are {len(c.rows)}."
+        tau = f": {c.tau:.2f} over {len(c.rows)} schemes (p = {c.p:.2g} for unrelated orders{by_seed})."
+        few = f" needs at least {FEWEST} schemes; there are {len(c.rows)}."
         words.append(f"Kendall's tau of the two orders{tau if len(c.rows) >= FEWEST else few}")
         if c.disagreements:
             tables.append(disagreements_table(c))
         else:
-            words.append("No pair stands the other way round.")
+            words.append("No pair is reversed.")
     words += c.published.notes
     if c is findings.against[0]:
         tables.append(setup_table(findings, c))
@@ -37,7 +37,7 @@ def against(findings: Findings, c: Comparison) -> Section:
 
 
 def values_table(c: Comparison) -> Table:
-    """The gaps side by side, and their column. Ours stands in our tables: of another model, text and tokens."""
+    """The gaps side by side, and the published figures (ours are in the loss table)."""
     base, is_perplexity = c.baseline or "?", c.measurement.metric == "perplexity"
     headers = ["scheme", f"published gap\nto {base}", f"our gap\nto {base}", f"published\n{c.measurement.metric}"]
     rows = [
@@ -53,30 +53,30 @@ def values_table(c: Comparison) -> Table:
 
 
 def disagreements_table(c: Comparison) -> Table:
-    """The pairs that stand the other way round in our runs, and whether ours are decided."""
-    headers = ["published better, worse", "published\nworse - better", "ours\nworse - better", "ours decided?"]
+    """The pairs whose order is reversed in our runs, and whether our difference is significant."""
+    headers = ["published better, worse", "published\nworse - better", "ours\nworse - better", "ours\nsignificant?"]
     rows = [
         [
             f"{d.better}, {d.worse}",
             number(d.their_difference, sign=True),
             plus_minus(-d.pair.difference, d.pair.interval.half_width, sign=True),
-            _decided(d.pair),
+            _significance(d.pair),
         ]
         for d in c.disagreements
     ]
-    return Table("Pairs that stand the other way round", headers, rows, left=frozenset({0, 3}))
+    return Table("Pairs in reversed order", headers, rows, left=frozenset({0, 3}))
 
 
-def _decided(pair: Pair) -> str:
+def _significance(pair: Pair) -> str:
     if pair.seeds < 2:
         return "1 seed: not tested"
     if not pair.is_tested:
-        return "not tested: outside the family"
+        return "not tested: not in the chosen family of pairs"
     return f"{'yes' if pair.is_decided else 'no'} (p = {pair.p_holm:.2g})"
 
 
 def setup_table(findings: Findings, c: Comparison) -> Table:
-    """What they trained, what we trained, what they do not say."""
+    """What they trained, what we trained, and what they did not publish."""
     config, runs = findings.config, findings.joined.runs
     ours = {
         "runs a scheme": str(len(findings.joined.seeds)),

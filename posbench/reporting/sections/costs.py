@@ -37,13 +37,13 @@ def cost_words(findings: Findings) -> list[str]:
     epochs = sorted({rough(cost.epochs) for cost in findings.costs.values() if not math.isnan(cost.epochs)})
     text = f", {' or '.join(epochs)} epochs of its text" if epochs else ""
     return [
-        f"Cost is that of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens{text}. FLOPs are "
-        "those that the model's definition needs, forward and backward; what a scheme itself computes (rotations, "
-        "biases) is not counted and shows in the speed. Speed (median over seeds) and memory (mean of the runs that "
-        "recorded it: on a CPU the first of each process) are of the machine as it was, not of the scheme alone: "
-        "`posbench bench` compares them. So schemes are not compared at equal time.",
-        "Cache is what the model keeps of each token of a text that it reads token by token, all layers together, in "
-        "the number format of its run; “0 + n” is a recurrent state of n bytes at any length.",
+        f"Costs are those of one run of {' or '.join(whole(count) for count in sorted(tokens))} tokens{text}. FLOPs "
+        "are those that the model needs by its definition, forward and backward. Rotations and biases are not counted; "
+        "they show in the speed. Speed (median over seeds) and memory (mean over the runs that recorded it; on a CPU "
+        "the first run of each process) depend on what else the machine was doing: `posbench bench` compares schemes "
+        "properly. So schemes are not compared at equal time.",
+        "Cache is what generation stores for each token, over all layers, in the number format of the run; “0 + n” "
+        "means a recurrent state of n bytes at any length.",
         _parameters(findings),
         _equal_compute(findings),
     ]
@@ -62,10 +62,10 @@ def _parameters(findings: Findings) -> str:
     shares = {scheme: findings.costs[scheme].parameters / one - 1 for scheme in findings.schemes}
     others = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= OTHER_SIZE]
     if not others:
-        return f"All schemes have as many parameters as {base}, to within {OTHER_SIZE:.1%}."
+        return f"All schemes have the same number of parameters as {base} to within {OTHER_SIZE:.1%}."
     return (
-        f"Not all schemes have as many parameters as {base}: {', '.join(others)}. Their gaps are of size and position "
-        "together."
+        f"Schemes with another number of parameters than {base}: {', '.join(others)}. Their gaps mix the effects of "
+        "size and position."
     )
 
 
@@ -73,14 +73,14 @@ def _equal_compute(findings: Findings) -> str:
     """Whether the gaps at equal compute are others, and what they rest on."""
     equal, base = findings.equal_compute, findings.baseline
     if base is None:
-        return "Without a baseline, schemes are not compared at equal compute."
+        return "There is no baseline, so schemes are not compared at equal compute."
     if any(math.isnan(cost.training_flops) for cost in findings.costs.values()):
         return "Not every run recorded its FLOPs, so schemes are not compared at equal compute."
     if equal is None:
-        return "All schemes took the same FLOPs to within 0.1%, so the gaps are also those at equal compute."
+        return "All schemes used the same FLOPs to within 0.1%, so these gaps are also those at equal compute."
     return (
-        f"At equal compute: gaps at {flops_text(equal.flops)} FLOPs, the fewest that any scheme took, paired by seed. "
-        "“*” marks an estimate: one of the two trained on beyond that point, so its loss there is read from its "
-        "validation curve, and its learning rate was not at its end. Trained for that many FLOPs from the start it "
-        "would probably be lower."
+        f"At equal compute: gaps at {flops_text(equal.flops)} FLOPs, the fewest that any scheme used, paired by seed. "
+        "“*” marks an estimate: one of the two trained beyond that point, so its loss there is read from its "
+        "validation curve, before its learning rate had decayed. A run planned for that many FLOPs would probably "
+        "have a lower loss."
     )

@@ -1,4 +1,4 @@
-"""Runs that diverged, by name and number, and what their loss means for means and tests."""
+"""Runs that diverged, and what becomes of them in means and tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scheme_words(findings: Findings, scheme: str) -> str:
 def _finished(findings: Findings) -> list[str]:
     """What becomes of diverged runs that have a loss."""
     inside = findings.joined.runs["diverged"].notna().any()
-    return ["A diverged run that finished stays in the means and tests."] * bool(inside)
+    return ["A diverged run that finished is kept in the means and tests."] * bool(inside)
 
 
 def _died(findings: Findings) -> list[str]:
@@ -46,11 +46,11 @@ def _died(findings: Findings) -> list[str]:
     lost = sorted(set(compared["seed"]) - set(seeds))
     if lost:
         words.append(
-            f"Every mean, gap and test lacks seed{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} for that and is "
-            f"over seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} alone, also where both schemes of a pair "
+            f"Every mean, gap and test therefore leaves out seed{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} "
+            f"and uses seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} alone, even for pairs whose schemes "
             "have more."
         )
     aside = list(dict.fromkeys(died.loc[~died["scheme"].isin(findings.schemes), "scheme"]))
     if aside:
-        words.append(f"Not in any test or gap: {', '.join(map(str, aside))}; the loss table ends with what is left.")
+        words.append(f"Without any test or gap: {', '.join(map(str, aside))}, at the end of the loss table.")
     return words

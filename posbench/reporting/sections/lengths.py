@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _EARLY = (
-    "“Gain”: the mean loss in windows of the training length T less that in longer ones, over the targets that all "
-    "lengths scored. “Early”: an estimate of the gain if more than T tokens of context made no token better or worse, "
-    "only because fewer tokens stand near a window's start: (1 - T/length) times (mean loss at T - loss in the last "
-    "positions of a T-token window). ± is half the 95 % interval over documents, left out where one holds most of the "
-    "text and no interval could be given. The last positions hold other tokens than the first, and loss need not fall "
-    "with position: early is no bound, and gain less early no measure of what longer contexts do."
+    "“Gain”: the mean loss in windows of the training length T minus that in longer windows, over the targets that "
+    "all lengths score. “Early”: an estimate of the gain if context beyond T tokens had no effect, only because fewer "
+    "tokens are near the start of a window: (1 - T/length) times (mean loss at T - loss at the last positions of a "
+    "T-token window). ± is half the 95 % interval over documents; it is missing where one document holds most of the "
+    "text. The last positions hold other tokens than the first, and loss need not fall with position, so early is not "
+    "a bound, and gain minus early does not measure what a longer context does."
 )
 
 
@@ -38,9 +38,9 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     some = next(m for m in findings.measurements if m.protocol == protocol.name)
     seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
     words = [
-        f"{protocol.caption} On the {some.split} split, {_scored(findings, protocol.name)}. exp of the mean loss "
-        f"over {seeds}; * marks the training length. Decimals end where the larger of the intervals of the loss, over "
-        "seeds and over documents, begins to tell; neighbours are compared by the changes and not by these."
+        f"{protocol.caption} On the {some.split} split, {_scored(findings, protocol.name)}. Values are exp of the "
+        f"mean loss over {seeds}; * marks the training length. The number of decimals follows the larger interval of "
+        "the loss, over seeds or over documents. To compare lengths, read the changes below."
     ]
     caption = f"Perplexity against length, both on log scales ({protocol.name}). {_BANDS}"
     shown = pictures(drawn, f"perplexity-{protocol.name}", caption)
@@ -65,7 +65,7 @@ def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) ->
     if findings.early.empty:
         protocols = f"{POSITION.name},{NONOVERLAPPING.name}"
         command = f"posbench eval -p {protocols} -l {findings.training_length}"
-        section.words.append(f"What of a gain may be only that: {command}")
+        section.words.append(f"To estimate how much of a gain comes only from fewer early tokens: {command}")
     else:
         section.tables.append(early_table(findings))
         section.words.append(_EARLY)
@@ -73,30 +73,30 @@ def _add_early_tokens(section: Section, findings: Findings, drawn: list[str]) ->
 
 
 _BANDS = (
-    "Bands are by the change against the training length, where they have no width: the larger of its 95 % intervals "
-    "over seeds and over documents. With two seeds there are none: their interval would hide the lines."
+    "Bands show the change against the training length, so they have no width there: the larger of its 95 % intervals "
+    "over seeds and over documents. With two seeds they are left out, because they would hide the lines."
 )
 _VARIANTS = (
-    "Rows with a dot, such as “qk_rope · yarn”, are the runs above them, read under other options of the scheme "
-    "without training again; their change is against the loss as trained."
+    "Rows with a dot, such as “qk_rope · yarn”, are the same runs evaluated with other options of the scheme, without "
+    "training again; their change is against the loss as trained."
 )
 _RESCALED = (
     "Perplexity against length as trained (black) and with frequencies rescaled by length / training length, "
-    "without training again; one panel a scheme, all on one scale."
+    "without training again; one panel per scheme, all on the same scale."
 )
 _FACTORS = (
     "The factor by which frequencies are rescaled, at one length: with the factor length / training length (dotted) "
-    "the longest position falls inside the trained range. At 1 the runs are read as trained."
+    "the longest position falls inside the trained range. 1 means as trained."
 )
 _PROTOCOLS_CAPTION = (
-    "The same runs by both protocols: loss against length, from the loss at the training length, by fixed targets "
-    "(solid) and in non-overlapping windows (dashed); dotted: an estimate of what fewer early tokens alone would give "
-    f"the latter. {_BANDS} Scales differ between panels."
+    "The same runs by both protocols: change of the loss with length, for fixed targets (solid) and non-overlapping "
+    "windows (dashed). Dotted: an estimate of the effect of fewer early tokens alone on the latter. "
+    f"{_BANDS} Scales differ between panels."
 )
 
 
 def _scored(findings: Findings, protocol: str) -> str:
-    """How many tokens of how many documents stand behind a column; of each, where columns differ."""
+    """How many tokens of how many documents a column scores; of each, where columns differ."""
     counts = {m.length: (m.targets, m.documents) for m in findings.measurements if m.protocol == protocol}
     each = [f"{targets:,} tokens of {documents:,} documents" for targets, documents in counts.values()]
     if len(set(each)) == 1:
@@ -105,7 +105,7 @@ def _scored(findings: Findings, protocol: str) -> str:
 
 
 def _just_past(findings: Findings, protocol: Protocol) -> list[str]:
-    """How few of a window's targets stand beyond the training length, at lengths where not all do."""
+    """How many of a window's targets are beyond the training length, at lengths where not all are."""
     at = findings.training_length
     here = findings.at(protocol.name).values()
     targets = max((int(m.results[0].windows["targets"].max()) for m in here), default=0)
@@ -113,8 +113,8 @@ def _just_past(findings: Findings, protocol: Protocol) -> list[str]:
     if not past:
         return []
     return [
-        f"Just past the training length not all of the {targets} targets at a window's end stand beyond it: only "
-        f"{', '.join(past)}. The others stand where training had positions too."
+        f"Just past the training length only some of the {targets} targets at the end of a window are beyond it: "
+        f"{', '.join(past)}. The others are at positions that training had."
     ]
 
 
@@ -159,17 +159,17 @@ def _change_words(protocol: Protocol) -> str:
     paired = (
         "the same targets at both lengths"
         if protocol.same_rows
-        else "the same text, of which a length that does not divide the longest leaves out the end of each stretch"
+        else "the same text; a length that does not divide the longest omits the end of each stretch"
     )
     return (
-        f"Change: the loss (nats/token) less that of the same runs at the training length, paired by seed and by "
-        f"document ({paired}). ± is half its 95 % interval over documents, then over seeds (Student's t), each by "
-        "itself."
+        f"Change: the loss (nats/token) minus that of the same runs at the training length, paired by seed and by "
+        f"document ({paired}). ± is half its 95 % interval over documents; a second table gives that over seeds "
+        "(Student's t)."
     )
 
 
 def early_table(findings: Findings) -> Table:
-    """The gain of long non-overlapping windows, and what fewer early tokens alone would give."""
+    """The gain of long non-overlapping windows, and the part that fewer early tokens alone explain."""
     early = findings.early.set_index(["scheme", "length"])
     lengths = sorted(set(findings.early["length"]))
     schemes = [s for s in findings.schemes if s in set(findings.early["scheme"])]
@@ -199,19 +199,19 @@ def retrieval(findings: Findings, drawn: list[str]) -> Section | None:
         return None
     tables = [retrieval_table(findings, "drop", "benefit of repetition")]
     words = [
-        "Benefit of repetition: a held-out passage, other text, the same passage again; how much lower its loss is "
-        "than behind the same text with another passage in front. A model that merely expects words it has seen "
-        f"gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets a "
+        "Benefit of repetition: a window holds a passage, other text, and the passage again. The score is how much "
+        "lower the loss of the second copy is than after another first passage. A model that only expects words it has "
+        f"seen gains here too. {_of_each(rows, 'trials')} trials, {_of_each(rows, 'targets')} targets per "
         "gap; ± is half the 95 % interval over trials of the mean over seeds."
     ]
     if rows["by_order"].notna().any():
-        tables.append(retrieval_table(findings, "by_order", "the part by order"))
+        tables.append(retrieval_table(findings, "by_order", "the part due to order"))
         words.append(
-            "The part by order: the same against a reading whose first copy is shuffled. Both hold the same words, so "
-            "only a model that uses the order of the passage gains."
+            "The part due to order: the same, compared with a window whose first copy is shuffled. Both hold the same "
+            "words, so only a model that uses the order of the passage gains."
         )
     caption = (
-        "How much easier a passage is for having been read before, against the gap between its two copies. Bands are "
+        "How much easier a passage is when it was read before, against the gap between its two copies. Bands are "
         "95 % intervals over trials of the mean over seeds."
     )
     return Section("Retrieval", words, tables, pictures(drawn, RETRIEVAL.name, caption))

@@ -29,30 +29,30 @@ def losses(findings: Findings, drawn: list[str]) -> Section:
         )
     if seeds > 1:
         words.append(
-            f"± is half the 95% interval over {seeds} seeds (Student's t), each interval by itself. Gaps are paired: "
-            "within a seed all schemes have the same initial weights and batches."
-            + " Schemes that share a letter under “group” are not told apart by these seeds (the tests are those of "
-            "the ranking below)." * findings.chain.is_tested
+            f"± is half the 95% interval over {seeds} seeds (Student's t), not corrected for their number. Gaps are "
+            "paired: within a seed all schemes have the same initial weights and batches."
+            + " Schemes that share a letter under “group” do not differ significantly (see the ranking below)."
+            * findings.chain.is_tested
         )
     else:
         words.append(
-            "1 seed: how much another seed would change is not known, so there are no intervals over seeds and no "
-            "order is claimed."
+            "1 seed: there are no intervals over seeds, and no order is claimed, because the effect of the seed is not "
+            "known."
         )
     if base and len(findings.schemes) > 1:
         words.append(
-            "“By texts” is another doubt, not added to the first: half the 95% interval that the choice of documents "
-            "leaves around the gap of these models."
+            "“Gap ± by documents” is a separate uncertainty: half the 95% interval of the gap of these models over the "
+            "choice of held-out documents."
             + (
-                " “Seeds and texts” is both together: half the 95% interval of the gap over other seeds of the same "
-                "training text and other documents like the held-out ones; another text or size may differ by more."
+                " “Gap ± both” combines the two: half the 95% interval of the gap over other seeds, trained on the "
+                "same text, and other documents like the held-out ones. Another text or model size may differ by more."
             )
             * _has_joint(findings)
         )
     words += ngram_words(findings)
     words += cost_words(findings)
-    caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; dots below are seeds"
-    caption += ", rings above are published." if findings.against else "."
+    caption = f"Gap to {base}: mean{' and 95% interval' if seeds > 1 else ''} over seeds; the dots below are seeds"
+    caption += ", the rings above are published gaps." if findings.against else "."
     lead = " ".join([ranked(findings), *diverged_words(findings)])
     tables = [loss_table(findings), cost_table(findings)]
     return Section("Loss on held-out text", words, tables, pictures(drawn, "gaps", caption), lead=lead)
@@ -70,8 +70,8 @@ def loss_table(findings: Findings) -> Table:
     headers += [f"gap to {base}\nnats/token"] if base else []
     headers += ["group"] * bool(groups) + ["seeds"] * has_seeds
     has_joint = _has_joint(findings)
-    headers += ["gap\nby texts"] if base else []
-    headers += ["seeds\nand texts"] * has_joint
+    headers += ["gap ± by\ndocuments"] if base else []
+    headers += ["gap ±\nboth"] * has_joint
     headers += ["bits\nper byte"]
     rows = []
     for scheme in findings.schemes:
@@ -120,7 +120,7 @@ def absent_schemes(findings: Findings) -> dict[str, str]:
     What is left is the loss over the runs that could be compared but for their seeds.
     """
     gone = findings.frame[~findings.frame["scheme"].isin(findings.schemes)]
-    became = gone["status"].where(gone["status"] != FINISHED, "left out")
+    became = gone["status"].where(gone["status"] != FINISHED, "not compared")
     absent = {str(scheme): ", ".join(sorted(set(words))) for scheme, words in became.groupby(gone["scheme"])}
     return absent | {scheme: text for scheme, text in _left(findings).items() if scheme in absent}
 

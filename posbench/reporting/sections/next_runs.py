@@ -25,25 +25,25 @@ def next_runs(findings: Findings) -> Section | None:
     if len(findings.schemes) < 2:
         return None
     if seeds < 2:
-        step = _step(findings, FIRST_SEEDS, "The pairs can then be tested")
-        return Section("What to run next", ["1 seed tests nothing."], commands=[step])
+        step = _step(findings, FIRST_SEEDS, "The pairs can be tested then")
+        return Section("What to run next", ["Nothing can be tested with 1 seed."], commands=[step])
     rows = open_pairs(findings)
     if not rows:
         return None
     needed = {pair: max(seeds + 1, pair.seeds_to_settle) for pair, _ in rows}
     words = [
-        f"Only seeds that every compared scheme has are counted, so one more seed is {schemes} more runs. How seeds "
-        "are counted stands under the ranking."
+        f"Only seeds that all compared schemes have are used, so one more seed means {schemes} more runs. The text "
+        "under the ranking says how the numbers of seeds are estimated."
     ]
     commands = []
     within = {pair: int(total) for pair, total in needed.items() if total <= MOST_PLANNED}
     for total in dict.fromkeys(sorted({min(within.values(), default=0), max(within.values(), default=0)})):
         settled = [f"{pair.left} ~ {pair.right}" for pair, enough in within.items() if enough <= total]
         if settled:
-            commands.append(_step(findings, total, f"About enough for {', '.join(settled)}"))
+            commands.append(_step(findings, total, f"Probably enough for {', '.join(settled)}"))
     beyond = [f"{pair.left} ~ {pair.right}" for pair in needed if pair not in within]
     if beyond:
-        words.append(f"{MOST_PLANNED} seeds would not settle {', '.join(beyond)}.")
+        words.append(f"More than {MOST_PLANNED} seeds would be needed for {', '.join(beyond)}.")
     return Section("What to run next", words, [_table(rows)], commands=commands)
 
 
@@ -63,7 +63,7 @@ def open_pairs(findings: Findings) -> list[tuple[Pair, str]]:
 
 
 def _table(rows: list[tuple[Pair, str]]) -> Table:
-    headers = ["open pair", "why it matters", "difference\nnats/token", "seeds to\ndecide it", "seeds\nfor ≈"]
+    headers = ["open pair", "why it matters", "difference\nnats/token", "seeds needed\nfor >", "seeds needed\nfor ≈"]
     cells = [
         [
             f"{pair.left} ~ {pair.right}",
@@ -87,7 +87,7 @@ def _step(findings: Findings, total: int, what: str) -> tuple[str, str]:
     said = f"{len(new)} more seed{'s' * (len(new) > 1)}, {runs} runs. {what}."
     others = [scheme for scheme in findings.schemes if scheme not in choices("scheme")]
     if others:
-        said += f" The same seeds of {', '.join(others)} by the words they were made with."
+        said += f" Train the same seeds of {', '.join(others)} with the words that made the first."
     return said, command(findings, new)
 
 

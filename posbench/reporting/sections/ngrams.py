@@ -1,4 +1,4 @@
-"""The foot of the loss table: n-gram models, which are no schemes and are not ranked."""
+"""The foot of the loss table: n-gram models, which are not schemes and are not ranked."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def ngram_words(findings: Findings) -> list[str]:
         return []
     line = findings.ngrams[0]
     words = (
-        "Kneser-Ney n is not a scheme and is not ranked: it predicts a token from the n - 1 tokens before it. It was "
-        f"counted in the windows that these models were trained on ({line.tokens:,.0f} tokens, each once) and scored "
-        "on the same targets in the same windows."
+        "Kneser-Ney n is not a scheme and is not ranked: it predicts a token from the n - 1 tokens before it. Its "
+        f"counts come from the windows that these models were trained on ({line.tokens:,.0f} tokens, each once), and "
+        "it is scored on the same targets."
     )
     return [" ".join([words, *(_standing(each) for each in findings.ngrams if each.order in _CALLED)])]
 
@@ -50,7 +50,7 @@ def _standing(line: NgramLine) -> str:
         return f"Every scheme's model is worse than {called}."
     said = [f"Worse than {called}: {', '.join(line.worse)}."] if line.worse else [f"No model is worse than {called}."]
     if line.open:
-        said.append(f"Not told apart from {called} by these seeds: {', '.join(line.open)}.")
+        said.append(f"Not significantly different from {called}: {', '.join(line.open)}.")
     return " ".join(said)
 
 

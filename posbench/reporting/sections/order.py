@@ -1,4 +1,4 @@
-"""How far back order matters: what is lost by distance where it is destroyed, and the reach of each scheme."""
+"""How far back order matters: what destroying it costs by distance, and the reach of each scheme."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def order(findings: Findings, drawn: list[str]) -> Section | None:
     if frame.empty:
         return None
     words = [
-        "Held-out windows are read three times: as they are, with their first half shuffled, and with that half taken "
-        "from another document. A column is d, the number of intact tokens between the target and that half. "
-        "Order lost: how much higher the loss is behind the shuffled half. Both hold the same tokens, so this is what "
-        "the order of the tokens beyond d is worth to a model. Identity lost: how much higher the loss is behind the "
-        f"half of another document. {_counts(frame)}. ± is half the 95 % interval of the mean over seeds that the "
-        "choice of documents leaves, unless a table says otherwise.",
-        "Reach: the greatest d in the unbroken row of columns from d = 1 in which order lost lies above 0 with both "
-        "its intervals, over documents and over seeds. “≥” marks a row that is unbroken to the end of the window; 0 "
-        "says that no order beyond the last token is seen to matter.",
+        "Held-out windows are scored three times: as they are, with their first half shuffled, and with that half "
+        "replaced by text of another document. A column is d, the number of intact tokens between the target and that "
+        "half. Order lost: how much the loss rises when the first half is shuffled. Both readings hold the same "
+        "tokens, so this is what a model gains from the order of the tokens more than d back. Identity lost: "
+        f"how much the loss rises when the half is replaced. {_counts(frame)}. ± is half the 95 % interval over "
+        "documents of the mean over seeds, unless a table says otherwise.",
+        "Reach: the largest d such that order lost is above 0 at it and at every smaller d, by its intervals over "
+        "documents and over seeds. “≥” means that this holds to the end of the window. 0 means that no use of order "
+        "beyond the last token was found.",
     ]
     tables = [table for length in sorted(set(frame["length"])) for table in _tables(findings, frame, length)]
     caption = (
-        "What is lost when the order (above) or the identity (below) of all tokens beyond a distance is destroyed. "
+        "The cost of destroying the order (above) or the identity (below) of all tokens beyond a distance. "
         "Bands are 95 % intervals over documents of the mean over seeds. Scales are linear up to 0.01 and logarithmic "
         "from there on."
     )
@@ -87,7 +87,7 @@ def _over_seeds(bucket: dict[str, Any]) -> str:
 
 
 def _counts(frame: pd.DataFrame) -> str:
-    """How many targets stand behind the nearest and the farthest bucket."""
+    """How many targets the nearest and the farthest bucket hold."""
     first, last = (frame[frame["bucket_start"] == d].iloc[0] for d in (1, frame["bucket_start"].max()))
     counts = f"{first['targets']:,} targets at d = 1, {last['targets']:,} in the last column"
     return f"{counts}, of {first['documents']:,} documents"

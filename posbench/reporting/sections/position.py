@@ -10,13 +10,13 @@ from posbench.reporting.statistics import larger
 from posbench.reporting.tables import DASH, Table, gap_text, length_text
 
 _CAPTION = (
-    "Mean loss by position in the longest windows there are, in log-spaced buckets; below, the same as gaps to the "
+    "Mean loss by position in the longest windows, in log-spaced buckets; below, the same as gaps to the "
     "baseline. Bands are 95 % intervals of a gap, the larger of those over seeds and over documents."
 )
 _WORDS = (
-    "Gaps are paired by seed and by document. ± is the larger of the half 95 % intervals over seeds and over "
-    "documents; position.csv holds both, and those of the losses. Each interval is by itself: of so many, "
-    "one in twenty misses."
+    "Gaps are paired by seed and by document. ± is half the 95 % interval over seeds or over documents, whichever is "
+    "larger; position.csv holds both, and those of the losses. The intervals are not corrected for their number: one "
+    "in twenty misses the true value."
 )
 
 

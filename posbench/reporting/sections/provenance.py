@@ -1,4 +1,4 @@
-"""Where the figures come from: set-up, versions and fingerprints, and what was left out."""
+"""Where the figures come from: set-up, versions and fingerprints, and the runs that were not compared."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def schemes_table(findings: Findings) -> Table:
         found = [_scheme_text(run) for (name, _), run in findings.runs.items() if name == scheme]
         kinds, options, amounts = (", or ".join(dict.fromkeys(column)) or DASH for column in zip(*found, strict=True))
         rows.append([scheme, kinds, options, amounts])
-    return Table("Schemes", ["scheme", "kind", "options", "that is"], rows, left=frozenset(range(4)))
+    return Table("Schemes", ["scheme", "kind", "options", "in words"], rows, left=frozenset(range(4)))
 
 
 def _scheme_text(run: Run) -> tuple[str, str, str]:
@@ -62,18 +62,18 @@ def _scheme_text(run: Run) -> tuple[str, str, str]:
 
 
 def fingerprints(findings: Findings) -> Section:
-    """What all compared runs share, checked and not hoped."""
+    """What all compared runs share. It was checked when they were joined."""
     runs = findings.joined.runs
     versions = [column for column in map(str, runs.columns) if column.startswith("version.")]
     rows = [row for name in FINGERPRINTS for row in _fingerprint(name, runs[f"fingerprint.{name}"])]
     rows += [[column.removeprefix("version."), _distinct(runs[column])] for column in versions]
     rows += [["first started", _distinct(runs["started"])[:25]], ["last ended", _distinct(runs["ended"])[-25:]]]
     words = [
-        "data, tokenizer, config and code agree between all compared runs; initial weights and batches between the "
-        "schemes of each seed."
+        "Data, tokenizer, configuration and code are the same for all compared runs. Initial weights and batches are "
+        "the same for all schemes of a seed."
     ]
     if not findings.are_bound:
-        words.append("Results of run folders of format 1 do not name the weights that they were made from.")
+        words.append("Evaluations in run folders of format 1 do not record which weights they used.")
     title = "Versions and fingerprints"
     return Section(title, words, [_facts(title, rows)], on_terminal=False)
 
@@ -96,9 +96,9 @@ def left_out(findings: Findings) -> Section:
     """Every run that takes no part, and every remark on those that do."""
     gone = sorted(findings.joined.left_out, key=lambda run: (run.scheme, run.seed))
     rows = [[run.scheme, str(run.seed), run.why] for run in gone]
-    tables = [Table("Left out", ["scheme", "seed", "why"], rows, left=frozenset({0, 2}))] if rows else []
-    words = findings.notes or ([] if rows else ["Nothing: every run found is in the tables."])
-    return Section("Left out", list(words), tables)
+    tables = [Table("Runs not compared", ["scheme", "seed", "why"], rows, left=frozenset({0, 2}))] if rows else []
+    words = findings.notes or ([] if rows else ["None: every run found is in the tables."])
+    return Section("Runs not compared", list(words), tables)
 
 
 def _facts(title: str, rows: list[list[str]]) -> Table:

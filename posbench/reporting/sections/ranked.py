@@ -9,14 +9,14 @@ from posbench.reporting.tables import DASH, millions, plus_minus, rough
 
 
 def ranked(findings: Findings) -> str:
-    """Such as `Ranked here are models of 170,176 parameters after 1 million tokens (5.9 tokens a parameter); ...`."""
+    """Such as `These are models of 170,176 parameters after 1 million tokens (5.9 tokens a parameter); ...`."""
     costs = findings.costs.values()
     sizes = dict.fromkeys(millions(cost.parameters) for cost in sorted(costs, key=lambda cost: cost.parameters))
     each = dict.fromkeys(rough(cost.tokens_per_parameter) for cost in sorted(costs, key=lambda c: -c.parameters))
     tokens = dict.fromkeys(millions(cost.tokens) for cost in costs)
     size = f" of {_from_to(list(sizes))} parameters" if DASH not in sizes else ""
     ratio = f" ({_from_to(list(each))} tokens a parameter)" if DASH not in each else ""
-    return f"Ranked here are models{size} after {_from_to(list(tokens))} tokens{ratio}; {_order(findings)}."
+    return f"These are models{size} after {_from_to(list(tokens))} tokens{ratio}; {_order(findings)}."
 
 
 def _from_to(texts: list[str]) -> str:
@@ -30,12 +30,12 @@ def _order(findings: Findings) -> str:
     lengths = sorted(set(frame.loc[frame["scheme"] == best, "length"]))
     length = findings.training_length if findings.training_length in lengths else max(lengths, default=0)
     if not lengths:
-        return f"whether they use the order of tokens was not measured (`posbench eval --protocol {ORDER.name}`)"
+        return f"how far back they use the order of tokens was not measured (`posbench eval --protocol {ORDER.name}`)"
     reach = reaches(frame, length)[best]
     if reach == DASH:
-        return "how far back they use the order of tokens cannot be told from so few documents"
+        return "there are too few documents to say how far back they use the order of tokens"
     if reach == "0":
-        return f"the best, {best}, is not seen to use any order beyond the last token"
+        return f"no use of order beyond the last token was found in the best, {best}"
     rows = frame[(frame["scheme"] == best) & (frame["length"] == length)].set_index("bucket_end")
     end = int(reach.removeprefix("≥ ")) + 1
     lost, half = (float(rows[column].to_dict()[end]) for column in ("lost_order", "lost_order_texts"))

@@ -1,4 +1,4 @@
-"""Who is told apart from whom: letters, the chain, what is open, and what to run next."""
+"""Which differences are significant: letters, the chain, and what the open pairs would take."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def ranking(findings: Findings) -> Section | None:
         return None
     by_loss = f"By loss, lowest first: {chain.text}"
     if chain.seeds < 2:
-        why = "1 seed: order not tested. A paired test needs at least 2 seeds: `posbench train -m seed=0,1,2 ...`."
+        why = "1 seed: the order was not tested. A paired test needs 2 seeds: `posbench train -m seed=0,1,2 ...`."
         return Section("Ranking", [by_loss, why], chain=chain)
     if not chain.is_tested:
         return Section("Ranking", [by_loss, *_smaller_family(findings)], [family_table(findings)], chain=chain)
     margin = pairs[0].margin
     words = [
         chain.text,
-        f"{_tests(findings)} “>” stands where every scheme to its left is decided better than every scheme to its "
-        f"right; “≈” where two tests, one from each side, found that the two, and all of an unbroken row of “≈”, "
-        f"differ by less than {margin:g} nats/token; “~” where neither can be said, which is no evidence that they "
-        "are equal. Schemes that share a letter are not told apart.",
+        f"{_tests(findings)} “>” means that every scheme to its left is significantly better than every scheme to its "
+        f"right. “≈” means that the two, and all schemes joined by “≈” without a break, differ by less than {margin:g} "
+        "nats/token (two one-sided tests). “~” means not significant; it does not mean equal. Schemes that share a "
+        "letter do not differ significantly.",
         *_rule(findings),
         *_in_the_way(findings),
         *_uneven(findings),
@@ -47,8 +47,8 @@ def ranking(findings: Findings) -> Section | None:
         by_names = {(pair.left, pair.right): pair for pair in pairs}
         tables.append(undecided_table([by_names[names] for names in undecided]))
         words += _power(pairs[0])
-    words += _beside("Decided although no “>” stands between them", [_better(pair) for pair in chain.inside])
-    words += _beside("Equal within the margin although no “≈” stands between them", _equal_elsewhere(findings))
+    words += _beside("Significant pairs that the chain does not show", [_better(pair) for pair in chain.inside])
+    words += _beside("Pairs equal within the margin that the chain does not show", _equal_elsewhere(findings))
     lead = ", ".join(f"{name} ({letter})" for name, letter in letters(pairs).items())
     return Section("Ranking", words, tables, chain=chain, lead=lead)
 
@@ -58,9 +58,9 @@ def _tests(findings: Findings) -> str:
     pairs = [pair for pair in findings.pairs if pair.is_tested]
     count = f"all {len(pairs)} pairs" if findings.family == "all" else f"{FAMILIES[findings.family]} ({len(pairs)})"
     return (
-        f"Paired t-tests over {findings.chain.seeds} seeds for {count}, Holm's correction: where differences between "
-        f"seeds are about normal, the chance of any false “>” is about {LEVEL:.0%} at most, and as much for any false "
-        "“≈”."
+        f"Paired t-tests over {findings.chain.seeds} seeds for {count}, with Holm's correction. If the differences "
+        f"between seeds are roughly normal, the chance of any false “>” is at most about {LEVEL:.0%}, and the same "
+        "holds for any false “≈”."
     )
 
 
@@ -70,19 +70,19 @@ def _rule(findings: Findings) -> list[str]:
     if not helped:
         return []
     return [
-        f"With few seeds a pair's own variance is poorly known, so it is averaged with one that was fitted to all "
-        f"{len(findings.pairs)} pairs and adds at most {findings.chain.seeds - 1} degrees of freedom (limma's "
-        "moderated t, Smyth 2004). A pair whose own variance is larger than the average keeps its own, and its test is "
-        f"the plain one; here {helped} pairs use the average. The plain p stands beside the other in table.csv and "
-        "pairs.csv. In simulations with one or two noisy schemes, or related ones, the rule told equal schemes apart "
-        "in up to 8% of trials of 3 seeds and up to 7% of 5 or 8 seeds (`python -m benchmarks.calibration`)."
+        f"A few seeds estimate the variance of a pair poorly. It is therefore averaged with a variance fitted to all "
+        f"{len(findings.pairs)} pairs, which adds at most {findings.chain.seeds - 1} degrees of freedom (limma's "
+        "moderated t, Smyth 2004). A pair with a larger variance than the average keeps its own and has the plain "
+        f"test; {helped} pairs use the average here. table.csv and pairs.csv hold the plain p as well. In simulations "
+        "with one or two noisy schemes, or related ones, this rule found a difference between equal schemes in up to "
+        "8% of trials with 3 seeds and up to 7% with 5 or 8 seeds (`python -m benchmarks.calibration`)."
     ]
 
 
 def _smaller_family(findings: Findings) -> list[str]:
     return [
-        f"{_tests(findings)} Only these pairs were tested, so there are no letters and no chain. A family is chosen "
-        "before the losses are seen: of several, the one that decides most promises nothing.",
+        f"{_tests(findings)} Only these pairs were tested, so there are no letters and no chain. Choose the family "
+        "before you see the losses: the error rate does not hold if you try several and keep the best.",
         *_rule(findings),
         *_uneven(findings),
         *_power(findings.pairs[0]),
@@ -93,28 +93,26 @@ def _power(pair: Pair) -> list[str]:
     """How the columns about other numbers of seeds are to be read."""
     low, high = sd_range(pair.seeds)
     return [
-        f"Smallest visible: the true difference that these seeds would have decided with {POWER:.0%} probability at "
-        f"the corrected level of p = {pair.level:.2g}. Seeds to decide: how many would decide with that chance the "
-        f"difference at the lower end of its one-sided {CAUTION:.0%} interval. The observed difference would promise "
-        "too much: where a pair was picked by its place in the ranking, it is larger than the true one on average. "
-        f"Seeds for “≈”: the same, with the upper end. All rest on a spread measured with {pair.seeds} seeds; the true "
-        f"one is {low:.1f} to {high:.1f} times that (95%) where the pair stands by itself, so take them as orders of "
-        "magnitude."
+        f"Smallest detectable: the true difference that these seeds would find significant with {POWER:.0%} "
+        f"probability at the corrected level of p = {pair.level:.2g}. Seeds needed for “>”: how many would find, with "
+        f"that probability, a difference as small as the lower end of the one-sided {CAUTION:.0%} interval. The "
+        "observed difference would be too optimistic: that of a pair picked by its rank is larger than the true one on "
+        f"average. Seeds needed for “≈”: the same with the upper end. All of them use a spread measured over "
+        f"{pair.seeds} seeds; the true one is {low:.1f} to {high:.1f} times as large (95%, for a single pair), so they "
+        "are orders of magnitude."
     ]
 
 
 def _in_the_way(findings: Findings) -> list[str]:
-    """The schemes that alone block a cut of the chain, and what the same decisions say without each."""
+    """The schemes that alone prevent a `>` in the chain, and the chain of the same tests without each."""
     chains = blockers(findings.pairs)
     if not chains and ">" not in findings.chain.signs and findings.chain.inside:
-        return ["No “>” stands here, and leaving out any one scheme would change nothing about that."]
+        return ["The chain has no “>”, and it would have none if any one scheme were left out."]
     cuts = findings.chain.signs.count(">")
     sentences = []
     for name, other in list(chains.items())[:3]:
         more = other.signs.count(">") - cuts
-        sentences.append(
-            f"{name} alone blocks {more} cut{'s' * (more > 1)}: without {name} the same decisions read {other.text}."
-        )
+        sentences.append(f"{name} alone prevents {more} “>”: without {name} the same tests give {other.text}.")
     return [" ".join(sentences)] if sentences else []
 
 
@@ -149,9 +147,9 @@ def _uneven(findings: Findings) -> list[str]:
     if not far:
         return []
     return [
-        f"Over seeds the losses of {', '.join(far)} spread more than those of the scheme in the middle. Where some "
-        "seeds fail to learn what others learn, differences are not normal, and a t-test of few seeds is wrong more "
-        "often than it says."
+        f"The losses of {', '.join(far)} vary more over seeds than those of the median scheme. Where some seeds fail "
+        "to learn what others learn, differences are not normal, and a t-test over few seeds is wrong more often than "
+        "its level says."
     ]
 
 
@@ -159,9 +157,9 @@ _OPEN = [
     "difference\nnats/token",
     "p\n(Holm)",
     "p of ≈\n(Holm)",
-    f"smallest visible\n({POWER:.0%} power)",
-    "seeds to\ndecide it",
-    "seeds\nfor ≈",
+    f"smallest detectable\n({POWER:.0%} power)",
+    "seeds needed\nfor >",
+    "seeds needed\nfor ≈",
 ]
 
 
@@ -171,15 +169,15 @@ def _open_cells(pair: Pair) -> list[str]:
         f"{pair.p_holm:.2g}",
         f"{pair.p_equal_holm:.2g}",
         number(pair.smallest_visible, decimals(pair.smallest_visible)),
-        "decided" if pair.is_decided else seeds_text(pair.seeds_to_decide),
+        "significant" if pair.is_decided else seeds_text(pair.seeds_to_decide),
         "equal" if pair.is_equivalent else seeds_text(pair.seeds_to_equate),
     ]
 
 
 def undecided_table(pairs: list[Pair]) -> Table:
-    """Neighbours around a `~`. Such a pair may itself be decided; then another pair across that place is not."""
+    """Neighbours around a `~`. The two may differ significantly; then another pair across that place does not."""
     rows = [[f"{pair.left} ~ {pair.right}", *_open_cells(pair)] for pair in pairs]
-    return Table("Where the chain says ~", ["neighbours", *_OPEN], rows)
+    return Table("Neighbours that do not differ significantly", ["neighbours", *_OPEN], rows)
 
 
 def family_table(findings: Findings) -> Table:
@@ -189,7 +187,7 @@ def family_table(findings: Findings) -> Table:
 
 
 def sign(pair: Pair) -> str:
-    """`>` (lower loss to the left), `≈`, `~`; `>` also where a decided difference is smaller than the margin."""
+    """`>` (lower loss to the left), `≈`, `~`; `>` also where a significant difference is smaller than the margin."""
     return ">" if pair.is_decided else "≈" if pair.is_equivalent else "~"
 
 

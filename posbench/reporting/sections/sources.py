@@ -1,4 +1,4 @@
-"""What a report rests on: the publications of its schemes, of the numbers beside ours, and of the experiment."""
+"""The publications of a report's schemes, of the published numbers, and of the experiment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section
 from posbench.reporting.tables import Table
 
-_OWN = "not a row of conf/scheme: a scheme, or a variant, of one's own"
+_OWN = "not in conf/scheme: your own scheme or variant"
 
 
 def sources(findings: Findings) -> Section:

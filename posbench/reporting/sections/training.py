@@ -7,9 +7,9 @@ from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.spikes import TIMES
 
 _CAPTION = (
-    "Validation loss while training (mean over seeds). Only its end is the loss of a finished run: before it the "
-    "learning rate has not come down, so gaps between schemes are drawn against tokens where runs of several budgets "
-    "are compared (`posbench report A B C`)."
+    "Validation loss during training (mean over seeds). Only the last point is the loss of a finished run, because the "
+    "learning rate has not decayed before it. `posbench report A B C`, over runs of several budgets, draws gaps "
+    "against tokens from finished runs alone."
 )
 
 
@@ -35,8 +35,8 @@ def spike_words(findings: Findings) -> list[str]:
         )
     return [
         f"Gradients spiked: {'; '.join(schemes)}. A spike is a step whose gradient norm, before clipping, is more than "
-        f"{TIMES:g} times the usual one. Usual is the median of the largest norms between two lines of metrics.jsonl, "
-        "behind the warm-up. Where a scheme spikes and others do not, the shared learning rate may suit it less: "
+        f"{TIMES:g} times the usual one: the median, after the warm-up, of the largest norm between two lines of "
+        "metrics.jsonl. If one scheme spikes and others do not, the shared learning rate may be too high for it: "
         "`posbench tune` tries others."
     ]
 

@@ -24,7 +24,7 @@ def trend_sections(trend: Trend, drawn: list[str]) -> list[Section]:
 
 def _compared(trend: Trend) -> Section:
     headers = ["experiment", "parameters", "tokens\na run", "tokens a\nparameter", "learning\nrate", "seeds"]
-    headers.append("pairs\ndecided")
+    headers.append("significant\npairs")
     rows = []
     for point in trend.points:
         pairs = point.findings.pairs
@@ -33,10 +33,10 @@ def _compared(trend: Trend) -> Section:
         size = [millions(point.parameters), millions(point.tokens), rough(point.tokens / point.parameters)]
         rows.append([point.name, *size, f"{point.lr:g}", str(len(point.findings.joined.seeds)), decided])
     words = [
-        "Each experiment is one size and one budget of tokens; every loss is of the end of a run, after its learning "
-        "rate had come down. Text, tokenizer, scored windows and settings are the same but for size, tokens and "
-        "learning rate. Gaps are taken within an experiment. The pairs of an experiment are a family: the chance of "
-        "any false verdict in one is 5%, so of many experiments some hold one.",
+        "Each experiment has one size and one budget of tokens. Every loss is that of a finished run, after its "
+        "learning rate had decayed. Text, tokenizer, scored windows and settings are the same; only size, tokens and "
+        "learning rate differ. Gaps are taken within an experiment. The tests of one experiment together have a 5% "
+        "chance of any false verdict, so among many experiments some have one.",
     ]
     return Section("What is compared", words, [Table("What is compared", headers, rows)])
 
@@ -44,22 +44,19 @@ def _compared(trend: Trend) -> Section:
 def _gaps(trend: Trend, drawn: list[str]) -> Section:
     base = trend.baseline
     words = [
-        f"Gap to {base} in nats/token, lower is better; ± is half the 95% interval over seeds (Student's t). With one "
-        "seed there is none.",
+        f"Gap to {base} in nats/token, lower is better; ± is half the 95% interval over seeds (Student's t). One "
+        "seed has none.",
     ]
     tables = [_by_point(trend, f"Gap to {base}, nats/token", lambda point, scheme: _gap(trend, point, scheme))]
     slopes = _slopes(trend)
     if slopes is not None:
         words.append(
-            "Trend: by how much the gap changes for each doubling, a least-squares slope for each seed over the points "
-            "that have it, and the interval of their mean. Over sizes the longest run of each size counts, so tokens "
-            "change with size there."
+            "Trend: how much the gap changes per doubling. It is a least-squares slope for each seed, and the interval "
+            "is that of their mean. Across sizes the longest run of each size is used, so tokens change with size."
         )
         tables.append(slopes)
     bars = "Bars are 95 % intervals over seeds."
-    by_tokens = (
-        f"Gap to {base} against tokens, a panel a size. Each point is the end of a run of its own budget. {bars}"
-    )
+    by_tokens = f"Gap to {base} against tokens, one panel per size. Each point is a finished run of that budget. {bars}"
     by_size = f"Gap to {base} against parameters, at the most tokens of each size. {bars}"
     shown = [*pictures(drawn, "gaps-by-tokens", by_tokens), *pictures(drawn, "gaps-by-size", by_size)]
     return Section("Gaps by size and tokens", words, tables, shown)
@@ -89,7 +86,7 @@ def _slopes(trend: Trend) -> Table | None:
 
 
 def _links(trend: Trend) -> Section | None:
-    """Which links of the published chain stand at each point."""
+    """Which links of the published chain each point confirms."""
     if not trend.links:
         return None
     rows = []
@@ -101,11 +98,11 @@ def _links(trend: Trend) -> Section | None:
             cells.append(f"{verdict} {text}" if verdict else DASH)
         rows.append([f"{better} {sign} {worse}", *cells])
     words = [
-        "A link “>” stands where the first is decided to be better, and falls where the second is, or where the two "
-        "are equal within the margin. A link “~” or “/” claims no difference: it stands where they are equal within "
-        "the margin, and falls where one is decided to be better and they are not. Otherwise it is open. The number is "
-        "how much higher the loss of the second is. Brackets: one seed, nothing is tested, and the number's sign alone "
-        "is compared.",
+        "A link “>” is confirmed if the first is significantly better, and contradicted if the second is, or if the "
+        "two are equal within the margin. A link “~” or “/” claims no difference: it is confirmed if they are equal "
+        "within the margin, and contradicted if one is significantly better and they are not. Otherwise it is open. "
+        "The number is how much higher the loss of the second is. Brackets mean one seed: nothing is tested, and only "
+        "the sign of the number is compared.",
     ]
     for point in trend.points:
         if point.findings.chain.is_tested:
@@ -123,8 +120,8 @@ def _order(trend: Trend) -> Section | None:
     if not any(texts.values()):
         return None
     words = [
-        "Reach in tokens: the greatest distance up to which destroying the order of all that lies farther back is seen "
-        "to cost something. It depends on how many windows were read, the same number everywhere."
+        "Reach in tokens: the largest distance up to which a model was found to use the order of the tokens farther "
+        "back. It depends on the number of windows scored, which is the same everywhere."
     ]
     return Section(
         "How far back order matters",
@@ -134,7 +131,7 @@ def _order(trend: Trend) -> Section | None:
 
 
 def _lengths(trend: Trend) -> Section | None:
-    """What a longer context than the trained one costs, at twice the length and at the longest."""
+    """What contexts longer than the trained one cost, at twice its length and at the longest."""
     training = trend.points[0].findings.training_length
     shared = set.intersection(*(set(point.findings.lengths(FIXED.name)) for point in trend.points))
     longer = sorted(length for length in shared if length >= 2 * training)
@@ -149,14 +146,14 @@ def _lengths(trend: Trend) -> Section | None:
         return text
 
     tables = [
-        _by_point(trend, f"Loss at {length_text(n)} less that at {length_text(training)} tokens, nats/token", cell(n))
+        _by_point(trend, f"Loss at {length_text(n)} minus that at {length_text(training)} tokens, nats/token", cell(n))
         for n in dict.fromkeys((longer[0], longer[-1]))
     ]
     words = [
-        "The same targets with a longer context than the trained one (protocol fixed). ± is the larger of half the 95% "
-        "intervals over seeds and over documents."
+        "The same targets with more context than in training (protocol fixed). ± is half the 95% interval over seeds "
+        "or over documents, whichever is larger."
     ]
-    return Section("Longer contexts than the trained one", words, tables)
+    return Section("Contexts longer than the trained one", words, tables)
 
 
 def _by_point(trend: Trend, title: str, cell: Cell) -> Table:
