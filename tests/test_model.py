@@ -130,6 +130,7 @@ class ValuesAndBias(Rotary):
         return self.alibi.bias(q, gate, at)
 
 
+@pytest.mark.slow
 def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
     """At the demo's shape, and at a length that is no multiple of a block.
 

@@ -63,7 +63,7 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
     assert given.hours == pytest.approx(total / 1e15 / 3600)
 
 
-@pytest.mark.parametrize("every", ["null", "3", "7"])
+@pytest.mark.parametrize("every", ["null", pytest.param("3", marks=pytest.mark.slow), "7"])
 def test_validation_is_what_a_run_reads_without_a_gradient(
     every: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +99,7 @@ def test_the_cost_in_an_experiments_header_is_what_plan_says(name: str) -> None:
     assert not found[3] or found[3] == f"{said.hours:,.0f}"
 
 
+@pytest.mark.slow
 def test_memory_is_about_what_a_compiled_step_keeps() -> None:
     words = ["model=tiny", "model.d_model=128", "train.context_length=640", "train.batch_size=2", "scheme=qk_rope"]
     config = compose([*words, "train.dtype=bfloat16"])

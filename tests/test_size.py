@@ -1,5 +1,7 @@
 """What a decoder has by its definition, for every kind of attention: counted by hand, and beside the built model."""
 
+from functools import cache as cached
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ LAYERS, H, HKV, D, C, V = 2, 6, 2, 16, 48, 64
 MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num_kv_heads={HKV}", f"model.head_dim={D}")
 
 
+@cached
 def config(scheme):
     return compose([f"scheme={scheme}", *MODEL])
 

@@ -57,7 +57,7 @@ def items(place: Place) -> list[Item]:
 
 def _rate(place: Place) -> Item:
     words = ("rate", *place.words)
-    return Item(RATE, "rate", MODULE, words, 20 if place.shrunk else 90, cores=6, after=(text.NAME,))
+    return Item(RATE, "rate", MODULE, words, 20 if place.shrunk else 60, cores=6, after=(text.NAME,))
 
 
 def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) -> Item:

@@ -130,7 +130,7 @@ def resume(scheme: str, *place_words: str) -> None:
 
     place = place_of(*place_words)
     size = ["model=25m", "train.context_length=1024", "train.batch_size=16", "train.dtype=bfloat16"]
-    size += ["train.steps=300", "train.checkpoint_every=30", "train.validation_tokens=65536"]
+    size += ["train.compile=true", "train.steps=300", "train.checkpoint_every=30", "train.validation_tokens=65536"]
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.dtype=float32"]
         size += ["train.steps=120", "train.checkpoint_every=12", "train.validation_tokens=256"]

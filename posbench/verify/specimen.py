@@ -6,7 +6,7 @@ import copy
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from posbench import reference
-from posbench.composition import compose
+from posbench.composition import choices, compose, conf_dir
+from posbench.composition.choices import load_choice
+from posbench.composition.rows import expand
 from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Decoder, build_model
 from posbench.schemes import At, Scheme, takes_option, with_option
@@ -46,6 +48,9 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     """With options of the scheme's class that its file does not name, such as `scheme.rescale=yarn`, set as well."""
+    if scheme in choices("scheme") and not any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
+        content = OmegaConf.to_container(load_choice(conf_dir() / "scheme" / f"{scheme}.yaml")[0])
+        return replace(_decoder(tuple(overrides)), scheme=SchemeConfig.from_mapping(expand(content, None)))
     options = [word for word in overrides if word.startswith("scheme.") and word.count(".", 0, word.find("=")) == 1]
     others = [word for word in overrides if word not in options]
     row = compose([f"scheme={scheme}", *MODEL, *others]).scheme.to_mapping() if options else {}
@@ -59,6 +64,12 @@ def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     for option, value in OmegaConf.from_dotlist([word.removeprefix("scheme.") for word in added]).items():
         row = with_option(row, str(option), value)
     return replace(config, scheme=SchemeConfig.from_mapping(row))
+
+
+@cache
+def _decoder(overrides: tuple[str, ...]) -> Config:
+    """The small decoder, composed once for all schemes. Not to be changed."""
+    return compose([*MODEL, *overrides])
 
 
 def randomise(model: Decoder) -> None:

@@ -102,6 +102,7 @@ def test_two_jobs_of_one_folder_are_refused_before_either_is_trained(
     assert left(Path.cwd()) == {}
 
 
+@pytest.mark.slow
 def test_the_form_that_the_refusal_names_works_and_equal_jobs_are_one(posbench: Give, short: list[str]) -> None:
     words = ["train", "-m", *short, "scheme=nope", "seed=0,0"]
     said = posbench(*words, "train.lr=1e-3,2e-3", "experiment_name=demo_lr_${train.lr}")

@@ -58,6 +58,7 @@ def prepared(server: HubServer, home: Path, *words: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_data_set_is_streamed_its_missing_splits_cut_and_the_rest_not_fetched(tmp_path: Path) -> None:
     texts = [prose(n, 100) for n in range(120)]
     files = {f"data/train-0000{n}-of-00003.parquet": parquet(texts[n * 40 : n * 40 + 40]) for n in range(3)}
@@ -89,6 +90,7 @@ def test_splits_of_its_own_and_articles_out_of_lines(tmp_path: Path) -> None:
     assert found["test"][1].startswith(" = Two = ") and found["test"][1].rstrip().endswith("The test .")
 
 
+@pytest.mark.slow
 def test_a_data_set_without_the_column_lists_its_columns(tmp_path: Path, left: Callable[[], list[str]]) -> None:
     names = {"train": "train", "validation": "validation", "test": "test"}
     files = {f"data/{name}-00000-of-00001.parquet": parquet(["x"], "body") for name in names}

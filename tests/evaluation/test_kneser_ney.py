@@ -93,6 +93,11 @@ def made(config: Callable[..., Config]) -> list[Run]:
     return [train(config(f"scheme={name}", f"seed={seed}", "train.steps=1")) for name, seed in names]
 
 
+@pytest.fixture
+def run(config: Callable[..., Config]) -> Run:
+    return train(config("scheme=nope", "train.steps=1"))
+
+
 def evaluated(runs: list[Run], **question: object) -> str:
     console = Console(file=io.StringIO(), width=200)
     evaluate_runs(runs, Question(lengths=(128,), device="cpu", dtype="float32", **question), console)  # type: ignore[arg-type]
@@ -114,8 +119,7 @@ def test_it_is_computed_once_a_seed_and_found_in_a_pack(made: list[Run], tmp_pat
     assert records[0] == records[2] != records[1]
 
 
-def test_a_record_is_of_the_batches_and_the_windows_that_the_run_recorded(made: list[Run]) -> None:
-    run = made[0]
+def test_a_record_is_of_the_batches_and_the_windows_that_the_run_recorded(run: Run) -> None:
     evaluated([run])
     ((record,), _) = ngrams_of(run)
     corpus = prepare(run.config)
@@ -127,8 +131,7 @@ def test_a_record_is_of_the_batches_and_the_windows_that_the_run_recorded(made: 
     assert record.tokens == 4 * 32 == len(starts) * 32
 
 
-def test_what_was_altered_is_named_and_made_again(made: list[Run]) -> None:
-    run = made[0]
+def test_what_was_altered_is_named_and_made_again(run: Run) -> None:
     evaluated([run])
     (file,) = (run.path.parents[1] / "ngrams").iterdir()
     whole = json.loads(file.read_text())
@@ -142,8 +145,7 @@ def test_what_was_altered_is_named_and_made_again(made: list[Run]) -> None:
     }
 
 
-def test_other_batches_than_recorded_give_no_lines(made: list[Run]) -> None:
-    run = made[0]
+def test_other_batches_than_recorded_give_no_lines(run: Run) -> None:
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
     assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
     assert ngrams_of(run) == ([], [])

@@ -17,11 +17,11 @@ from posbench.reporting.tables import Table
 
 
 @pytest.fixture(scope="module")
-def paper(experiment, tmp_path_factory):
+def paper(losses_only, tmp_path_factory):
     target = tmp_path_factory.mktemp("paper")
     console = Console(file=(target / "terminal.txt").open("w"), width=80)
     asked = {"schemes": ["nope", "qk_rope", "alibi"], "order": "given", "title": "50% & more", "latex": True}
-    report(experiment, output=target, console=console, **asked)
+    report(losses_only, output=target, console=console, **asked)
     return target
 
 
@@ -68,23 +68,23 @@ def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
     assert r"\title{50\% \& more}" in document
 
 
-def test_a_link_in_place_of_the_folder_is_not_written_through(experiment, tmp_path):
+def test_a_link_in_place_of_the_folder_is_not_written_through(losses_only, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "latex").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="latex is a symbolic link"):
-        report(experiment, output=tmp_path / "report", schemes=["nope", "alibi"], latex=True)
+        report(losses_only, output=tmp_path / "report", schemes=["nope", "alibi"], latex=True)
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, experiment):
+def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, losses_only):
     text = (paper / "report.md").read_text()
     assert text.startswith("# posbench: 50% &amp; more")
     assert re.findall(r"^\| (\w+) \|", text.split("\n### ")[0], re.MULTILINE)[1:4] == ["nope", "qk_rope", "alibi"]
     assert set(pd.read_csv(paper / "table.csv")["scheme"]) == {"nope", "qk_rope", "alibi"}
     assert "Left out by --schemes: qkvo_rope." in text
     assert "the best, qk_rope" in " ".join(text.split()) or "how far back they use the order" in text
-    assert find(experiment, order="name").schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"]
+    assert find(losses_only, order="name").schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, experiment):
         ({"only": ["nope", "alibi"], "baseline": "qk_rope"}, "the baseline 'qk_rope' has no run to compare with"),
     ],
 )
-def test_rows_that_cannot_be_are_refused(experiment, asked, says):
+def test_rows_that_cannot_be_are_refused(losses_only, asked, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        find(experiment, **asked)
+        find(losses_only, **asked)
 
 
 def test_the_report_ends_with_its_sources(paper):

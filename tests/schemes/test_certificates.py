@@ -8,11 +8,11 @@ import torch
 
 from posbench.attention import Past
 from posbench.attention import ways as attention
-from posbench.composition import choices, conf_dir
+from posbench.composition import choices, compose, conf_dir
 from posbench.composition.choices import load_choice
 from posbench.config import SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
-from posbench.verify import certificate_config, certify, measures, relativity
+from posbench.verify import MODEL, certificate_config, certify, measures, relativity
 from posbench.verify.certificates import SLOPE
 from posbench.verify.gradients import gradients
 from posbench.verify.specimen import Specimen
@@ -50,6 +50,13 @@ def test_a_row_of_each_kind_is_among_the_fast_tests():
         return {row["kind"] for row in rows} | {str(row.get("attention")) for row in rows}
 
     assert kinds(ONE_OF_EACH_KIND) == kinds(choices("scheme"))
+
+
+@pytest.mark.parametrize("name", ["qkvo_rope", "rope_nope_interleaved", "decay_vo_rope", "learned"])
+def test_what_is_certified_is_what_the_words_compose(name):
+    composed = compose([f"scheme={name}", *MODEL])
+    assert certificate_config(name).scheme == composed.scheme
+    assert replace(certificate_config(name), model=composed.model) == composed
 
 
 def subset(sites):

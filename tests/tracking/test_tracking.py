@@ -262,7 +262,9 @@ def test_where_nothing_can_be_written_the_run_is_not_tracked(tmp_path: Path, mon
     assert len(said) == 1 and "not tracked" in said[0]
 
 
-@pytest.mark.parametrize("server", ["no key", "closed", "refuses", "hangs"])
+@pytest.mark.parametrize(
+    "server", ["closed", *(pytest.param(server, marks=pytest.mark.slow) for server in ("no key", "refuses", "hangs"))]
+)
 def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_path: Path, server: str) -> None:
     root = tmp_path / "runs"
     secrets = {"HF_TOKEN": TOKEN, **({} if server == "no key" else {"WANDB_API_KEY": KEY})}
@@ -315,6 +317,7 @@ def test_a_killed_run_is_resumed_online_with_every_row_once(tmp_path: Path) -> N
     assert KEY not in json.dumps(server.runs) and str(tmp_path) not in json.dumps(server.runs)
 
 
+@pytest.mark.slow
 def test_syncing_again_after_more_evaluations_adds_only_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     config, run = a_run(tmp_path / "runs")
