@@ -531,7 +531,7 @@ class TrackingConfig:
     backend: str = "none"  # none | wandb
     project: str = "posbench"
     entity: str | None = None
-    name: str | None = None  # of the wandb run; null: <scheme>/seed=<seed>
+    name: str | None = None  # of the wandb run; null: such as vo_rope/seed=00
     tags: list[str] = field(default_factory=list)  # added to scheme, model and data
     notes: str | None = None
     init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline

@@ -17,7 +17,7 @@ from posbench.config import ConfigError
 class Stopped(BaseException):
     """Training was asked to stop; the same command resumes it. Not an Exception, so that it ends a whole sweep.
 
-    `exit_status` is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
+    `exit_status` is for the shell: 130 for Ctrl-C, 143 for SIGTERM."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)

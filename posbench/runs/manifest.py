@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run says of itself. Losses are those of the final validation, None until the run is finished."""
+    """What a run records about itself. Losses are those of the final validation, None until the run is finished."""
 
     format: int
     status: str  # finished | running | stopped | died

@@ -3,13 +3,13 @@
     runs/<experiment>/<scheme>/seed=<n>/
         config.yaml       the configuration, resolved
         run.json          the manifest: status, fingerprints, versions, device, costs, result
-        metrics.jsonl     one line a logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
-        tokenizer.json    what made the tokens, so that a run can be read without the text
-        checkpoints/      while it trains; the last one is the model
+        metrics.jsonl     one line per logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
+        tokenizer.json    the run's tokenizer, so that the run can be used without its text
+        checkpoints/      written while it trains; the last one is the trained model
         eval/<protocol>/<length>.parquet + .json    losses window by window, so that every table cell can be recomputed
     runs/<experiment>/ngrams/<key>.json             losses of n-gram models on the same batches and windows
 
-Files are written beside and renamed: a reader sees the old one or the new one, never half of one.
+Files are written under another name and renamed: a reader sees the old file or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def remedy(self) -> str:
-        """What repairs a finished run that lost a part: giving its train command again finds it finished."""
+        """What to do about a finished run that lost a file: its train command would find it finished and do nothing."""
         return f"delete the folder {self.path} and train it again"
 
     def content(self, name: str) -> bytes:
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that holds no row."""
+        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that is not a row."""
         return read_metrics(self.path / "metrics.jsonl")
 
     @property
@@ -133,14 +133,14 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
+        """`metrics.jsonl`, one row per line. Raises: ConfigError for a line that is not a row."""
         import pandas as pd
 
         return pd.DataFrame(self.logged)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with. Raises: ConfigError where the file is gone, or another's."""
+        """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
         from posbench.data.tokenization import load_tokenizer
 
         return load_tokenizer(self.path / "tokenizer.json", self.manifest.fingerprints.tokenizer)
@@ -194,10 +194,10 @@ class Run:
     def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
         """The trained model with the weights of the run's last step, in float32 on the CPU.
 
-        Arguments: under, words of the scheme that hold at evaluation alone, such as `base=1e6`; at_step, the step of an
+        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`; at_step, the step of an
         older checkpoint.
-        Raises: ConfigError where those weights are gone, damaged or another run's (it lists the steps that are left),
-        where the configuration is another run's, and where the model has other parameters under the words.
+        Raises: ConfigError if those weights are missing, damaged or another run's (it lists the intact steps), if the
+        configuration is another run's, or if those options change the model's parameters.
         """
         from safetensors import SafetensorError
 
@@ -221,9 +221,9 @@ class Run:
         return model.eval()
 
     def config_under(self, words: Sequence[str]) -> Config:
-        """The configuration with other words of its scheme; those of its members where it has no such option.
+        """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
 
-        Raises: ConfigError for words that are none.
+        Raises: ConfigError for words that are not options.
         """
         from omegaconf import OmegaConf
 
@@ -313,7 +313,7 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, without a last line that was never finished; none where there is no file.
 
-    Raises: ConfigError for a line that holds no row, and where the file may not be read.
+    Raises: ConfigError for a line that is not a row, and where the file may not be read.
     """
     try:
         whole, _, _ = read_bytes(path, MOST_NUMBERS).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
