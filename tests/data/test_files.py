@@ -337,10 +337,10 @@ def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
 
 def test_one_document_cannot_be_split(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
     (tmp_path / "shakespeare.txt").write_text(prose(1))
-    with pytest.raises(ConfigError, match=r"gives 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
+    with pytest.raises(ConfigError, match=r"has 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
         prepare(files(path=tmp_path / "shakespeare.txt"), quiet=True)
     (tmp_path / "marlowe.txt").write_text(prose(2))
-    with pytest.raises(ConfigError, match=r"gives 2 documents .*no test text: set data\.cut_bytes=100000"):
+    with pytest.raises(ConfigError, match=r"has 2 documents .*no test text: set data\.cut_bytes=100000"):
         prepare(files(path=tmp_path), quiet=True)
     assert left() == []
 

@@ -232,7 +232,7 @@ def test_a_tokenizer_of_the_hub_is_fetched_by_its_name_and_then_kept(tmp_path: P
             return done.stdout.splitlines()
 
     lacking, unknown = fetched("someone/model", "someone/other", files={"tokenizer.model": b""})
-    assert re.search(r"'someone/model' has no tokenizer\.json: a sentencepiece \.model .*save_pretrained", lacking)
+    assert re.search(r"'someone/model' has no tokenizer\.json: transformers converts .*save_pretrained", lacking)
     assert "has no repository 'someone/other' at revision None" in unknown
     assert fetched("someone/model", files={"tokenizer.json": tokenizer}) == ["[97, 98, 99]"]
     kept, unreachable = fetched("someone/model", "someone/other", files={})

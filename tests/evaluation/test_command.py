@@ -35,7 +35,7 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
     text = said(runs)
     assert re.search(r"scheme +seeds +64\nqk_rope +0,1 +\d+\.\d\d\nnope +0 +\d+\.\d\d\n", text)
-    assert "mean over its own seeds: `posbench report` compares" in text
+    assert "mean over its own seeds; `posbench report` compares" in text
     text = said([runs[0], runs[2]])
     assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
 
