@@ -60,7 +60,9 @@ def warm(shape: str, scheme: str, place: Place) -> Item:
 def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, what: str = "bench") -> Item:
     rounds, steps = ("2", "1") if place.shrunk else ("5", "4")
     words = ("bench", shape, rounds, steps, *place.words, *names)
-    return Item(f"{what} {shape} {','.join(names)}", f"{what} {shape}", MODULE, words, seconds, alone=True)
+    after = tuple(f"compile {name} {shape}" for name in names)
+    name = f"{what} {shape} {','.join(names)}"
+    return Item(name, f"{what} {shape}", MODULE, words, seconds, alone=True, after=after)
 
 
 def _peers(shape: str, names: str, place: Place) -> Item:
