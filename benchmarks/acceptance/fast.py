@@ -31,7 +31,7 @@ def items(place: Place) -> list[Item]:
         return [
             text.item(place),
             warm(shape, "nope", place),
-            _bench(shape, ("nope", "qk_rope"), 10, place),
+            _bench(shape, ("nope", "qk_rope"), 40, place),
             _peers(shape, "posbench qk_rope,plain GPT-2", place),
             _several(place),
         ]
@@ -67,11 +67,11 @@ def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, wha
 
 def _peers(shape: str, names: str, place: Place) -> Item:
     words = ("peers", shape, names, *place.words)
-    return Item(f"peers {shape}", "peers", MODULE, words, 10 if place.shrunk else 120, alone=True)
+    return Item(f"peers {shape}", "peers", MODULE, words, 40 if place.shrunk else 120, alone=True)
 
 
 def _several(place: Place) -> Item:
-    seconds = 20 if place.shrunk else 120
+    seconds = 80 if place.shrunk else 120
     return Item("several", "several", MODULE, ("several", *place.words), seconds, alone=True, after=(text.NAME,))
 
 
