@@ -31,7 +31,7 @@ def items(place: Place) -> list[Item]:
         return [
             text.item(place),
             warm(shape, "nope", place),
-            _bench(shape, ("nope", "qk_rope"), 10, place),
+            _bench(shape, ("nope", "qk_rope"), 40, place),
             _peers(shape, "posbench qk_rope,plain GPT-2", place),
             _several(place),
         ]
@@ -60,16 +60,18 @@ def warm(shape: str, scheme: str, place: Place) -> Item:
 def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, what: str = "bench") -> Item:
     rounds, steps = ("2", "1") if place.shrunk else ("5", "4")
     words = ("bench", shape, rounds, steps, *place.words, *names)
-    return Item(f"{what} {shape} {','.join(names)}", f"{what} {shape}", MODULE, words, seconds, alone=True)
+    after = tuple(f"compile {name} {shape}" for name in names)
+    name = f"{what} {shape} {','.join(names)}"
+    return Item(name, f"{what} {shape}", MODULE, words, seconds, alone=True, after=after)
 
 
 def _peers(shape: str, names: str, place: Place) -> Item:
     words = ("peers", shape, names, *place.words)
-    return Item(f"peers {shape}", "peers", MODULE, words, 10 if place.shrunk else 120, alone=True)
+    return Item(f"peers {shape}", "peers", MODULE, words, 40 if place.shrunk else 120, alone=True)
 
 
 def _several(place: Place) -> Item:
-    seconds = 20 if place.shrunk else 120
+    seconds = 80 if place.shrunk else 120
     return Item("several", "several", MODULE, ("several", *place.words), seconds, alone=True, after=(text.NAME,))
 
 

@@ -145,6 +145,8 @@ def resume(scheme: str, *place_words: str) -> None:
     process = subprocess.Popen(command)
     while process.poll() is None and not any_written(folder("killed") / "checkpoints"):
         time.sleep(0.02)
+    if status := process.poll():
+        raise SystemExit(f"{scheme}: training ended by itself, with status {status}")
     process.send_signal(signal.SIGKILL)
     process.wait()
     at = load_run(folder("killed")).manifest.status
