@@ -95,8 +95,8 @@ def environment_number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or (name == "WORLD_SIZE" and int(text) < 1):
         raise ConfigError(
-            f"{name}={text!r} in the environment is not a valid number of processes, or of one process. Launchers such "
-            "as torchrun set it; if you use none, remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
+            f"{name}={text!r} in the environment is not a number that launchers such as torchrun set: if you use none, "
+            "remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
         )
     return int(text)
 
