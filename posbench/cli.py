@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="posbench",
-    help="Where should position go? Train one decoder under many position schemes; see how sure the ranking is.",
-    epilog="POSBENCH_TRACEBACK=1 in the environment shows where an error arose.",
+    help="Where should position go? Train one decoder under many position schemes; see how certain the ranking is.",
+    epilog="Set POSBENCH_TRACEBACK=1 in the environment to see where an error arose.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -57,7 +57,7 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _GROUPS = (
     "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
-    "unknown choice is answered with all of its group; posbench schemes lists schemes; --cfg job shows every setting."
+    "unknown name lists the choices of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 AtStep = Annotated[
@@ -122,12 +122,12 @@ def _explained() -> Iterator[None]:
         raise SystemExit(UNREAD) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        what = "see to that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where"
+        what = "check that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where it arose"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "make room, or name folders elsewhere (runs_dir, data.cache_dir, --output, TMPDIR)"
+            what = "make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)"
         _fail(error, 2, f"{where}{error.strerror or error}: {what}")
     except Exception as error:
-        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where)")
+        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where it arose)")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
@@ -169,7 +169,9 @@ Overrides = Annotated[
 
 ConfigDir = Annotated[
     Path | None,
-    typer.Option("--config-dir", help="A folder of your own choices: FOLDER/scheme/mine.yaml.", show_default=False),
+    typer.Option(
+        "--config-dir", help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.", show_default=False
+    ),
 ]
 
 
@@ -184,7 +186,9 @@ def train(
     words: Overrides = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+        typer.Option(
+            help="With -m: how many runs to train at a time, on this machine's GPUs in turn.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
@@ -201,7 +205,7 @@ def train(
         given += _side_by_side(jobs, given)
         outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
+        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
     from posbench.sweep_table import show_outcomes
 
     show_outcomes(outcomes, _console(for_show=False))
@@ -250,16 +254,16 @@ def _train_job(config: Config) -> Trained:
 def plan(
     ctx: typer.Context,
     words: Overrides = None,
-    device: Annotated[str, typer.Option(help="H100, H200, A100, L40S, RTX 4090.")] = "H100",
-    mfu: Annotated[float, typer.Option(help="The share of the device's rate that training reaches.")] = 0.4,
-    gpus: Annotated[int, typer.Option(help="How many of them; a run on each.")] = 1,
+    device: Annotated[str, typer.Option(help="The GPU: H100, H200, A100, L40S, RTX 4090.")] = "H100",
+    mfu: Annotated[float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.")] = 0.4,
+    gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.")] = 1,
     flops: Annotated[
-        float | None, typer.Option(help="A rate in FLOP/s in place of the datasheet's.", show_default=False)
+        float | None, typer.Option(help="FLOP/s of the GPU, instead of the datasheet's.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """What a sweep would cost before anything is spent: runs, tokens, FLOPs, memory, hours, disk.
+    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours, disk. Nothing is trained.
 
     `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
     """
@@ -276,9 +280,11 @@ def plan(
 def tune(
     ctx: typer.Context,
     words: Overrides = None,
-    seed: Annotated[int, typer.Option(help="Of the pilots: one that is not scored.", min=0)] = 1000,
+    seed: Annotated[
+        int, typer.Option(help="The pilots' seed; it must not be one of the experiment's seeds.", min=0)
+    ] = 1000,
     fraction: Annotated[
-        float, typer.Option(help="The part of the train documents that pilots are measured by.", min=0.001, max=0.5)
+        float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -324,7 +330,7 @@ def evaluate(
         typer.Option(
             "--length",
             "-l",
-            help="Tokens: 4096, 8k (8192). Repeat, or separate by commas. Default: those of the run's experiment.",
+            help="Tokens: 4096, 8k (8192). Repeat it, or separate by commas. Default: those of the run's experiment.",
             show_default=False,
         ),
     ] = None,
@@ -333,7 +339,7 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="How to score, such as fixed or retrieval; an unknown name is answered with all names. Default: "
+            help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: "
             "those of the run's experiment.",
             show_default=False,
         ),
@@ -342,9 +348,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="An option of the scheme that holds here alone: rescale=pi, ntk, dynamic_ntk, yarn or yarn_code (with "
-            "factor=4; by default length / training length), base=1e6. Several values by commas are evaluated in turn "
-            "(rescale=pi,yarn); repeat --under for several options at once.",
+            help="Change an option of the scheme for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
+            "yarn_code (with factor=4; by default length / training length), base=1e6. Several values, separated by "
+            "commas, are evaluated in turn (rescale=pi,yarn);  repeat --under for several options at once.",
             show_default=False,
         ),
     ] = None,
@@ -352,27 +358,25 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another text than the runs were trained on, cut by their own tokenizers: a choice of conf/data, such "
-            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Settings go "
-            "in further --data: --data files --data data.path=~/notes --data data.name=notes.",
+            help="A text that the runs were not trained on, cut by their own tokenizers: a choice of conf/data, such "
+            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Give "
+            "its settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
             show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Score again what already has a result.")] = False,
     piece: Annotated[
         int | None,
         typer.Option(
-            help="Tokens: longer sequences pass in pieces of so many, which takes less memory. Default: the run's.",
+            help="Split sequences longer than this many tokens into pieces, to use less memory. Default: the run's.",
             min=1,
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Runs that are scored side by side; -1: one on each core.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -404,7 +408,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[EXPERIMENT...]",
-            help="An experiment, or its folder. Default: the only one. Several, which differ in size or tokens alone: "
+            help="An experiment, or its folder. Default: the only one. Several that differ only in size or tokens: "
             "the trend over them.",
             show_default=False,
             autocompletion=_complete_runs,
@@ -413,7 +417,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to set beside ours, such as kexue-10862; list: what there is.",
+            help="Published results to set beside ours, such as kexue-10862. --against list shows all.",
             show_default=False,
             autocompletion=_complete_published,
         ),
@@ -422,21 +426,23 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     family: Annotated[
-        str, typer.Option(help="The pairs that are corrected together, chosen beforehand: all, baseline, published.")
+        str, typer.Option(help="The pairs whose tests are corrected together: all, baseline, published.")
     ] = "all",
-    margin: Annotated[float, typer.Option(help="Losses closer than this are equal (nats a token).")] = 0.01,
+    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = 0.01,
     schemes: Annotated[
-        str | None, typer.Option(help="These alone, separated by commas. Default: all.", show_default=False)
+        str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
     ] = None,
     order: Annotated[
-        str, typer.Option(help="Of the rows: loss (best first), name, or given (as --schemes names them).")
+        str, typer.Option(help="The rows' order: loss (best first), name, or given (as in --schemes).")
     ] = "loss",
-    title: Annotated[str | None, typer.Option(help="Default: the experiment's name.", show_default=False)] = None,
+    title: Annotated[
+        str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
+    ] = None,
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
     ] = False,
     wandb: Annotated[
-        bool, typer.Option("--wandb", help="Also log the report to wandb, and the gap of each run that is there.")
+        bool, typer.Option("--wandb", help="Also log the report to wandb, and each run's gap to its wandb run.")
     ] = False,
     output: Annotated[
         str | None,
@@ -459,17 +465,17 @@ def report(
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
     if "" in (*named, output):
-        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
+        raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
     folders = [_experiment_folder(name, runs_dir) for name in named]
     place = folders[0] / ("trend" if len(folders) > 1 else "report")
     if output is None and place.is_symlink():
-        raise ConfigError(f"{place} is a symbolic link: name the place with --output, or take it away")
+        raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
     check_writable(Path(output) if output else place, "report")
     if len(folders) > 1:
         if schemes or order != "loss":
-            raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+            raise ConfigError("--schemes and --order need a report of one experiment: name one, or leave them out")
         if wandb:
-            raise ConfigError("--wandb is for the report of one experiment: name one, or leave it out")
+            raise ConfigError("--wandb needs a report of one experiment: name one, or leave it out")
         trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
         only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
@@ -503,7 +509,7 @@ def list_runs(
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
-        _say(f"skipped: {len(named) - len(own)} packed runs, such as those of the reference: name them to list them")
+        _say(f"skipped: {len(named) - len(own)} packed runs (such as the reference results); name them to list them")
     rows = listing.list_runs(own)
     if as_json:
         typer.echo(listing.as_json(rows))
@@ -538,7 +544,7 @@ def pack(
     from posbench.runs.pack import pack as write_pack
 
     if "" in (experiment, str(output)):
-        raise ConfigError("an empty name: posbench pack EXPERIMENT OUTPUT")
+        raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
     console = _console(for_show=False)
     files = write_pack(experiment_named(experiment, runs_dir), output, _say)
     sizes = [file.stat().st_size for file in files]
@@ -550,18 +556,18 @@ def pack(
 @app.command()
 def sample(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
-    prompt: Annotated[str, typer.Option(help="The text to go on with; empty: a new document.")] = "",
-    tokens: Annotated[int, typer.Option(help="How many are written at most.", min=1)] = 100,
+    prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="The largest number of tokens to write.", min=1)] = 100,
     temperature: Annotated[
         float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from so many likeliest tokens. Default: from all.", show_default=False)
+        int | None, typer.Option(help="Draw only from this many likeliest tokens. Default: all.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the drawing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed of the draws.", min=0)] = 0,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Let trained models go on with a text: a look at what they have learnt, which `posbench eval` measures.
+    """Let trained models continue a text: a look at what they have learnt, which `posbench eval` measures.
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
@@ -583,7 +589,9 @@ def export(
     under: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
+            metavar="KEY=VALUE",
+            help="Change an option of the scheme: rescale=yarn. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
@@ -597,7 +605,7 @@ def export(
     from posbench.runs.named import run_named
 
     if "" in (run, str(folder)):
-        raise ConfigError("an empty name: posbench export RUN FOLDER")
+        raise ConfigError("a name is empty: give posbench export RUN FOLDER")
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
     needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
     console = _console()
@@ -614,11 +622,13 @@ def export(
 def schemes(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="With --plot: finished runs whose learned numbers are drawn.", show_default=False),
+        typer.Argument(help="With --plot: finished runs, to draw what they have learned.", show_default=False),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Draw what each scheme does, over distance.", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="Draw what each scheme does at each distance, into this folder.", show_default=False
+        ),
     ] = None,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
@@ -635,7 +645,9 @@ def schemes(
         from posbench.verify import list_schemes
 
         if runs:
-            raise ConfigError("posbench schemes lists all schemes; runs are for --plot FOLDER, which draws theirs")
+            raise ConfigError(
+                "posbench schemes lists all schemes and needs no runs: leave them out, or add --plot FOLDER"
+            )
         list_schemes(_console(), config_dir)
         return
     from posbench.machine.files import check_writable
@@ -653,7 +665,7 @@ def verify(
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also compiled blocks, as training has them: a minute a scheme.")
+        bool, typer.Option("--compiled", help="Also check compiled blocks, as in training: a minute per scheme.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -675,7 +687,7 @@ def bench(
     ctx: typer.Context,
     words: Overrides = None,
     scheme: Annotated[
-        str, typer.Option("--schemes", help="Separated by commas; ratios are to the first.")
+        str, typer.Option("--schemes", help="Schemes to time, separated by commas; ratios are to the first.")
     ] = "nope,qk_rope",
     evaluate: Annotated[
         list[str] | None,
@@ -684,13 +696,13 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="Rounds in which every scheme has its turn; figures are medians over them.")
+        int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.")
     ] = 7,
-    steps: Annotated[int, typer.Option(help="Training steps a turn.")] = 3,
+    steps: Annotated[int, typer.Option(help="Training steps per turn.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
+    """Measure tokens per second of a whole training step, beside the machine's matrix-product rate.
 
     `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """

@@ -119,7 +119,7 @@ def overlap_lines(overlap: Mapping[str, Any], data: str) -> list[str]:
     if not overlap["splits"]:
         return []
     sampled = f", one in {overlap['one_in']} of them" if overlap["one_in"] > 1 else ""
-    lines = [f"held-out text that also stands in train, by {overlap['words']} words in a row{sampled}:"]
+    lines = [f"held-out text that also occurs in train, by sequences of {overlap['words']} words{sampled}:"]
     for key, split in overlap["splits"].items():
         above = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
         lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")
@@ -133,7 +133,7 @@ def overlap_warning(overlap: Mapping[str, Any], data: str) -> list[str]:
     if not much:
         return []
     return [
-        f"warning: data={data}: {' and '.join(much)} also stands in train (more than {WARN_ABOVE:.0%}), so a low loss "
-        "there is memory in part: leave out copies of documents, or keep them in one split (posbench prepare names the "
+        f"warning: data={data}: {' and '.join(much)} also occurs in train (more than {WARN_ABOVE:.0%}), so a low loss "
+        "there is partly memory: leave out copies of documents, or keep them in one split (posbench prepare names the "
         "worst documents)"
     ]

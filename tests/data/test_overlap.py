@@ -70,7 +70,7 @@ def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(
     assert validation["share"] == pytest.approx(expected, abs=0 if most > 200 else 0.12)
     assert measured["one_in"] == 1 if most > 200 else validation["grams"] <= 200 < validation["grams"] * 8
     assert measured["splits"]["test"]["share"] == 0
-    assert "warning: data=files: " in told[-1] and "of validation also stands in train" in told[-1]
+    assert "warning: data=files: " in told[-1] and "of validation also occurs in train" in told[-1]
     monkeypatch.setattr(overlap, "measure_overlap", None)
     assert prepare(leaky, notice=told.append).overlap == measured and len(told) == 2, "kept with the corpus"
     if most > 200:

@@ -121,7 +121,7 @@ def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(ru
     write(notes, seed=2)
     [other], text = said(run, notes, name="diary")
     [second], text = said(run, notes)
-    assert "data=notes was another text when validation at 32 was scored, so that is scored again" in text
+    assert "the text of data=notes has changed since validation was scored at 32, so it is scored again" in text
     assert second.loss == other.loss != first.loss
     assert "another text" not in said(run, notes)[1]
     names = [result.reading.data for result in run.results()[0]]
@@ -150,9 +150,9 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
         shutil.copy(documents / f"{n}.txt", notes)
     [result], text = said(run, notes)
     assert result.header["overlap"] == 0.25, "one of the four"
-    assert "of its whole text also stands in the text of data=files that the runs were trained on" in text
+    assert "of its whole text also occurs in the text of data=files that the runs were trained on" in text
     monkeypatch.setattr(preparation, "overlap_between", None)
-    assert "also stands in the text" in said(run, notes)[1]
+    assert "also occurs in the text" in said(run, notes)[1]
 
 
 def test_the_text_that_a_run_was_trained_on_is_no_other_text(run: Run, documents: Path) -> None:
