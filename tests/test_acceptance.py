@@ -8,13 +8,14 @@ import time
 
 import pytest
 
+from benchmarks.acceptance import fast, reference, right, text
 from benchmarks.acceptance import items as items_module
 from benchmarks.acceptance import runner as runner_module
 from benchmarks.acceptance.__main__ import CORES, STAGES, chosen
-from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
-from benchmarks.acceptance.place import CHECKOUT, Place, schemes
+from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, KILLED, Item, Results
+from benchmarks.acceptance.place import CHECKOUT, SLOW, Place, schemes
 from benchmarks.acceptance.prepare import texts
-from benchmarks.acceptance.runner import Runner
+from benchmarks.acceptance.runner import Runner, Started
 from tests.conftest import write_documents
 
 FAKE = """
@@ -23,6 +24,7 @@ name, seconds, status = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 log = open("log", "a")
 log.write(f"{name} begins\\n"); log.flush()
 print("chatter"); print(json.dumps({"half": name}), flush=True)
+print(f"{name} warns", file=sys.stderr, flush=True)
 time.sleep(seconds)
 print(json.dumps({"whole": name}))
 log.write(f"{name} ends\\n")
@@ -41,9 +43,12 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "fake_item.py").write_text(FAKE)
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 2.5)
 
-    def run(items, seconds=60.0, code="today", cores=2):
+    def run(items, seconds=60.0, code="today", cores=2, python_path=""):
         results = Results(tmp_path / "stage.jsonl")
-        of_machine, variables = Results(tmp_path / "machine.jsonl"), {"PATH": os.environ["PATH"]}
+        of_machine, variables = (
+            Results(tmp_path / "machine.jsonl"),
+            {"PATH": os.environ["PATH"], "PYTHONPATH": python_path},
+        )
         until = time.monotonic() + seconds + runner_module.GRACE_SECONDS
         said = []
         runner = Runner(results, of_machine, until, cores, code, tmp_path, variables, said.append)
@@ -51,6 +56,11 @@ def run(tmp_path, monkeypatch):
         return Results(tmp_path / "stage.jsonl").rows, [item.name for item in left]
 
     return run
+
+
+def runner_of(tmp_path, cores=CORES, seconds=60.0):
+    results = Results(tmp_path / "stage.jsonl")
+    return Runner(results, results, time.monotonic() + seconds, cores, "today", tmp_path, {})
 
 
 def log(tmp_path):
@@ -83,7 +93,7 @@ def test_what_still_runs_at_the_end_is_stopped_and_begun_again(run, tmp_path):
     began = time.monotonic()
     rows, left = run([fake("a", takes=60)], seconds=1.5)
     assert time.monotonic() - began < 10 and left == ["a"]
-    assert rows["a"]["status"] == CUT_OFF and rows["a"]["result"] == {"half": "a"}
+    assert rows["a"]["status"] == CUT_OFF and rows["a"]["result"] == {"half": "a"} and rows["a"]["said"] == "a warns"
     rows, left = run([fake("a")], seconds=1.0)
     assert rows["a"]["status"] == CUT_OFF and left == ["a"]  # it was seen to take longer
     rows, left = run([fake("a")])
@@ -96,9 +106,35 @@ def test_an_item_that_hangs_is_killed_long_before_the_end(run, monkeypatch):
     assert rows["a"]["status"] == FAILED and "killed after" in rows["a"]["error"]
 
 
+def test_a_process_that_survives_its_kill_holds_up_nothing(monkeypatch):
+    class Stuck:  # in the driver of a GPU, say
+        pid, returncode = 1 << 30, None
+
+        def wait(self, timeout=None):
+            assert timeout is not None, "for ever"
+            raise subprocess.TimeoutExpired("item", timeout)
+
+    Started(fake("a"), Stuck(), None, None, 0.0).kill()
+
+
+def test_an_item_that_is_killed_says_where_it_was(run, tmp_path, monkeypatch):
+    code = "import time\nfrom benchmarks.acceptance.items import run_part\n"
+    code += "def hangs():\n    time.sleep(60)\nrun_part({'hangs': hangs})\n"
+    (tmp_path / "hanging_item.py").write_text(code)
+    monkeypatch.setattr(items_module.Item, "limit", 2.0)
+    rows, _ = run([Item("a", "fake", "hanging_item", ("hangs",))], python_path=str(CHECKOUT))
+    assert rows["a"]["error"].startswith(KILLED) and "in hangs" in rows["a"]["error"]
+
+
+def test_the_cause_of_a_failure_is_shown_and_not_what_a_compiler_adds():
+    advice = "Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace"
+    error = "exit status 1\nTraceback:\n  File\ntorch.InductorError: OutOfResources: shared memory\n  target: flex\n"
+    assert runner_module._cause(error + advice) == "torch.InductorError: OutOfResources: shared memory"
+    assert runner_module._cause("exit status 1\nx: warning\nt5: beyond the limit") == "t5: beyond the limit"
+
+
 def test_side_by_side_but_alone_where_speed_is_measured(tmp_path):
-    results = Results(tmp_path / "stage.jsonl")
-    runner = Runner(results, results, time.monotonic() + 60, 3, "today", tmp_path, {})
+    runner = runner_of(tmp_path, cores=3)
     a, b, large, alone = fake("a"), fake("b"), fake("large", cores=3), fake("alone", alone=True)
     after = fake("after", after=("a",))
 
@@ -112,6 +148,58 @@ def test_side_by_side_but_alone_where_speed_is_measured(tmp_path):
     assert begun([alone, a], []) == ["alone"]
     assert begun([a], [alone]) == []
     assert begun([fake("larger", cores=9)], []) == ["larger"]
+
+
+def test_what_ends_before_one_that_is_alone_has_its_turn_may_begin(tmp_path):
+    runner = runner_of(tmp_path)
+    running, short, long = fake("running", seconds=30.0), fake("short", seconds=5.0), fake("long", seconds=20.0)
+    for alone in (fake("alone", alone=True), fake("alone", alone=True, after=("running",))):
+        begun = runner.startable([alone, long, short], [running], lasting=10.0)
+        assert begun == [short]
+    assert runner.startable([fake("alone", alone=True, after=("long",)), short, long], [running], 10.0) == [short, long]
+    late = Started(fake("late", seconds=5.0), None, None, None, time.monotonic() - 25)
+    assert 19 < runner.lasting([late]) < 21 and runner.lasting([]) == 0.0
+
+
+def test_the_learning_rate_is_searched_beside_all_that_is_compiled(tmp_path):
+    items = STAGES["reference"](Place(tmp_path, tmp_path, tmp_path))
+    runner = runner_of(tmp_path, seconds=600.0)
+    begun = runner.startable(items, [])
+    assert begun[0].name == text.NAME and sum(item.name.startswith("compile ") for item in begun) > 8
+    waiting = [item for item in items if item not in begun]
+    assert runner.startable(waiting, begun[1:])[0].name == reference.RATE
+
+
+def test_what_compiles_for_minutes_holds_up_no_measurement(tmp_path):
+    place = Place(tmp_path, tmp_path, tmp_path)
+    items = {item.name: item for item in fast.items(place)}
+    for scheme in SLOW:
+        warm = items[f"compile {scheme} 125m"]
+        assert warm.seconds > items["compile nope 125m"].seconds
+        without = {name for name, item in items.items() if name.startswith("all 125m") and warm.name not in item.after}
+        assert without and without == set(warm.after)
+    warm = items["compile fire 125m"]
+    Results(place.of_machine).add(warm, FAILED, 900, "today", error=f"{KILLED} after 900 s\nstack")
+    Results(place.of_machine).add(items["compile t5 125m"], FAILED, 9, "today", error="exit status 1")
+    names, left_out = fast.compiled_in_time(("nope", "t5", "fire"), "125m", place)
+    assert names == ["nope", "t5"] and left_out == {"posbench fire": "not measured: compiling was killed after 900 s"}
+
+
+def test_long_windows_that_run_side_by_side_fit_into_80_percent_of_a_gpu(tmp_path):
+    items = [item for item in right.items(Place(tmp_path, tmp_path, tmp_path)) if item.name.startswith("long ")]
+    for item in items:
+        most = right.MOST_BYTES + int(item.name.split()[2]) * right.MOST_BYTES_A_TOKEN
+        assert most * min(CORES // item.cores, len(right.LONG)) < 0.8 * 139 * 2**30
+
+
+def test_without_the_text_nothing_is_begun_and_what_a_machine_prepared_comes_home(tmp_path):
+    place = Place(tmp_path / "from", tmp_path, tmp_path / "out")
+    with pytest.raises(SystemExit, match="is missing: bring"):
+        place.check()
+    place.out.mkdir()
+    Results(place.of_machine).add(fake("compile t5"), FAILED, 9, "today", error="out of shared memory")
+    place.bring_home()
+    assert "out of shared memory" in (place.out / f"machine-{place.mark}.jsonl").read_text()
 
 
 def test_what_prepares_a_machine_is_done_once_on_each(run, tmp_path):

@@ -47,13 +47,14 @@ def main() -> None:
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *args: sys.exit(143))
+    place.check()
     place.install()
     print(f"installed after {time.monotonic() - began:.0f} s", flush=True)
     failed = 0
     for stage in given.stages:
         runner = Runner(
             results=Results(place.out / f"{stage}.jsonl"),
-            of_machine=Results(place.work / "machine.jsonl"),
+            of_machine=Results(place.of_machine),
             until=began + 60 * given.minutes,
             cores=given.cores,
             code=secrets.token_hex(8) if given.again else code_digest(place),
@@ -66,6 +67,7 @@ def main() -> None:
         try:
             left = runner.run(items)
         finally:
+            place.bring_home()
             if stage == reference.STAGE:
                 reference.pack(place)
         rows = {item.name: runner.results_of(item).rows.get(item.name, {}) for item in items}

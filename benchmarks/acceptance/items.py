@@ -5,8 +5,10 @@ Standard library alone: the process that runs items imports no torch and takes n
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+KILLED = "killed"  # how the error begins of an item that took far too long
 DONE, FAILED, CUT_OFF = "done", "failed", "cut off"  # cut off: by the end of the time, and begun again the next time
 PATIENCE, PATIENCE_ALONE = 4.0, 2.0  # times what an item is expected to take, and half a minute: then it is killed
 
@@ -90,7 +93,11 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def run_part(parts: Mapping[str, Callable[..., None]]) -> None:
-    """What the process of an item does: the part of a stage that its first word names, with the others."""
+    """What the process of an item does: the part of a stage that its first word names, with the others.
+
+    SIGUSR1 makes it print where it is, before it is killed.
+    """
+    faulthandler.register(signal.SIGUSR1)
     parts[sys.argv[1]](*sys.argv[2:])
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = "benchmarks.acceptance"
+# To compile: so many times as long as others.
+SLOW = {"fire": 5.0, "transformer_xl": 2.0, "shaw": 2.0}
 TEXTS = "texts.json"  # in FROM/text: what each corpus is called and which words ask for it
 
 
@@ -48,6 +52,31 @@ class Place:
     def wheels(self) -> list[Path]:
         return sorted((self.source / "wheels").glob("*.whl"))
 
+    @property
+    def of_machine(self) -> Path:
+        """The results of items that prepare this machine."""
+        return self.work / "machine.jsonl"
+
+    @property
+    def mark(self) -> str:
+        """Of this machine: what it brings home goes to files of its own."""
+        file = self.work / "mark"
+        if not file.exists():
+            file.write_text(secrets.token_hex(4), encoding="utf-8")
+        return file.read_text(encoding="utf-8")
+
+    def bring_home(self) -> None:
+        """Copy the results of items that prepare this machine to OUT: what does not compile is said there alone."""
+        if self.of_machine.exists():
+            shutil.copyfile(self.of_machine, self.out / f"machine-{self.mark}.jsonl")
+
+    def check(self) -> None:
+        """Raises: SystemExit where the text did not travel: what needs it would fail, and not be tried again."""
+        wheels, text = self.source / "wheels", self.source / "text"
+        if not (text / TEXTS).exists():
+            what = f"bring {wheels} and {text}, which `python -m {PACKAGE}.prepare` writes"
+            raise SystemExit(f"{text / TEXTS} is missing: {what}")
+
     def install(self) -> None:
         """Install the wheels into WORK/site, unless they are there. Raises: SystemExit with what pip said."""
         site, done = self.work / "site", self.work / "installed"
@@ -73,6 +102,7 @@ class Place:
             "WANDB_MODE": "disabled",
             "HF_HUB_OFFLINE": "1",
             "POSBENCH_TRACEBACK": "1",
+            "PYTHONFAULTHANDLER": "1",
             **hidden,
         }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-import secrets
 import shutil
 import subprocess
 import sys
@@ -56,8 +55,9 @@ def items(place: Place) -> list[Item]:
 
 
 def _rate(place: Place) -> Item:
+    """Room is left for it beside everything that is compiled: all runs wait for it."""
     words = ("rate", *place.words)
-    return Item(RATE, "rate", MODULE, words, 40 if place.shrunk else 60, cores=6, after=(text.NAME,))
+    return Item(RATE, "rate", MODULE, words, 40 if place.shrunk else 60, cores=3, after=(text.NAME,))
 
 
 def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) -> Item:
@@ -154,10 +154,7 @@ def pack(place: Place) -> None:
     experiments = [folder for folder in place.runs.glob(f"{EXPERIMENT}*") if folder.is_dir()]
     if not experiments:
         return
-    mark = place.work / "mark"  # a second machine's runs go to a file of their own
-    if not mark.exists():
-        mark.write_text(secrets.token_hex(4), encoding="utf-8")
-    file = place.out / f"reference-{mark.read_text(encoding='utf-8')}.tar.gz"
+    file = place.out / f"reference-{place.mark}.tar.gz"
     beside = file.with_suffix(".tmp")
     with tarfile.open(beside, "w:gz", compresslevel=6) as packed:
         for folder in experiments:

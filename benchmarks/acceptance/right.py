@@ -9,14 +9,14 @@ import sys
 
 from benchmarks.acceptance import text
 from benchmarks.acceptance.items import Item, emit, run_part
-from benchmarks.acceptance.place import PACKAGE, Place, place_of, schemes
+from benchmarks.acceptance.place import PACKAGE, SLOW, Place, place_of, schemes
 
 MODULE = f"{PACKAGE}.right"
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
-SLOW = {"fire": 5.0, "transformer_xl": 2.0, "shaw": 2.0}  # to compile: so many times as long as others
 LONG = ("qk_rope", "t5", "nope", "alibi", "fox", "linear_qk_rope", "qkvo_rope", "sinusoidal")
 RESUMED = ("qk_rope", "t5")
 VOCAB = 16384
+LONGEST_SIDE_BY_SIDE = 64 << 10  # tokens
 PIECES = 4  # into which a long window is cut the second time
 SAME_LOSS = 0.01  # nats: of a long window whole and in pieces, and of a run that was resumed
 MOST_BYTES, MOST_BYTES_A_TOKEN = 2 << 30, 128 << 10  # of a long window: 18 GiB for 128k tokens
@@ -55,7 +55,8 @@ def _paths(scheme: str, formats: str, compiled: bool, place: Place) -> Item:
 def _long(scheme: str, length: int, place: Place) -> Item:
     model = "tiny" if place.shrunk else "25m"
     words = ("long", scheme, model, str(length), place.device)
-    return Item(f"long {scheme} {length}", f"long {length}", MODULE, words, 30)
+    cores = 2 if length > LONGEST_SIDE_BY_SIDE else 1  # twelve at once would not fit into the GPU's memory
+    return Item(f"long {scheme} {length}", f"long {length}", MODULE, words, 30, cores)
 
 
 def _resume(scheme: str, place: Place) -> Item:

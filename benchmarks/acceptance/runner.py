@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
+from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, KILLED, Item, Results
 
 GRACE_SECONDS = 10.0  # between the signal at the end of the time and the kill: a training run writes a checkpoint
-KEPT_CHARACTERS = 2000  # of what a failed item said
+KEPT_CHARACTERS = 20_000  # of what an item said that is not done: a compiler prints pages behind the cause
+KEPT_WHERE_DONE = 2000
+KILL_SECONDS = 5.0  # that a killed process may take to end: a driver that hangs keeps it for ever
+STACK_SECONDS = 1.0  # for an item to print where it is, before it is killed
 POLL_SECONDS = 0.1
+ADVICE, EXCEPTION = re.compile(r"\s|Set TORCH|For even more|You can suppress"), re.compile(r"[\w.]+: \S")
 COMPILERS_ALONE = 8  # processes that compile for an item which runs alone; beside others it has one
 
 
@@ -42,6 +47,19 @@ class Started:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
+    def kill(self) -> None:
+        """Have it print where it is, then end it."""
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(self.process.pid, signal.SIGUSR1)
+            self.process.wait(STACK_SECONDS)
+        self.end()
+
+    def end(self) -> None:
+        """End it and all that it started, and wait for it a while, not for ever."""
+        self.signal(signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(KILL_SECONDS)
+
 
 @dataclass
 class Runner:
@@ -62,7 +80,7 @@ class Runner:
         running: list[Started] = []
         try:
             while self.remaining > 0:
-                chosen = self.startable(waiting, [each.item for each in running])
+                chosen = self.startable(waiting, [each.item for each in running], self.lasting(running))
                 for item in chosen:
                     waiting.remove(item)
                     running.append(self._start(item))
@@ -87,22 +105,35 @@ class Runner:
         """Seconds in which items may run; after them they are asked to stop."""
         return self.until - GRACE_SECONDS - time.monotonic()
 
-    def startable(self, waiting: Sequence[Item], running: Sequence[Item]) -> list[Item]:
+    def lasting(self, running: Sequence[Started]) -> float:
+        """Seconds until what runs has ended: what takes longer than expected needs as long again as it is over."""
+        left = (abs(self.results_of(each.item).expected(each.item) - each.seconds) for each in running)
+        return max(left, default=0.0)
+
+    def startable(self, waiting: Sequence[Item], running: Sequence[Item], lasting: float = 0.0) -> list[Item]:
         """The next items, in order, that may run beside those that do and will be done in time.
 
-        One that must be alone holds up all behind it.
+        One that must be alone holds up all behind it, but for those that will have ended when its turn comes.
+        Arguments: lasting, seconds that what runs will still take.
         """
         chosen: list[Item] = []
         not_ended = {item.name for item in (*waiting, *running)}
+        meanwhile: float | None = None  # seconds until one that must be alone has its turn
         for item in waiting:
             beside = [*running, *chosen]
             if any(each.alone for each in beside):
                 break
-            if set(item.after) & not_ended or self.results_of(item).expected(item) > self.remaining:
+            seconds, waits = self.results_of(item).expected(item), set(item.after) & not_ended
+            if seconds > self.remaining:
                 continue
-            if item.alone and beside:
-                break
-            if not beside or item.cores <= self.cores - sum(each.cores for each in beside):
+            if item.alone and meanwhile is None and waits <= {each.name for each in beside}:
+                if beside:
+                    meanwhile = max(lasting, 0.0, *(self.results_of(each).expected(each) for each in chosen))
+                else:
+                    chosen.append(item)
+            elif item.alone or waits or (meanwhile is not None and seconds > meanwhile):
+                continue
+            elif not beside or item.cores <= self.cores - sum(each.cores for each in beside):
                 chosen.append(item)
         return chosen
 
@@ -125,9 +156,9 @@ class Runner:
         if status is None:
             if each.seconds < each.item.limit:
                 return False
-            each.signal(signal.SIGKILL)
-            each.process.wait()
-            self._record(each, FAILED, f"killed after {each.seconds:.0f} s, {each.item.seconds:.0f} were expected")
+            seconds = each.seconds
+            each.kill()
+            self._record(each, FAILED, f"{KILLED} after {seconds:.0f} s, {each.item.seconds:.0f} were expected")
         elif status == 0:
             self._record(each, DONE)
         else:
@@ -143,21 +174,31 @@ class Runner:
         for each in running:
             with suppress(subprocess.TimeoutExpired):
                 each.process.wait(max(0.0, end - time.monotonic()))
-            each.signal(signal.SIGKILL)
-            status = each.process.wait()
-            self._record(each, DONE if status == 0 else CUT_OFF)
-        return [each.item for each in running if each.process.returncode]
+            each.end()
+            self._record(each, DONE if each.process.returncode == 0 else CUT_OFF)
+        return [each.item for each in running if each.process.returncode != 0]
 
     def _record(self, each: Started, status: str, why: str = "") -> None:
         result = _result_of(_text(each.out))
         more: dict[str, Any] = {"result": result}
+        said = _text(each.err)[-(KEPT_WHERE_DONE if status == DONE else KEPT_CHARACTERS) :].strip()
         if why:
-            more["error"] = f"{why}\n{_text(each.err)[-KEPT_CHARACTERS:]}".strip()
+            more["error"] = f"{why}\n{said}".strip()
+        elif said:  # warnings, and how far it came
+            more["said"] = said
         self.results_of(each.item).add(each.item, status, each.seconds, self.code, **more)
-        last = (more.get("error") or "").splitlines()[-1:] if status == FAILED else []
+        last = [_cause(more["error"])] if status == FAILED else []
         each.out.close()
         each.err.close()
         self.say(f"  {each.item.name}: {status}, {each.seconds:.0f} s" + "".join(f": {line[:300]}" for line in last))
+
+
+def _cause(error: str) -> str:
+    """The line that tells most: the last one, but for a compiler's advice and what it dumps behind the exception."""
+    lines = error.splitlines()
+    if ADVICE.match(lines[-1]):
+        return next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1])
+    return lines[-1]
 
 
 def _text(file: IO[bytes]) -> str:
