@@ -417,7 +417,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to set beside ours, such as kexue-10862. --against list shows all.",
+            help="Published results to compare with ours, such as kexue-10862. --against list shows all.",
             show_default=False,
             autocompletion=_complete_published,
         ),
