@@ -65,7 +65,7 @@ def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> No
     said = " ".join(section.split())
     manifests = [run.manifest for run in find_runs(folder)]
     assert {manifest.device["dtype"] for manifest in manifests} == {"float32"}
-    assert len(manifests) == runs and f"a run, {runs // 11} seeds" in said
+    assert len(manifests) == runs and f"per run, {runs // 11} seeds" in said
     report = (folder / "report" / "report.md").read_text(encoding="utf-8")
     pattern = r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) for unrelated orders; by seed (\S+ to \S+)\)"
     found = re.search(pattern, report)

@@ -153,5 +153,5 @@ def _parsed(content: Any) -> NgramLosses:
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(f"it has no losses: {error}") from None
     if min(counts.values()) < 1 or not all(0 <= number < math.inf for number in (*losses.values(), seconds)):
-        raise ValueError("its losses or counts are impossible values")
+        raise ValueError("it has impossible losses or counts")
     return NgramLosses(task, losses, **counts, seconds=seconds)
