@@ -227,7 +227,7 @@ def test_damaged_windows_are_scored_again(posbench: Give, runs: Path) -> None:
         assert posbench(*asked).status == 0 and file.read_bytes() == whole
 
 
-@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("tracked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_damaged_result_does_not_stand_in_the_way_of_others(
     posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch, tracked: bool
 ) -> None:

@@ -68,6 +68,7 @@ def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
     assert not documents("train", pilot) & documents("validation", pilot)
 
 
+@pytest.mark.slow
 def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: Give, short: list[str]) -> None:
     words = [*short, "hydra/launcher=basic", "scheme=nope,vo_rope", "seed=0"]
     assert posbench("train", "-m", *words, "train.lr_of={nope:2e-3}").status == 0

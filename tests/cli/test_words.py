@@ -150,6 +150,7 @@ def test_every_command_says_what_is_missing(posbench: Give, words: list[str], sa
     assert left(Path.cwd()) == {}
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     posbench: Give, cache: Path, words: list[str]
 ) -> None:

@@ -139,3 +139,10 @@ def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_
     packed = {run.name: run for run in find_runs(tmp_path / "pack")}
     assert [len(run.metrics) for run in packed.values()].count(0) == 1
     assert results(tmp_path / "pack")["loss"].tolist() == results(shared)["loss"].tolist()
+
+
+def test_what_one_reader_does_to_a_configuration_no_other_sees(shared: Path) -> None:
+    """Equal files are parsed once."""
+    place = shared / "demo/nope/seed=1"
+    load_run(place).config.train.lr = 7.0
+    assert load_run(place).config.train.lr != 7.0
