@@ -57,7 +57,8 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _GROUPS = (
     "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
-    "unknown choice is answered with all of its group; posbench schemes lists schemes; --cfg job shows every setting."
+    "unknown name, such as data=x, lists all names of its group; posbench schemes lists schemes; --cfg job shows every "
+    "setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 AtStep = Annotated[
@@ -169,7 +170,9 @@ Overrides = Annotated[
 
 ConfigDir = Annotated[
     Path | None,
-    typer.Option("--config-dir", help="A folder of your own choices: FOLDER/scheme/mine.yaml.", show_default=False),
+    typer.Option(
+        "--config-dir", help="A folder of your own YAML files, such as FOLDER/scheme/mine.yaml.", show_default=False
+    ),
 ]
 
 
@@ -252,9 +255,9 @@ def plan(
     words: Overrides = None,
     device: Annotated[str, typer.Option(help="H100, H200, A100, L40S, RTX 4090.")] = "H100",
     mfu: Annotated[float, typer.Option(help="The share of the device's rate that training reaches.")] = 0.4,
-    gpus: Annotated[int, typer.Option(help="How many of them; a run on each.")] = 1,
+    gpus: Annotated[int, typer.Option(help="How many of these devices; each trains one run at a time.")] = 1,
     flops: Annotated[
-        float | None, typer.Option(help="A rate in FLOP/s in place of the datasheet's.", show_default=False)
+        float | None, typer.Option(help="The device's rate in FLOP/s, instead of the datasheet's.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config_dir: ConfigDir = None,
@@ -276,9 +279,9 @@ def plan(
 def tune(
     ctx: typer.Context,
     words: Overrides = None,
-    seed: Annotated[int, typer.Option(help="Of the pilots: one that is not scored.", min=0)] = 1000,
+    seed: Annotated[int, typer.Option(help="The seed of the pilot runs: not one of the experiment's.", min=0)] = 1000,
     fraction: Annotated[
-        float, typer.Option(help="The part of the train documents that pilots are measured by.", min=0.001, max=0.5)
+        float, typer.Option(help="The part of the train documents that pilot runs are scored on.", min=0.001, max=0.5)
     ] = 0.05,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -300,7 +303,13 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
     from posbench.data import prepare as prepare_text
     from posbench.data.overlap import overlap_lines
 
-    corpus = prepare_text(config, notice=_say)
+    noticed: list[str] = []  # on stderr, where the text was not prepared before
+
+    def notice(text: str) -> None:
+        noticed.extend(text.splitlines())
+        _say(text)
+
+    corpus = prepare_text(config, notice=notice)
     console = _console(for_show=False)
     console.print(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries",
@@ -313,6 +322,8 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
             highlight=False,
         )
     for line in overlap_lines(corpus.overlap, config.data.name):
+        if line in noticed:
+            continue
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -333,7 +344,7 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="How to score, such as fixed or retrieval; an unknown name is answered with all names. Default: "
+            help="How to score, such as fixed or retrieval; an unknown name lists all names. Default: "
             "those of the run's experiment.",
             show_default=False,
         ),
@@ -342,9 +353,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="An option of the scheme that holds here alone: rescale=pi, ntk, dynamic_ntk, yarn or yarn_code (with "
-            "factor=4; by default length / training length), base=1e6. Several values by commas are evaluated in turn "
-            "(rescale=pi,yarn); repeat --under for several options at once.",
+            help="An option of the scheme, changed for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
+            "yarn_code (with factor=4; by default length / training length), base=1e6. Several values, separated by "
+            "commas, are evaluated in turn (rescale=pi,yarn); repeat --under to change several options at once.",
             show_default=False,
         ),
     ] = None,
@@ -352,27 +363,25 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another text than the runs were trained on, cut by their own tokenizers: a choice of conf/data, such "
-            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Settings go "
-            "in further --data: --data files --data data.path=~/notes --data data.name=notes.",
+            help="A text that the runs were not trained on: a choice of conf/data, such as wikitext103. Its validation "
+            "and test splits are scored, or all of it if it has none. Settings go in further --data: --data files "
+            "--data data.path=~/notes --data data.name=notes.",
             show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Score what is there already once more.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Score again what was scored before.")] = False,
     piece: Annotated[
         int | None,
         typer.Option(
-            help="Tokens: longer sequences pass in pieces of so many, which takes less memory. Default: the run's.",
+            help="Tokens: longer sequences are read in pieces of this length, to save memory. Default: the run's.",
             min=1,
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Runs that are scored side by side; -1: one on each core.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs to score at a time; -1: one per core.")] = 1,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -403,9 +412,9 @@ def report(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[EXPERIMENT...]",
-            help="An experiment, or its folder. Default: the only one. Several, which differ in size or tokens alone: "
-            "the trend over them.",
+            metavar="EXPERIMENT...",
+            help="An experiment, or its folder. Default: the only one. Of several that differ only in size or tokens, "
+            "the report shows the trend.",
             show_default=False,
             autocompletion=_complete_runs,
         ),
@@ -413,7 +422,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to set beside ours, such as kexue-10862; list: what there is.",
+            help="Published results to compare with, such as kexue-10862; `--against list` lists them.",
             show_default=False,
             autocompletion=_complete_published,
         ),
@@ -422,21 +431,26 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     family: Annotated[
-        str, typer.Option(help="The pairs that are corrected together, chosen beforehand: all, baseline, published.")
+        str, typer.Option(help="The pairs to test, chosen before seeing results: all, baseline, published.")
     ] = "all",
-    margin: Annotated[float, typer.Option(help="Losses closer than this are equal (nats a token).")] = 0.01,
+    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = 0.01,
     schemes: Annotated[
-        str | None, typer.Option(help="These alone, separated by commas. Default: all.", show_default=False)
+        str | None, typer.Option(help="Report only these, separated by commas. Default: all.", show_default=False)
     ] = None,
     order: Annotated[
-        str, typer.Option(help="Of the rows: loss (best first), name, or given (as --schemes names them).")
+        str, typer.Option(help="Order of rows: loss (best first), name, or given (the order of --schemes).")
     ] = "loss",
-    title: Annotated[str | None, typer.Option(help="Default: the experiment's name.", show_default=False)] = None,
+    title: Annotated[
+        str | None, typer.Option(help="The title. Default: the experiment's name.", show_default=False)
+    ] = None,
     latex: Annotated[
-        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
+        bool,
+        typer.Option(
+            "--latex", help="Also write LaTeX tables, PDF figures and a document of all, report.tex, in OUTPUT/latex."
+        ),
     ] = False,
     wandb: Annotated[
-        bool, typer.Option("--wandb", help="Also log the report to wandb, and the gap of each run that is there.")
+        bool, typer.Option("--wandb", help="Also log to wandb: the report, and the gap of each run that is there.")
     ] = False,
     output: Annotated[
         str | None,
@@ -550,18 +564,18 @@ def pack(
 @app.command()
 def sample(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
-    prompt: Annotated[str, typer.Option(help="The text to go on with; empty: a new document.")] = "",
-    tokens: Annotated[int, typer.Option(help="How many are written at most.", min=1)] = 100,
+    prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="Write at most this many.", min=1)] = 100,
     temperature: Annotated[
         float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from so many likeliest tokens. Default: from all.", show_default=False)
+        int | None, typer.Option(help="Draw only from this many likeliest tokens. Default: all.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the drawing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the random draws.", min=0)] = 0,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Let trained models go on with a text: a look at what they have learnt, which `posbench eval` measures.
+    """Let trained models continue a text, to see what they have learned; `posbench eval` measures it.
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
@@ -583,7 +597,9 @@ def export(
     under: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="With another option of the scheme: rescale=yarn; repeat it.", show_default=False
+            metavar="KEY=VALUE",
+            help="A changed option of the scheme, such as rescale=yarn; repeat for more.",
+            show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
@@ -614,7 +630,7 @@ def export(
 def schemes(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="With --plot: finished runs whose learned numbers are drawn.", show_default=False),
+        typer.Argument(help="With --plot: finished runs, to draw what they learned.", show_default=False),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -653,7 +669,7 @@ def verify(
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also compiled blocks, as training has them: a minute a scheme.")
+        bool, typer.Option("--compiled", help="Also check compiled blocks, as used in training: a minute per scheme.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -684,9 +700,9 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="Rounds in which every scheme has its turn; figures are medians over them.")
+        int, typer.Option(help="Rounds, each measuring every scheme once; figures are medians over rounds.")
     ] = 7,
-    steps: Annotated[int, typer.Option(help="Training steps a turn.")] = 3,
+    steps: Annotated[int, typer.Option(help="Training steps per scheme and round.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
     config_dir: ConfigDir = None,
 ) -> None:
