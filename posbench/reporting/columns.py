@@ -42,7 +42,7 @@ MEANINGS: dict[str, str] = {
     "windows": "windows scored a seed",
     "documents": "documents scored",
     "text": "name of a text that no run was trained on (posbench eval --data)",
-    "overlap": "share of the split's 13-grams of words that also stand in the text trained on",
+    "overlap": "share of the split's 13-grams of words that also occur in the text trained on",
     "is_relative": "whether the scheme promises to depend on distances alone",
     "diverged": "why the run counts as diverged; empty: it does not",
     "initial_loss": "validation loss before the first step, nats/token",

@@ -150,9 +150,9 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
         shutil.copy(documents / f"{n}.txt", notes)
     [result], text = said(run, notes)
     assert result.header["overlap"] == 0.25, "one of the four"
-    assert "of its whole text also stands in the text of data=files that the runs were trained on" in text
+    assert "of its whole text also occurs in the text of data=files that the runs were trained on" in text
     monkeypatch.setattr(preparation, "overlap_between", None)
-    assert "also stands in the text" in said(run, notes)[1]
+    assert "also occurs in the text" in said(run, notes)[1]
 
 
 def test_the_text_that_a_run_was_trained_on_is_no_other_text(run: Run, documents: Path) -> None:
