@@ -25,6 +25,7 @@ SHAPES = {
     "A": Shape(6, 256, 4, 256, 16),
     "B": Shape(8, 512, 8, 512, 8),
     # Of conf/model; batches for a GPU of 80 GB or more.
+    "small": Shape(6, 256, 4, 512, 64, vocab=16384),
     "25m": Shape(8, 512, 8, 1024, 64, vocab=16384),
     "125m": Shape(12, 768, 12, 1024, 32, vocab=16384),
     "350m": Shape(24, 1024, 16, 1024, 16, vocab=16384),

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.acceptance import items as items_module
 from benchmarks.acceptance import runner as runner_module
+from benchmarks.acceptance.__main__ import CORES, STAGES, chosen
 from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, Item, Results
-from benchmarks.acceptance.place import CHECKOUT
+from benchmarks.acceptance.place import CHECKOUT, Place, schemes
 from benchmarks.acceptance.prepare import texts
 from benchmarks.acceptance.runner import Runner
 from tests.conftest import write_documents
@@ -95,19 +96,22 @@ def test_an_item_that_hangs_is_killed_long_before_the_end(run, monkeypatch):
     assert rows["a"]["status"] == FAILED and "killed after" in rows["a"]["error"]
 
 
-def test_side_by_side_but_alone_where_speed_is_measured(run, tmp_path):
-    items = [
-        fake("a", takes=0.4),
-        fake("b", takes=0.4),
-        fake("c", takes=0.1, alone=True),
-        fake("d"),
-        fake("e", cores=2),
-    ]
-    run(items)
-    lines = log(tmp_path)
-    assert {line[0] for line in lines[:2]} == {"a", "b"} and {line[0] for line in lines[2:4]} == {"a", "b"}
-    assert lines[4:6] == ["c begins", "c ends"]
-    assert lines[6:] == ["d begins", "d ends", "e begins", "e ends"]
+def test_side_by_side_but_alone_where_speed_is_measured(tmp_path):
+    results = Results(tmp_path / "stage.jsonl")
+    runner = Runner(results, results, time.monotonic() + 60, 3, "today", tmp_path, {})
+    a, b, large, alone = fake("a"), fake("b"), fake("large", cores=3), fake("alone", alone=True)
+    after = fake("after", after=("a",))
+
+    def begun(waiting, running):
+        return [item.name for item in runner.startable(waiting, running)]
+
+    assert begun([a, large, after, b, alone], []) == ["a", "b"]  # what has no room yet lets smaller ones pass
+    assert begun([large, after, alone], [a, b]) == []
+    assert begun([after, alone, large], []) == ["after"]
+    assert begun([alone, a], [b]) == []  # it holds up those behind it
+    assert begun([alone, a], []) == ["alone"]
+    assert begun([a], [alone]) == []
+    assert begun([fake("larger", cores=9)], []) == ["larger"]
 
 
 def test_what_prepares_a_machine_is_done_once_on_each(run, tmp_path):
@@ -126,6 +130,23 @@ def test_a_torn_last_line_costs_its_item_alone(run, tmp_path):
     assert set(Results(file).rows) == {"a"}
     rows, _ = run([fake("a"), fake("b")])
     assert set(rows) == {"a", "b"}
+
+
+@pytest.mark.parametrize("shrunk", [True, False])
+@pytest.mark.parametrize("stage", STAGES)
+def test_items_have_names_of_their_own_and_wait_for_none_behind_them(stage, shrunk, tmp_path):
+    names = []
+    for item in STAGES[stage](Place(tmp_path, tmp_path, tmp_path, shrunk)):
+        assert item.name not in names and item.cores <= CORES
+        assert all(name in names or name.startswith("compile ") for name in item.after)
+        names.append(item.name)
+    if stage == "right" and not shrunk:
+        assert all({f"uncompiled {name} fp32,bf16", f"compiled {name} bf16"} <= set(names) for name in schemes())
+
+
+def test_what_chosen_items_wait_for_is_chosen_too(tmp_path):
+    items = STAGES["reference"](Place(tmp_path, tmp_path, tmp_path))
+    assert [item.name for item in chosen(items, "train 30M nope 1")] == ["text", "rate", "train 30M nope 1"]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def main() -> None:
             variables=place.variables(),
             say=lambda line: print(f"{time.monotonic() - began:4.0f} s {line}", flush=True),
         )
-        items = [item for item in STAGES[stage](place) if fnmatch.fnmatch(item.name, given.only)]
+        items = chosen(STAGES[stage](place), given.only)
         print(f"{stage}: {len(items)} items, {sum(map(runner.is_due, items))} to do", flush=True)
         try:
             left = runner.run(items)
@@ -75,6 +75,14 @@ def main() -> None:
         print(f"{stage}: {len(items) - len(left)} of {len(items)} done, {len(broken)} of them failed", flush=True)
     print(f"{time.monotonic() - began:.0f} s in all")
     sys.exit(1 if failed else 0)
+
+
+def chosen(items: Sequence[Item], pattern: str) -> list[Item]:
+    """Those whose names are like the pattern, and those that they wait for."""
+    names = {item.name for item in items if fnmatch.fnmatch(item.name, pattern)}
+    names |= {name for item in items if item.name in names for name in item.after}
+    names |= {name for item in items if item.name in names for name in item.after}  # as the text, for the rate
+    return [item for item in items if item.name in names]
 
 
 def _arguments() -> Any:

@@ -21,17 +21,17 @@ COMPILED_LAYERS = 4  # one block's code serves all layers; four, for the scheme 
 LLAMA = "posbench nope,posbench qk_rope,transformers Llama"
 SEVERAL = ("nope", "qk_rope", "vo_rope", "qkvo_rope")  # small runs, one after another and at once
 # Shape, schemes in memory together, and the seconds that they are expected to take.
-SIZES = (("125m", [MAIN], 45), ("350m", [MAIN], 50), ("1b", [MAIN[:2], MAIN[2:]], 60), ("25m", [MAIN], 35))
+SIZES = (("125m", [MAIN], 45), ("350m", [MAIN], 50), ("1b", [MAIN[:2], MAIN[2:]], 60))
 
 
 def items(place: Place) -> list[Item]:
-    """In order of worth: four schemes at four sizes, Llama, several runs at once, then all schemes at one size."""
+    """In order of worth: four schemes at large sizes, Llama, small models, then all schemes at one size."""
     if place.shrunk:
         shape = "rehearsal"
         return [
             text.item(place),
             warm(shape, "nope", place),
-            _bench(shape, ("nope", "qk_rope"), 10, place),
+            _bench(shape, ("nope", "qk_rope"), 40, place),
             _peers(shape, "posbench qk_rope,plain GPT-2", place),
             _several(place),
         ]
@@ -42,6 +42,9 @@ def items(place: Place) -> list[Item]:
         *(warm(shape, scheme, place) for shape, _, _ in SIZES for scheme in MAIN),
         *(_bench(shape, group, seconds, place) for shape, groups, seconds in SIZES for group in groups),
         _peers("125m", LLAMA, place),
+        *(warm("25m", scheme, place) for scheme in MAIN),
+        *(warm("small", scheme, place) for scheme in SEVERAL),
+        _bench("25m", MAIN, 35, place),
         _several(place),
         *(warm("125m", scheme, place) for scheme in others),
         *(_bench("125m", ("nope", *group), 75, place, "all") for group in groups),
@@ -57,16 +60,18 @@ def warm(shape: str, scheme: str, place: Place) -> Item:
 def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, what: str = "bench") -> Item:
     rounds, steps = ("2", "1") if place.shrunk else ("5", "4")
     words = ("bench", shape, rounds, steps, *place.words, *names)
-    return Item(f"{what} {shape} {','.join(names)}", f"{what} {shape}", MODULE, words, seconds, alone=True)
+    after = tuple(f"compile {name} {shape}" for name in names)
+    name = f"{what} {shape} {','.join(names)}"
+    return Item(name, f"{what} {shape}", MODULE, words, seconds, alone=True, after=after)
 
 
 def _peers(shape: str, names: str, place: Place) -> Item:
     words = ("peers", shape, names, *place.words)
-    return Item(f"peers {shape}", "peers", MODULE, words, 10 if place.shrunk else 120, alone=True)
+    return Item(f"peers {shape}", "peers", MODULE, words, 40 if place.shrunk else 120, alone=True)
 
 
 def _several(place: Place) -> Item:
-    seconds = 20 if place.shrunk else 120
+    seconds = 80 if place.shrunk else 120
     return Item("several", "several", MODULE, ("several", *place.words), seconds, alone=True, after=(text.NAME,))
 
 
@@ -119,12 +124,14 @@ def several(*words: str) -> None:
     import subprocess
     import time
 
+    from benchmarks import shapes
     from posbench import load_run
 
     place = place_of(*words)
     names = SEVERAL[:2] if place.shrunk else SEVERAL
-    size = ["model=small", "train.context_length=512", "train.batch_size=64", "train.tokens=20_000_000"]
-    size += ["train.dtype=bfloat16", "train.validation_tokens=65536"]
+    small = shapes.SHAPES["small"]
+    size = ["model=small", f"train.context_length={small.context}", f"train.batch_size={small.batch}"]
+    size += ["train.tokens=20_000_000", "train.dtype=bfloat16", "train.compile=true", "train.validation_tokens=65536"]
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.steps=4", "train.dtype=float32"]
         size += ["train.validation_tokens=256"]
@@ -132,14 +139,11 @@ def several(*words: str) -> None:
     command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"train.device={place.device}"]
     command += [f"scheme={','.join(names)}", f"runs_dir={place.runs}", "train.lr=1e-3"]
     losses: dict[str, list[float]] = {}
-    for how, jobs in (("unmeasured", []), ("one after another", []), ("at once", [f"--jobs={len(names)}"])):
+    for how, jobs in (("one after another", []), ("at once", [f"--jobs={len(names)}"])):
         experiment = f"several-{how.replace(' ', '-')}"
-        if how == "unmeasured" and place.shrunk:
-            continue
         shutil.rmtree(place.runs / experiment, ignore_errors=True)  # of a try that was cut off
-        few = ["train.steps=8"] if how == "unmeasured" else []  # compiles, for both
         began = time.perf_counter()
-        status = subprocess.run([*command, *few, f"experiment_name={experiment}", *jobs]).returncode
+        status = subprocess.run([*command, f"experiment_name={experiment}", *jobs]).returncode
         if status:
             raise SystemExit(f"the sweep {how} ended with {status}")
         seconds = time.perf_counter() - began

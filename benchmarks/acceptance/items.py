@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DONE, FAILED, CUT_OFF = "done", "failed", "cut off"  # cut off: by the end of the time, and begun again the next time
-PATIENCE = 3.0  # times what an item is expected to take, and half a minute, after which it is killed
+PATIENCE, PATIENCE_ALONE = 4.0, 2.0  # times what an item is expected to take, and half a minute: then it is killed
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Item:
     @property
     def limit(self) -> float:
         """Seconds after which it is killed."""
-        return 30 + PATIENCE * self.seconds
+        return 30 + (PATIENCE_ALONE if self.alone else PATIENCE) * self.seconds
 
 
 class Results:

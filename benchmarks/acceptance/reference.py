@@ -44,7 +44,7 @@ SHRUNK = (
 def items(place: Place) -> list[Item]:
     """In order of worth: one seed of every scheme, two more, three times the tokens, two seeds more."""
     if place.shrunk:
-        return [text.item(place), _rate(place), _train(256, "nope", 0, 10, place)]
+        return [text.item(place), _rate(place), _train(256, "nope", 0, 40, place)]
     return [
         text.item(place),
         _rate(place),
@@ -57,7 +57,7 @@ def items(place: Place) -> list[Item]:
 
 def _rate(place: Place) -> Item:
     words = ("rate", *place.words)
-    return Item(RATE, "rate", MODULE, words, 20 if place.shrunk else 90, cores=6, after=(text.NAME,))
+    return Item(RATE, "rate", MODULE, words, 40 if place.shrunk else 60, cores=6, after=(text.NAME,))
 
 
 def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) -> Item:

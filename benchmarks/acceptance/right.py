@@ -130,7 +130,7 @@ def resume(scheme: str, *place_words: str) -> None:
 
     place = place_of(*place_words)
     size = ["model=25m", "train.context_length=1024", "train.batch_size=16", "train.dtype=bfloat16"]
-    size += ["train.steps=300", "train.checkpoint_every=30", "train.validation_tokens=65536"]
+    size += ["train.compile=true", "train.steps=300", "train.checkpoint_every=30", "train.validation_tokens=65536"]
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.dtype=float32"]
         size += ["train.steps=120", "train.checkpoint_every=12", "train.validation_tokens=256"]
@@ -145,6 +145,8 @@ def resume(scheme: str, *place_words: str) -> None:
     process = subprocess.Popen(command)
     while process.poll() is None and not any_written(folder("killed") / "checkpoints"):
         time.sleep(0.02)
+    if status := process.poll():
+        raise SystemExit(f"{scheme}: training ended by itself, with status {status}")
     process.send_signal(signal.SIGKILL)
     process.wait()
     at = load_run(folder("killed")).manifest.status

@@ -62,7 +62,7 @@ class Runner:
         running: list[Started] = []
         try:
             while self.remaining > 0:
-                chosen = self._startable(waiting, [each.item for each in running])
+                chosen = self.startable(waiting, [each.item for each in running])
                 for item in chosen:
                     waiting.remove(item)
                     running.append(self._start(item))
@@ -87,7 +87,7 @@ class Runner:
         """Seconds in which items may run; after them they are asked to stop."""
         return self.until - GRACE_SECONDS - time.monotonic()
 
-    def _startable(self, waiting: Sequence[Item], running: Sequence[Item]) -> list[Item]:
+    def startable(self, waiting: Sequence[Item], running: Sequence[Item]) -> list[Item]:
         """The next items, in order, that may run beside those that do and will be done in time.
 
         One that must be alone holds up all behind it.
