@@ -22,7 +22,7 @@ def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, s
     told = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
     assert len(told) == 2 and told == said.error.strip().splitlines()[-2:]
     for line, scheme in zip(told, ("nope", "vo_rope"), strict=True):
-        assert line.startswith(f"posbench: demo/{scheme}/-1: seed=-1 is out of range")
+        assert line.startswith(f"posbench: demo/{scheme}/seed=-1: seed=-1 is out of range")
     at_once = "4 runs: 2 schemes x 2 seeds\nrun 1 of 4: demo/nope/seed=-1\ndemo/nope/seed=-1: seed=-1 is out of range"
     assert said.error.startswith(at_once)
     assert said.out.splitlines()[-1] == "4 runs: 2 trained, 2 failed"
