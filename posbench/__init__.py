@@ -5,8 +5,8 @@
     logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
     run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
     run = posbench.train(config)                                           # as the commands do
-    losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row a result
-    frame = posbench.results("runs/demo")                                  # a DataFrame, one row a run
+    losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row per result
+    frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
     files = posbench.report("runs/demo", latex=True)                       # tables, plots, pages; their paths
 
 Names are imported when first used, so that `import posbench` costs nothing.

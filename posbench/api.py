@@ -1,6 +1,6 @@
 """The commands as functions: `posbench.train`, `posbench.evaluate`; `posbench.report` is that of `posbench.reporting`.
 
-They print as the commands do (`quiet=True`: nothing), raise what the commands say, and return what was made.
+They print what the commands print (`quiet=True`: nothing), raise errors with their messages, and return results.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
-    """Train the run that `config` names, resume it where it was cut off, or find it finished.
+    """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 
-    Arguments: config, of `posbench.compose`, or its words, such as `["scheme=vo_rope", "model=tiny"]`.
-    Raises: ConfigError for what the user can fix; Died where the numbers went wrong; Stopped, which is no Exception,
-    after Ctrl-C or SIGTERM, with a checkpoint left to resume from.
+    Arguments: config, from `posbench.compose`, or its words, such as `["scheme=vo_rope", "model=tiny"]`.
+    Raises: ConfigError for what the user can fix; Died if the numbers became infinite or NaN; Stopped (a BaseException,
+    not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
     """
     from posbench.machine.device import spread
     from posbench.training import train as train_here
@@ -55,16 +55,17 @@ def evaluate(
     quiet: bool = False,
     data: str | Iterable[str] = (),
 ) -> pd.DataFrame:
-    """Score finished runs at lengths that they have no result for, and return all results that were asked for.
+    """Score finished runs at lengths that have no result yet, and return all requested results.
 
     Arguments: runs, folders of runs or experiments; lengths, tokens or words such as `8k`, by default those of the
-    run's experiment, as `protocols`; under, words of the scheme that hold here alone (`rescale=yarn`); data, another
-    text than the runs were trained on: `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by
-    default scored at the training length alone; the others as of `posbench eval`.
-    Returns: one row a run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
+    run's experiment; protocols, by default also those; under, options of the scheme for this evaluation only
+    (`rescale=yarn`); data, a text that the runs were not trained on: `"wikitext103"`, or `["files",
+    "data.path=~/notes", "data.name=notes"]`, by default scored only at the training length; the others as in
+    `posbench eval`.
+    Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
     name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
     no bytes), targets.
-    Raises: ConfigError where no run can be scored, or one of them could not be; what was scored is stored.
+    Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
     """
     import pandas as pd
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="posbench",
-    help="Where should position go? Train one decoder under many position schemes; see how sure the ranking is.",
-    epilog="POSBENCH_TRACEBACK=1 in the environment shows where an error arose.",
+    help="Where should position go? Train one decoder under many position schemes; see how certain the ranking is.",
+    epilog="Set POSBENCH_TRACEBACK=1 in the environment to see where an error arose.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -57,8 +57,7 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _GROUPS = (
     "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
-    "unknown name, such as data=x, lists all names of its group; posbench schemes lists schemes; --cfg job shows every "
-    "setting."
+    "unknown name lists the choices of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 AtStep = Annotated[
@@ -123,12 +122,12 @@ def _explained() -> Iterator[None]:
         raise SystemExit(UNREAD) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        what = "see to that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where"
+        what = "check that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where it arose"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "make room, or name folders elsewhere (runs_dir, data.cache_dir, --output, TMPDIR)"
+            what = "make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)"
         _fail(error, 2, f"{where}{error.strerror or error}: {what}")
     except Exception as error:
-        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where)")
+        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where it arose)")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
@@ -171,7 +170,7 @@ Overrides = Annotated[
 ConfigDir = Annotated[
     Path | None,
     typer.Option(
-        "--config-dir", help="A folder of your own YAML files, such as FOLDER/scheme/mine.yaml.", show_default=False
+        "--config-dir", help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.", show_default=False
     ),
 ]
 
@@ -187,7 +186,9 @@ def train(
     words: Overrides = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="With -m: runs at a time on this machine, on its GPUs in turn.", show_default=False),
+        typer.Option(
+            help="With -m: how many runs to train at a time, on this machine's GPUs in turn.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
@@ -204,7 +205,7 @@ def train(
         given += _side_by_side(jobs, given)
         outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
     except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing of the run was written") from None
+        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
     from posbench.sweep_table import show_outcomes
 
     show_outcomes(outcomes, _console(for_show=False))
@@ -253,16 +254,16 @@ def _train_job(config: Config) -> Trained:
 def plan(
     ctx: typer.Context,
     words: Overrides = None,
-    device: Annotated[str, typer.Option(help="H100, H200, A100, L40S, RTX 4090.")] = "H100",
-    mfu: Annotated[float, typer.Option(help="The share of the device's rate that training reaches.")] = 0.4,
-    gpus: Annotated[int, typer.Option(help="How many of these devices; each trains one run at a time.")] = 1,
+    device: Annotated[str, typer.Option(help="The GPU: H100, H200, A100, L40S, RTX 4090.")] = "H100",
+    mfu: Annotated[float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.")] = 0.4,
+    gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.")] = 1,
     flops: Annotated[
-        float | None, typer.Option(help="The device's rate in FLOP/s, instead of the datasheet's.", show_default=False)
+        float | None, typer.Option(help="FLOP/s of the GPU, instead of the datasheet's.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """What a sweep would cost before anything is spent: runs, tokens, FLOPs, memory, hours, disk.
+    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours, disk. Nothing is trained.
 
     `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
     """
@@ -279,9 +280,11 @@ def plan(
 def tune(
     ctx: typer.Context,
     words: Overrides = None,
-    seed: Annotated[int, typer.Option(help="The seed of the pilot runs: not one of the experiment's.", min=0)] = 1000,
+    seed: Annotated[
+        int, typer.Option(help="The pilots' seed; it must not be one of the experiment's seeds.", min=0)
+    ] = 1000,
     fraction: Annotated[
-        float, typer.Option(help="The part of the train documents that pilot runs are scored on.", min=0.001, max=0.5)
+        float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -335,7 +338,7 @@ def evaluate(
         typer.Option(
             "--length",
             "-l",
-            help="Tokens: 4096, 8k (8192). Repeat, or separate by commas. Default: those of the run's experiment.",
+            help="Tokens: 4096, 8k (8192). Repeat it, or separate by commas. Default: those of the run's experiment.",
             show_default=False,
         ),
     ] = None,
@@ -344,7 +347,7 @@ def evaluate(
         typer.Option(
             "--protocol",
             "-p",
-            help="How to score, such as fixed or retrieval; an unknown name lists all names. Default: "
+            help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: "
             "those of the run's experiment.",
             show_default=False,
         ),
@@ -353,9 +356,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="An option of the scheme, changed for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
+            help="Change an option of the scheme for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
             "yarn_code (with factor=4; by default length / training length), base=1e6. Several values, separated by "
-            "commas, are evaluated in turn (rescale=pi,yarn); repeat --under to change several options at once.",
+            "commas, are evaluated in turn (rescale=pi,yarn); repeat --under for several options at once.",
             show_default=False,
         ),
     ] = None,
@@ -363,25 +366,25 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A text that the runs were not trained on: a choice of conf/data, such as wikitext103. Its validation "
-            "and test splits are scored, or all of it if it has none. Settings go in further --data: --data files "
-            "--data data.path=~/notes --data data.name=notes.",
+            help="A text that the runs were not trained on, cut by their own tokenizers: a choice of conf/data, such "
+            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Give "
+            "its settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
             show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Score again what was scored before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Score again what already has a result.")] = False,
     piece: Annotated[
         int | None,
         typer.Option(
-            help="Tokens: longer sequences are read in pieces of this length, to save memory. Default: the run's.",
+            help="Split sequences longer than this many tokens into pieces, to use less memory. Default: the run's.",
             min=1,
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs to score at a time; -1: one per core.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -413,8 +416,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="An experiment, or its folder. Default: the only one. Of several that differ only in size or tokens, "
-            "the report shows the trend.",
+            help="An experiment, or its folder. Default: the only one. Several that differ only in size or tokens: "
+            "the trend over them.",
             show_default=False,
             autocompletion=_complete_runs,
         ),
@@ -422,7 +425,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to compare with, such as kexue-10862; `--against list` lists them.",
+            help="Published results to set beside ours, such as kexue-10862. --against list shows all.",
             show_default=False,
             autocompletion=_complete_published,
         ),
@@ -431,17 +434,17 @@ def report(
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
     family: Annotated[
-        str, typer.Option(help="The pairs to test, chosen before seeing results: all, baseline, published.")
+        str, typer.Option(help="The pairs whose tests are corrected together: all, baseline, published.")
     ] = "all",
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = 0.01,
     schemes: Annotated[
-        str | None, typer.Option(help="Report only these, separated by commas. Default: all.", show_default=False)
+        str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
     ] = None,
     order: Annotated[
-        str, typer.Option(help="Order of rows: loss (best first), name, or given (the order of --schemes).")
+        str, typer.Option(help="The rows' order: loss (best first), name, or given (as in --schemes).")
     ] = "loss",
     title: Annotated[
-        str | None, typer.Option(help="The title. Default: the experiment's name.", show_default=False)
+        str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
     ] = None,
     latex: Annotated[
         bool,
@@ -450,7 +453,7 @@ def report(
         ),
     ] = False,
     wandb: Annotated[
-        bool, typer.Option("--wandb", help="Also log to wandb: the report, and the gap of each run that is there.")
+        bool, typer.Option("--wandb", help="Also log the report to wandb, and each run's gap to its wandb run.")
     ] = False,
     output: Annotated[
         str | None,
@@ -473,17 +476,17 @@ def report(
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
     if "" in (*named, output):
-        raise ConfigError("an empty name: posbench report EXPERIMENT --output FOLDER, or leave it out")
+        raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
     folders = [_experiment_folder(name, runs_dir) for name in named]
     place = folders[0] / ("trend" if len(folders) > 1 else "report")
     if output is None and place.is_symlink():
-        raise ConfigError(f"{place} is a symbolic link: name the place with --output, or take it away")
+        raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
     check_writable(Path(output) if output else place, "report")
     if len(folders) > 1:
         if schemes or order != "loss":
-            raise ConfigError("--schemes and --order are for the report of one experiment: name one, or leave them out")
+            raise ConfigError("--schemes and --order need a report of one experiment: name one, or leave them out")
         if wandb:
-            raise ConfigError("--wandb is for the report of one experiment: name one, or leave it out")
+            raise ConfigError("--wandb needs a report of one experiment: name one, or leave it out")
         trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
     else:
         only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
@@ -517,7 +520,7 @@ def list_runs(
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
-        _say(f"skipped: {len(named) - len(own)} packed runs, such as those of the reference: name them to list them")
+        _say(f"skipped: {len(named) - len(own)} packed runs (such as the reference results); name them to list them")
     rows = listing.list_runs(own)
     if as_json:
         typer.echo(listing.as_json(rows))
@@ -552,7 +555,7 @@ def pack(
     from posbench.runs.pack import pack as write_pack
 
     if "" in (experiment, str(output)):
-        raise ConfigError("an empty name: posbench pack EXPERIMENT OUTPUT")
+        raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
     console = _console(for_show=False)
     files = write_pack(experiment_named(experiment, runs_dir), output, _say)
     sizes = [file.stat().st_size for file in files]
@@ -565,17 +568,17 @@ def pack(
 def sample(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
     prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
-    tokens: Annotated[int, typer.Option(help="Write at most this many.", min=1)] = 100,
+    tokens: Annotated[int, typer.Option(help="The largest number of tokens to write.", min=1)] = 100,
     temperature: Annotated[
         float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
     ] = 1.0,
     top_k: Annotated[
         int | None, typer.Option(help="Draw only from this many likeliest tokens. Default: all.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of the random draws.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed of the draws.", min=0)] = 0,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Let trained models continue a text, to see what they have learned; `posbench eval` measures it.
+    """Let trained models continue a text: a look at what they have learnt, which `posbench eval` measures.
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
@@ -598,7 +601,7 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="A changed option of the scheme, such as rescale=yarn; repeat for more.",
+            help="Change an option of the scheme: rescale=yarn. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -613,7 +616,7 @@ def export(
     from posbench.runs.named import run_named
 
     if "" in (run, str(folder)):
-        raise ConfigError("an empty name: posbench export RUN FOLDER")
+        raise ConfigError("a name is empty: give posbench export RUN FOLDER")
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
     needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
     console = _console()
@@ -630,11 +633,13 @@ def export(
 def schemes(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="With --plot: finished runs, to draw what they learned.", show_default=False),
+        typer.Argument(help="With --plot: finished runs, to draw what they have learned.", show_default=False),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Draw what each scheme does, over distance.", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="Draw what each scheme does at each distance, into this folder.", show_default=False
+        ),
     ] = None,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
@@ -651,7 +656,9 @@ def schemes(
         from posbench.verify import list_schemes
 
         if runs:
-            raise ConfigError("posbench schemes lists all schemes; runs are for --plot FOLDER, which draws theirs")
+            raise ConfigError(
+                "posbench schemes lists all schemes and needs no runs: leave them out, or add --plot FOLDER"
+            )
         list_schemes(_console(), config_dir)
         return
     from posbench.machine.files import check_writable
@@ -669,7 +676,7 @@ def verify(
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also check compiled blocks, as used in training: a minute per scheme.")
+        bool, typer.Option("--compiled", help="Also check compiled blocks, as in training: a minute per scheme.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -691,7 +698,7 @@ def bench(
     ctx: typer.Context,
     words: Overrides = None,
     scheme: Annotated[
-        str, typer.Option("--schemes", help="Separated by commas; ratios are to the first.")
+        str, typer.Option("--schemes", help="Schemes to time, separated by commas; ratios are to the first.")
     ] = "nope,qk_rope",
     evaluate: Annotated[
         list[str] | None,
@@ -700,13 +707,13 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="Rounds, each measuring every scheme once; figures are medians over rounds.")
+        int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.")
     ] = 7,
-    steps: Annotated[int, typer.Option(help="Training steps per scheme and round.")] = 3,
+    steps: Annotated[int, typer.Option(help="Training steps per turn.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Tokens per second of a whole training step beside the machine's matrix-product rate, for any scheme and model.
+    """Measure tokens per second of a whole training step, beside the machine's matrix-product rate.
 
     `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """

@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class ConfigError(ValueError):
-    """A value a user can mend: the message names the cause, the value and what to do."""
+    """A value that a user can fix: the message names the cause, the value and what to do."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -103,13 +103,13 @@ def _check_rate(what: str, value: float) -> None:
 def _check_path(what: str, value: Any) -> None:
     """Hold a path, or a list of them, to what the file system can look up on this machine."""
     for word in value if isinstance(value, list) else [value]:
-        _require(word is None or isinstance(word, (str, Path)), f"{what}={value!r} is no path, nor a list of them")
+        _require(word is None or isinstance(word, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
         if isinstance(word, str):
-            _require("\0" not in word, f"{what}={word!r} holds a NUL character: give a path")
+            _require("\0" not in word, f"{what}={word!r} contains a NUL character: remove it")
             address = _ADDRESS.match(word)
             _require(
                 address is None,
-                f"{what} is an address ({address and address[0]}...), and files are read from this machine alone: "
+                f"{what} is a web address ({address and address[0]}...), but only files of this machine are read: "
                 "download it first, or see data=fineweb_edu for text of the Hugging Face hub",
             )
 
@@ -126,7 +126,10 @@ class SchemeConfig:
 
     def __post_init__(self) -> None:
         check_name("scheme.name", self.name)
-        _require(isinstance(self.kind, str) and bool(self.kind), f"scheme.kind={self.kind!r} must name a scheme class")
+        _require(
+            isinstance(self.kind, str) and bool(self.kind),
+            f"scheme.kind={self.kind!r} must name a kind of scheme, such as rotary",
+        )
         _require(
             isinstance(self.attention, dict),
             f"scheme.attention={self.attention!r} is not a mapping: give scheme.attention={{kind: softmax}}",
@@ -140,7 +143,7 @@ class SchemeConfig:
         for key in ("name", "kind"):
             _require(
                 key in mapping,
-                f"the scheme lacks {key!r}: give scheme={{name: ..., kind: ...}} or a name of conf/scheme",
+                f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
         ours = ("name", "kind", "attention", "lr")
         options = {key: value for key, value in mapping.items() if key not in ours}
@@ -183,15 +186,15 @@ class ModelConfig:
         _between("model.head_dim", self.head_dim, 2, 1024)
         _require(
             self.head_dim % 2 == 0,
-            f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so take an even one",
+            f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so choose an even number",
         )
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
         _between("model.num_kv_heads", self.num_kv_heads, 1, 1024)
         _require(
             self.num_heads % self.num_kv_heads == 0,
-            f"model.num_heads={self.num_heads} is no multiple of model.num_kv_heads={self.num_kv_heads}: "
-            "every key/value head serves the same number of query heads",
+            f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads={self.num_kv_heads}: "
+            "change one, because every key/value head serves the same number of query heads",
         )
         if self.ffn_dim is None:
             self.ffn_dim = math.ceil(8 * self.d_model / 3 / 16) * 16
@@ -211,20 +214,20 @@ class DataConfig:
     path: Any = None  # files: one path or glob, or a list of them, split by a hash of each document
     train_path: Any = None  # files: explicit files of a split instead of `path` (train needs validation too)
     validation_path: Any = None
-    test_path: Any = None  # null beside train_path: no test text, and nothing to evaluate lengths on
+    test_path: Any = None  # null with train_path: no test text, so no lengths can be evaluated
     text_column: str = "text"
-    cut_bytes: int | None = None  # files: cut text files at blank lines into documents of about so many bytes
+    cut_bytes: int | None = None  # files: cut text files at blank lines into documents of about this many bytes
     articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
     repository: str | None = None  # hub: owner/name
     subset: str | None = None  # hub: the data set's own configuration
-    revision: str | None = None  # hub: a commit, so that the same text comes tomorrow
+    revision: str | None = None  # hub: a commit, so that the text stays the same
     train_split: str = "train"  # hub: the repository's own split names; a null one is cut from train by hash
     validation_split: str | None = None
     test_split: str | None = None
     token_budget: int | None = None  # stop reading train text once it gave this many tokens (about); null: all of it
     validation_fraction: float = 0.05  # of the documents, where validation or test is cut from `path` or train by hash
     test_fraction: float = 0.10
-    tuning_fraction: float = 0.0  # above 0, text to tune by: this part of train is validation, and no test is there
+    tuning_fraction: float = 0.0  # above 0, for tuning: this part of train becomes validation, without a test split
     cache_dir: str | None = None  # token shards; null: $POSBENCH_CACHE, else posbench in the user's cache folder
 
     def __post_init__(self) -> None:
@@ -235,8 +238,7 @@ class DataConfig:
         _require(
             self.validation_fraction + self.test_fraction < 1,
             f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} "
-            "leave no text to "
-            "train on: together they must stay below 1",
+            "leave no text to train on: lower them, together they must be below 1",
         )
         if self.cut_bytes is not None:
             _between("data.cut_bytes", self.cut_bytes, 1000, 1 << 27)
@@ -265,7 +267,8 @@ class DataConfig:
         if self.source == "hub":
             _require(
                 bool(_REPOSITORY.fullmatch(str(self.repository))),
-                "data.repository is no repository of the hub: give owner/name, such as HuggingFaceFW/fineweb-edu",
+                f"data.repository={self.repository!r} is not a repository of the hub: give owner/name, such as "
+                "HuggingFaceFW/fineweb-edu",
             )
 
 
@@ -273,11 +276,11 @@ class DataConfig:
 class TokenizerConfig:
     """How text becomes tokens."""
 
-    kind: str = MISSING  # bpe (byte-level, trained on the train split) | bytes | file
+    kind: str = MISSING  # bpe (byte-level, trained on the train split) | bytes | file | hub
     vocab_size: int = 4096  # bpe: entries, the 256 bytes and the beginning-of-document token among them
     path: str | None = None  # file: a tokenizer.json
     name: str | None = None  # hub: a repository with a tokenizer.json, such as gpt2 or owner/name
-    revision: str | None = None  # hub: a commit, so that the same tokenizer comes tomorrow
+    revision: str | None = None  # hub: a commit, so that the tokenizer stays the same
     training_bytes: int = 20_000_000  # bpe: about how much of the train split it is trained on
 
     def __post_init__(self) -> None:
@@ -297,17 +300,17 @@ class TokenizerConfig:
 class TrainConfig:
     """The pre-training loop."""
 
-    steps: int | None = None  # optimizer steps; null: as many whole ones as `tokens` pays for
-    tokens: int | None = None  # token budget; not looked at where `steps` is given
+    steps: int | None = None  # optimizer steps; null: as many whole steps as `tokens` allows
+    tokens: int | None = None  # token budget; ignored if `steps` is set
     context_length: int = MISSING  # T, tokens
-    batch_size: int = MISSING  # B, sequences a step (all micro-batches together)
-    accumulation: int = 1  # micro-batches a step
+    batch_size: int = MISSING  # B, sequences per step (all micro-batches together)
+    accumulation: int = 1  # micro-batches per step
     lr: float = MISSING  # peak learning rate
     lr_of: Any = None  # {scheme: rate}: rates of single schemes in place of lr (`posbench tune` finds them)
-    lr_end_ratio: float = 0.1  # the last learning rate as a part of the peak
-    warmup_ratio: float = 0.05  # part of the steps
+    lr_end_ratio: float = 0.1  # the last learning rate as a fraction of the peak
+    warmup_ratio: float = 0.05  # fraction of the steps
     schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
-    decay_ratio: float = 0.2  # wsd: the part of the steps that decays
+    decay_ratio: float = 0.2  # wsd: the fraction of the steps in which the rate decays
     branch_tokens: list[int] = field(default_factory=list)  # wsd: shorter runs that branch off this one, ascending
     trunk_tokens: int | None = None  # wsd: tokens of the run that this one branches off; null: it is no branch
     weight_decay: float = 0.1  # matrices only
@@ -319,12 +322,12 @@ class TrainConfig:
     dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
     compile: bool | None = None  # null: where it pays
     cuda_graph: bool | None = None  # the whole step as one CUDA graph, on one GPU; null: where blocks are compiled
-    validate_every: int | None = None  # steps; null: ten times a run
+    validate_every: int | None = None  # steps; null: ten times per run
     validation_tokens: int = 65_536  # scored at each of these and after the last step, for curve and loss table alike
-    checkpoint_every: int | None = None  # steps; null: ten times a run
+    checkpoint_every: int | None = None  # steps; null: ten times per run
     keep_checkpoints: int = 2
     log_every: int = 10  # steps between lines of metrics.jsonl
-    max_skipped_steps: int = 10  # steps skipped for NaN or infinity before the run is given up
+    max_skipped_steps: int = 10  # steps that may be skipped for NaN or infinity; with more the run has died
 
     def __post_init__(self) -> None:
         _require(
@@ -346,7 +349,7 @@ class TrainConfig:
             _require(
                 self.tokens >= self.tokens_per_step,
                 f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
-                f"{self.tokens_per_step} tokens: raise it or shrink the batch",
+                f"{self.tokens_per_step} tokens: raise it, or lower train.batch_size",
             )
         _require(
             self.num_steps * self.tokens_per_step <= _MOST_TOKENS,
@@ -355,7 +358,8 @@ class TrainConfig:
         )
         _check_rate("train.lr", self.lr)
         _require(
-            self.lr_of is None or isinstance(self.lr_of, dict), f"train.lr_of={self.lr_of!r} is not {{scheme: rate}}"
+            self.lr_of is None or isinstance(self.lr_of, dict),
+            f"train.lr_of={self.lr_of!r} is not a mapping: give {{scheme: rate}}",
         )
         for scheme, rate in (self.lr_of or {}).items():
             _check_rate(f"train.lr_of.{scheme}", rate)
@@ -372,7 +376,7 @@ class TrainConfig:
         _one_of("train.dtype", self.dtype, DTYPES)
         _require(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),
-            f"train.device={self.device!r} is not known: auto, cpu, cuda or cuda:<number>",
+            f"train.device={self.device!r} is not known: give auto, cpu, cuda or cuda:<number>",
         )
         for name in ("validate_every", "checkpoint_every"):
             if getattr(self, name) is not None:
@@ -394,8 +398,8 @@ class TrainConfig:
             self._check_whole(what, tokens)
         _require(
             self.schedule == "wsd",
-            f"train.schedule={self.schedule} has no branches: a decay at the end of its own needs train.schedule=wsd "
-            "(or take train.branch_tokens and train.trunk_tokens away)",
+            f"train.schedule={self.schedule} has no branches: set train.schedule=wsd, or leave out "
+            "train.branch_tokens and train.trunk_tokens",
         )
         _require(
             self.steps is None and self.tokens is not None,
@@ -403,27 +407,27 @@ class TrainConfig:
         )
         assert self.tokens is not None
         self._check_whole("train.tokens", self.tokens)
-        _require(self.decay_ratio > 0, "train.decay_ratio=0 leaves a branch no decay of its own: raise it")
+        _require(self.decay_ratio > 0, "train.decay_ratio=0 leaves branches without a decay: raise it")
         _require(
             not (self.branch_tokens and self.is_branch),
-            f"train.trunk_tokens={self.trunk_tokens} makes this run a branch, and a branch has none of its own: set "
+            f"train.trunk_tokens={self.trunk_tokens} makes this run a branch, which has no branches itself: set "
             "train.branch_tokens=[]",
         )
         _require(
             not self.is_branch or self.tokens < (self.trunk_tokens or 0),
-            f"train.tokens={self.tokens} must be fewer than train.trunk_tokens={self.trunk_tokens}, those of the trunk",
+            f"train.tokens={self.tokens} must be less than train.trunk_tokens={self.trunk_tokens}: change one",
         )
         _require(
             sorted({*self.branch_tokens}) == self.branch_tokens and max(self.branch_tokens, default=0) < self.tokens,
-            f"train.branch_tokens={self.branch_tokens} must ascend and stay below train.tokens={self.tokens}, those of "
-            "the trunk",
+            f"train.branch_tokens={self.branch_tokens} must be in ascending order, below the trunk's "
+            f"train.tokens={self.tokens}",
         )
         shortest = min([*self.branch_tokens, self.tokens])
         _require(
             decay_begins(self.decay_ratio, shortest // self.tokens_per_step) >= self.warmup_steps,
             f"the decay of a run of {shortest} tokens would begin before the {self.warmup_steps} steps of warm-up end "
             f"(train.warmup_ratio={self.warmup_ratio} of the trunk's {self.trunk_steps} steps): lower "
-            "train.warmup_ratio or train.decay_ratio, or let the shortest branch be longer",
+            "train.warmup_ratio or train.decay_ratio, or make the shortest branch longer",
         )
 
     def _check_whole(self, what: str, tokens: int) -> None:
@@ -431,8 +435,8 @@ class TrainConfig:
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         _require(
             tokens == whole,
-            f"{what}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, as a family of runs "
-            f"needs: the nearest is {whole}",
+            f"{what}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, which runs with "
+            f"branches need: the nearest is {whole}",
         )
 
     @property
@@ -490,11 +494,11 @@ class EvaluationConfig:
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
     windows: int = 64  # fixed and retrieval: windows, spread over all documents
     order_windows: int = 64  # order: windows, spread over all documents
-    max_tokens: int = 1_000_000  # the others: read at most this many tokens a length
+    max_tokens: int = 1_000_000  # the others: read at most this many tokens per length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
-    ngram_tokens: int = 20_000_000  # n-gram lines beside runs of at most so many tokens; 0: none
+    ngram_tokens: int = 20_000_000  # n-gram models for runs of at most this many tokens; 0: for none
     batch_tokens: int = 16_384  # tokens in a forward pass
-    piece: int = 1 << 18  # longer sequences pass in pieces of so many tokens: less memory, the same losses
+    piece: int = 1 << 18  # longer sequences are split into pieces of this many tokens: less memory, the same losses
 
     def __post_init__(self) -> None:
         for length in self.lengths:
@@ -513,7 +517,7 @@ class EvaluationConfig:
 class LaunchConfig:
     """How many processes share one run (docs/distributed.md)."""
 
-    nproc: int = 1  # processes on this machine, one a GPU; under an outer torchrun its own number counts
+    nproc: int = 1  # processes on this machine, one per GPU; ignored under an outer torchrun
     strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (sharded: for models that one GPU cannot hold)
 
     def __post_init__(self) -> None:
@@ -528,8 +532,8 @@ class TrackingConfig:
     backend: str = "none"  # none | wandb
     project: str = "posbench"
     entity: str | None = None
-    name: str | None = None  # of the wandb run; null: <scheme>/seed=<seed>
-    tags: list[str] = field(default_factory=list)  # beside scheme, model and data
+    name: str | None = None  # of the wandb run; null: such as vo_rope/seed=00
+    tags: list[str] = field(default_factory=list)  # added to scheme, model and data
     notes: str | None = None
     init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline
 
@@ -540,7 +544,7 @@ class TrackingConfig:
 
 @dataclass
 class ExperimentConfig:
-    """A question worth a table: what is held fixed, what is swept, where it comes from."""
+    """A question and the sweep that answers it: what is fixed, what is varied, where it comes from."""
 
     name: str = MISSING
     description: str = ""
@@ -554,7 +558,7 @@ class ExperimentConfig:
 
 @dataclass
 class Config:
-    """Everything a run is. `posbench.compose` makes one from the words of the command line."""
+    """Everything that defines a run. `posbench.compose` makes one from the words of the command line."""
 
     scheme: Any = MISSING  # SchemeConfig, or its flat mapping
     model: ModelConfig = MISSING
@@ -571,7 +575,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if not isinstance(self.scheme, SchemeConfig):
-            _require(isinstance(self.scheme, dict), f"scheme={self.scheme!r} is no scheme: give a name of conf/scheme")
+            _require(
+                isinstance(self.scheme, dict), f"scheme={self.scheme!r} is not a scheme: give a name from conf/scheme"
+            )
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if self.scheme.lr is None:
             self.scheme.lr = (self.train.lr_of or {}).get(self.scheme.name)
@@ -587,7 +593,7 @@ class Config:
         if self.runs_dir.startswith("~"):  # not every shell replaces it behind runs_dir=
             self.runs_dir = os.path.expanduser(self.runs_dir)  # noqa: PTH111 (of nobody's home it stays)
         _between("seed", self.seed, 0, (1 << 63) - 1)
-        _require(isinstance(self.seed, int), f"seed={self.seed} is no whole number")
+        _require(isinstance(self.seed, int), f"seed={self.seed} is not a whole number: give one, such as 0")
 
     @property
     def row_train(self) -> TrainConfig:

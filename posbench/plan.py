@@ -108,9 +108,7 @@ def plan(
 def _rate(device: str, mfu: float, gpus: int, flops_per_second: float | None) -> float:
     """FLOP/s that the hours are counted by. Raises: ConfigError for an option that is unknown or out of range."""
     if not 1e-6 <= mfu <= 1:
-        raise ConfigError(
-            f"--mfu {mfu} must lie above 0 (1e-6 at least) and at most 1: 0.4 is usual, posbench bench measures it"
-        )
+        raise ConfigError(f"--mfu {mfu} must be from 1e-6 to 1: 0.4 is usual, and posbench bench measures it")
     if gpus < 1:
         raise ConfigError(f"--gpus {gpus} must be at least 1")
     if flops_per_second is None and device not in DATASHEET:
@@ -229,7 +227,7 @@ def _vocab_size(config: Config) -> int:
             return len(parse_json(file_content(tokenizer))["model"]["vocab"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or say model.vocab_size=..."
+                f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or give model.vocab_size=..."
             ) from error
     return {"bytes": 257}.get(tokenizer.kind, tokenizer.vocab_size)
 
@@ -250,18 +248,18 @@ def show(plan: Plan, console: Console) -> None:
         + (f" x {settings} other settings" if settings > 1 else ""),
         "parameters": f"{_big(total)}: {_big(plan.parameters_body)} in the layers, "
         f"{_big(plan.parameters_embedding)} in the embeddings",
-        "tokens": f"{_big(plan.tokens_a_run)} a run, {_big(plan.tokens_in_all)} in all; context "
+        "tokens": f"{_big(plan.tokens_a_run)} per run, {_big(plan.tokens_in_all)} in all; context "
         f"{plan.context_length:,}",
-        "epochs": "not known before the text is prepared (posbench prepare)"
+        "epochs": "unknown until the text is prepared (posbench prepare)"
         if plan.epochs is None
-        else f"{plan.epochs:.2g} a run",
-        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate meanwhile, "
+        else f"{plan.epochs:.2g} per run",
+        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate during training, "
         f"{plan.evaluation_flops:.3g} to evaluate",
-        "memory": f"{short_bytes(sum(memory.values()))} a GPU (estimate): weights, gradients and moments "
+        "memory": f"{short_bytes(sum(memory.values()))} per GPU (estimate): weights, gradients and moments "
         f"{short_bytes(memory['state'])}, activations {short_bytes(memory['activations'])}, "
         f"logits {short_bytes(memory['logits'])}",
         "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} "
-        f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, a run on each" if plan.gpus > 1 else ""),
+        f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
         "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
         + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }

@@ -1,6 +1,6 @@
-"""`posbench sample`: how a trained model goes on with a text. A look at it; the protocols of `posbench eval` measure.
+"""`posbench sample`: how a trained model continues a text. It only shows; the protocols of `posbench eval` measure.
 
-Each token is read once: keys, values and states of the tokens before are kept (`posbench.attention.Past`).
+Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.Past`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Sample:
 def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "cpu") -> Sample:
     """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
 
-    Raises: ConfigError where the run has no weights, the prompt is not text, or the scheme is not defined as far as it
-    reaches.
+    Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
+    tokens.
     """
     if tokens < 1:
         raise ConfigError(f"--tokens {tokens} must be 1 or more")

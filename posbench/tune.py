@@ -106,7 +106,7 @@ def _tuning(words: Sequence[str], seed: int, fraction: float) -> Tuning:
     named = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices, seeds = swept.pop("scheme", named[-1:] or ["qk_rope"]), swept.pop("seed", [])
     if str(seed) in seeds:
-        raise ConfigError(f"--seed {seed} is scored in this experiment: a pilot needs one of its own, such as {SEED}")
+        raise ConfigError(f"--seed {seed} is a seed of this experiment: pilots need another one, such as {SEED}")
     given = tuple(word for word in words if word.partition("=")[0] not in ("scheme", "seed"))
     config = compose([*given, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
     folder = Path(config.runs_dir) / f"{config.experiment_name}-tune"
@@ -167,7 +167,7 @@ def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
     """The table, what it does not say, and the command for runs at each scheme's own rate."""
     lines = [
         f"Validation loss of one pilot each (seed {tuning.seed}), nats/token, on text that no experiment is scored on. "
-        "One seed: a difference as small as those between seeds says nothing.",
+        "This is one seed: a difference as small as those between seeds means nothing.",
         f"wrote {tuning.folder / 'rates.csv'}",
     ]
     differing = [scheme for scheme, rates in losses.items() if best_rate(rates) != tuning.lr]
@@ -175,7 +175,7 @@ def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
         own = ",".join(f"{tuning.schemes[scheme]}:{best_rate(rates)!r}" for scheme, rates in losses.items())
         name = f"experiment_name={tuning.experiment}-own"
         command = [*tuning.given, name, f"scheme={','.join(differing)}", f"train.lr_of={{{own}}}"]
-        lines.append("Runs at each scheme's own rate, which a report of the experiment then shows beside the others:")
+        lines.append("To train each scheme at its own rate, which a report of the experiment then shows too:")
         lines.append(f"  posbench train -m {' '.join(map(shlex.quote, command))}")
     console.print(_table(tuning, losses), highlight=False, markup=False)
     for line in lines:

@@ -29,7 +29,8 @@ def test_a_shape_named_as_a_model_is_that_model(name):
         assert replace(ours, name=name, tied_embeddings=theirs.model.tied_embeddings) == theirs.model
 
 
-@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, True])
 def test_contenders_that_are_measured_alone_do_not_stand_in_memory_together(alone, monkeypatch):
     alive, most = weakref.WeakSet(), []
     step = peers.Ours.step

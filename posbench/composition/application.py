@@ -65,8 +65,8 @@ def _sweep(program: str, task: Task) -> list[Outcome]:
     """Run a sweep. Returns and raises: as `run_application`."""
     if environment_number("WORLD_SIZE", 1) > 1:
         raise ConfigError(
-            "a sweep (-m) under torchrun: the runs of one process group would meet the next one's. Give each run a "
-            "torchrun of its own, or sweep with launch.nproc=..."
+            "a sweep (-m) cannot run under torchrun, because its runs would share one process group: give each run its "
+            "own torchrun, or sweep with launch.nproc=..."
         )
     try:
         _hydra(program, ["--multirun"], task)
@@ -74,7 +74,7 @@ def _sweep(program: str, task: Task) -> list[Outcome]:
         for outcome in _failed(task):
             task.say(f"posbench: {outcome}")
         if isinstance(interrupted, KeyboardInterrupt) and (task.outcomes or task.has_workers):
-            where = "while runs were training side by side" if task.has_workers else "between two runs"
+            where = "while several runs were training" if task.has_workers else "between two runs"
             raise Stopped(signal.SIGINT, f"interrupted {where}: give the same command again to resume") from None
         raise
     failed = _failed(task)

@@ -62,8 +62,8 @@ def check_choice(group: str, name: str) -> None:
     if not all(map(_NAME.fullmatch, f"{group}/{name}".removeprefix("/").split("/"))):
         group = group.strip("/")
         raise ConfigError(
-            f"{group}={name} cannot be the name of a choice: take one of conf/{group} or of --config-dir, of "
-            "letters, digits and _ . -"
+            f"{group}={name} cannot be the name of a choice: give a name from conf/{group} or --config-dir, with "
+            "only letters, digits and _ . -"
         )
 
 
@@ -107,7 +107,9 @@ class ChoiceFolder(ConfigSource):
     def _count(self, file: Path, counts: dict[Path, int], within: tuple[Path, ...]) -> int:
         """How many files Hydra would read for this one, by the lists of defaults here. Raises: ConfigError."""
         if file in within:
-            raise ConfigError(f"{file} chooses itself: {' -> '.join(place.stem for place in (*within, file))}")
+            raise ConfigError(
+                f"{file} chooses itself: {' -> '.join(place.stem for place in (*within, file))}; break that circle"
+            )
         if file not in counts:
             config, _ = load_choice(file)
             content: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
@@ -118,7 +120,7 @@ class ChoiceFolder(ConfigSource):
                 if chosen.is_file():
                     counts[file] += self._count(chosen, counts, (*within, file))
         if counts[file] > _MOST_FILES:
-            raise ConfigError(f"{file} chooses more than {_MOST_FILES} files by its defaults, and theirs: choose fewer")
+            raise ConfigError(f"{file} chooses more than {_MOST_FILES} files through lists of defaults: choose fewer")
         return counts[file]
 
     def _file(self, config_path: str) -> Path:

@@ -1,7 +1,7 @@
 """From words to a typed, checked `Config`.
 
 Hydra composes the YAML files of `conf/` over the dataclasses of `posbench.config` (so that an unknown field or a wrong
-type is refused); what it composed is held to plain data; then `typed` turns it into a `Config`, whose own rules check
+type is refused); what it composed must be plain data; then `typed` turns it into a `Config`, whose own rules check
 the values.
 """
 
@@ -23,7 +23,7 @@ from posbench.config import Config, ConfigError
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """A typed config from the words of the command line; `--config-dir=FOLDER` adds choices of one's own.
+    """A typed config from the words of the command line; `--config-dir=FOLDER` adds your own choices.
 
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything the command line would refuse.

@@ -73,7 +73,9 @@ def _check_sweep(params: dict[str, Any]) -> None:
     """Hold the sweep that a file names to fields of posbench: its values become words, which may say more."""
     for key, value in params.items():
         if _HYDRAS.match(key):
-            raise ConfigError(f"hydra.sweeper.params.{key} would set Hydra itself: give {key}=... on the command line")
+            raise ConfigError(
+                f"hydra.sweeper.params.{key} would change Hydra itself: give {key}=... on the command line"
+            )
         _refuse_lookup(f"hydra.sweeper.params.{key}", value, allowed=_FIELD)
 
 
@@ -92,7 +94,7 @@ def _refuse_launcher_text(launcher: dict[str, Any], target: Any, given: Iterable
             name = name if name.isprintable() else ascii(name)
             raise ConfigError(
                 f"{name}={value!r}, which a YAML file sets, could become a command of a job: remove it there, and give "
-                f"it on the command line if you mean it ({name}=...); files may set numbers of a launcher"
+                f"it on the command line if you mean it ({name}=...); files may set only numbers of a launcher"
             )
 
 
@@ -113,8 +115,8 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
     """
     if (references := sum(str(value).count("${") for _, value in _leaves(mapping))) > _MOST_REFERENCES:
         raise ConfigError(
-            f"{references} references to other fields (${{...}}) in one configuration: write values, as references to "
-            f"references grow beyond measure; {_MOST_REFERENCES} may stand"
+            f"{references} references to other fields (${{...}}) in one configuration are too many (at most "
+            f"{_MOST_REFERENCES}): write the values instead"
         )
     for key, value in _leaves(mapping):
         if isinstance(value, int) and abs(value) >= 1 << 64:
@@ -129,7 +131,7 @@ def _refuse_lookup(key: str, value: Any, allowed: re.Pattern[str] | None = _REFE
     if isinstance(value, str) and "${" in (value if allowed is None else allowed.sub("", value)):
         raise ConfigError(
             f"{key}={value!r} would look a value up when it is read: write the value itself "
-            "(only another field, such as ${experiment.name}, may stand in braces)"
+            "(only another field, such as ${experiment.name}, may be in braces)"
         )
 
 
@@ -146,8 +148,8 @@ def _refuse_credential(key: str, value: Any, resolved: bool) -> None:
         if not resolved and (variables := variables_in(text)):
             raise ConfigError(
                 f"{scrub(key)} contains the value of {variables[0]} in the environment, which may be a secret, and "
-                "configurations are written to files and to the tracker: remove it. If it is none, give the command "
-                f"without that variable: env -u {variables[0]} posbench ..."
+                "configurations are written to files and to the tracker: remove it. If it is not a secret, run the "
+                f"command without that variable: env -u {variables[0]} posbench ..."
             )
 
 
@@ -155,8 +157,8 @@ def refuse_code(text: str, shown: str) -> None:
     """Refuse `_target_`, by which Hydra would call what it names."""
     if "_target_" in text:
         raise ConfigError(
-            f"{shown} names code to run (_target_), and configuration is data: remove it. A scheme of your own is a "
-            "class in a package that is installed, see docs/adding-a-scheme.md"
+            f"{shown} names code to run (_target_), which a configuration may not: remove it. A scheme of your own is "
+            "a class in a package that is installed, see docs/adding-a-scheme.md"
         )
 
 

@@ -74,7 +74,7 @@ def swept_values(params: Mapping[str, str], words: Words, loader: ConfigLoader) 
     if (jobs := math.prod(sizes.values())) > _MOST_JOBS:
         raise ConfigError(
             f"a sweep of {jobs:,.0f} jobs ({', '.join(f'{count:,.0f} of {key}' for key, count in sizes.items())}) is "
-            f"more than {_MOST_JOBS:,}: sweep over fewer values, or in parts"
+            f"more than {_MOST_JOBS:,}: sweep over fewer values, or sweep in parts"
         )
     return {
         key: [f"{key}={value}" for value in override.sweep_string_iterator()]
@@ -138,7 +138,7 @@ def _clash(names: Names, one: Sequence[str], other: Sequence[str]) -> ConfigErro
     if any(key in GROUPS for key in keys):
         remedy = "give each its own command, with experiment_name=... to name it"
     return ConfigError(
-        f"two runs of this sweep would have one folder, {'/'.join(names[:2])}/seed={names[2]}: "
+        f"two runs of this sweep would share the folder {'/'.join(names[:2])}/seed={names[2]}: "
         f"{' '.join(word for word in one if word not in other)} and "
         f"{' '.join(word for word in other if word not in one)}; {remedy}"
     )

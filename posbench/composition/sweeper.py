@@ -128,7 +128,7 @@ class PosbenchSweeper(Sweeper):
         trunks = jobs_of(values)
         if not trunks:
             none = " ".join(word for word in arguments if "," in word or "(" in word)
-            raise ConfigError(f"{none} names no run: nothing matches, see the names in conf/")
+            raise ConfigError(f"{none} matches nothing, so there is no run to train: see the names in conf/")
         composed = [self._composed(words) for words in trunks]  # all of them, before a name is resolved
         named = [(words, names_of(job)) for words, job in zip(trunks, composed, strict=True)]
         branches = [
@@ -140,7 +140,7 @@ class PosbenchSweeper(Sweeper):
         named += [(words, names_of(job)) for words, job in zip(branches, composed[len(trunks) :], strict=True)]
         to_train = [not self.task.is_finished(_folder(job)) for job in composed]
         finished = len(to_train) - sum(to_train)
-        self.task.say(describe(named) + (f"; {finished} of them finished already" if finished else ""))
+        self.task.say(describe(named) + (f"; {finished} of them already finished" if finished else ""))
         self.task.progress = SweepProgress(to_train, self._workers)
         with _removed_if_empty(Path(str(self.master.hydra.sweep.dir))):
             self._launch_all(trunks, 0)

@@ -21,8 +21,8 @@ from posbench.config import ConfigError
 
 _FOLDER = "--config-dir="
 _OF_HYDRA = ("hydra/launcher", "hydra.launcher.", "hydra.sweeper.params.", "hydra.sweeper.max_batch_size")
-_FOLDERS = "runs_dir and experiment_name say where a run goes, and Hydra writes no folder of its own"
-_LOGGING = "posbench prints for itself, and a logging configuration can name code"
+_FOLDERS = "runs_dir and experiment_name set the run folder; Hydra writes no other folder"
+_LOGGING = "posbench prints its own messages, and a logging configuration can name code"
 # Settings of Hydra that are refused -> why, and what to do instead.
 _WHY_NOT = {
     "hydra.run": _FOLDERS,
@@ -137,11 +137,11 @@ def refuse_words(words: Sequence[str]) -> None:
             )
         if word.startswith("experiment=") and "," in word:
             raise ConfigError(
-                f"{word!r}: each experiment names a sweep of its own, so give them one after another: "
+                f"{word!r}: each experiment has its own sweep, so run one after another: "
                 "posbench train -m experiment=NAME"
             )
         if key in GROUPS and (value == "null" or value.startswith("[")):
-            raise ConfigError(f"{word!r}: {key} takes the name of one choice: {', '.join(choices(key))}")
+            raise ConfigError(f"{word!r}: {key} needs the name of one choice: {', '.join(choices(key))}")
 
 
 def _refuse_options(words: Sequence[str]) -> None:

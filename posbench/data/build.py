@@ -158,8 +158,8 @@ def _encode_pieces(tokenizer: Tokenizer, bos: int, pieces: list[str], named: str
             tokens = np.array(encoding.ids, np.uint32)
             if (tokens == bos).any():
                 raise ConfigError(
-                    f"the tokenizer turns ordinary text into {tokenizer.id_to_token(bos)!r}, which must stand for the "
-                    "beginning of a document alone: mark it as special in tokenizer.json, or take tokenizer=bpe"
+                    f"the tokenizer turns ordinary text into {tokenizer.id_to_token(bos)!r}, which may only mark "
+                    "the beginning of a document: mark it as special in tokenizer.json, or use tokenizer=bpe"
                 )
             yield tokens
 
@@ -186,22 +186,24 @@ def _check_splits(
     tuning = source.config.tuning_fraction
     if tuning and not documents["validation"]:
         raise ConfigError(
-            f"{source.describe('train')} gives {documents['train']:,} documents to tune by, of which "
-            f"data.tuning_fraction={tuning:g} leaves none to measure by: raise it, or give more documents"
+            f"data.tuning_fraction={tuning:g} of the {documents['train']:,} documents of "
+            f"{source.describe('train')} leaves none to score pilots on: raise it, or give more documents"
         )
     wanted = SPLITS if source.is_trained_on else streams
     for name in (name for name in wanted if not documents[name] and not tuning):
         fraction = getattr(source.config, f"{name}_fraction", None)
         if not any(documents.values()) or (name in streams and not (name == "train" and source.cut)):
-            raise ConfigError(f"{source.describe(name)} holds no text: every document is empty or blank")
+            raise ConfigError(f"{source.describe(name)} has no text, every document is empty or blank: give other text")
         if name not in streams and (name not in source.cut or fraction == 0):
-            notice(f"there is no {name} text ({source.describe(name)}): what needs the {name} split will refuse")
+            notice(
+                f"there is no {name} text ({source.describe(name)}): commands that need the {name} split will refuse"
+            )
             continue
         counts = ", ".join(f"{name} {number:,}" for name, number in documents.items())
         total = sum(documents.values())
         raise ConfigError(
-            f"{source.describe(name)} gives {total:,} document{'s' * (total != 1)} ({counts}), and "
-            f"splits are made of whole documents, drawn by a hash of each, which leaves no {name} text: name the files "
+            f"{source.describe(name)} has {total:,} document{'s' * (total != 1)} ({counts}). "
+            f"Splits are whole documents, chosen by a hash of each, and there is no {name} text: name the files "
             "of each split (data=files data.train_path=... data.validation_path=... data.test_path=...), give more "
             "documents (each text file is one, and each row of JSONL or parquet; data.cut_bytes=100000 cuts text files)"
             + (f", raise data.{name}_fraction={fraction:g}" if fraction else "")

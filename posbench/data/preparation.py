@@ -77,7 +77,7 @@ def find_overlap(trained_on: Corpus, held_out: Corpus, notice: Notice = say) -> 
     with suppress(OSError, ValueError):
         return parsed_shares(read_json(file))
     if trained_on.train.num_tokens > _MANY_TOKENS:
-        notice(f"looking for this text in {trained_on.train.num_tokens:,} tokens of training text")
+        notice(f"measuring how much of this text occurs in {trained_on.train.num_tokens:,} tokens of training text")
     shares = overlap_between(trained_on, held_out)
     with suppress(OSError):  # a cache that cannot be written: measured again the next time
         file.parent.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def _prepared(config: Config, source: Source, notice: Notice) -> Corpus:
     except OSError as error:
         raise ConfigError(
             f"the token cache {cache} cannot be written ({error.strerror or error}): make room, or set data.cache_dir "
-            "(or POSBENCH_CACHE) to a folder that can be"
+            "(or POSBENCH_CACHE) to a folder that can be written"
         ) from error
 
 

@@ -30,7 +30,7 @@ _BOS_NAMES = ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>",
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
 _CONVERT = (
-    "a sentencepiece .model or a .tiktoken file becomes one with transformers: "
+    "transformers converts a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
 MOST_UNKNOWN = 0.1  # of the tokens of a text, beyond which it is refused
@@ -75,7 +75,7 @@ def file_content(config: TokenizerConfig) -> bytes:
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such home; ValueError: no such path can be
         raise ConfigError(
             f"tokenizer.path={config.path!r} cannot be read ({error}): give the path of a tokenizer.json, "
-            "or take tokenizer=bpe"
+            "or use tokenizer=bpe"
         ) from error
 
 
@@ -122,7 +122,7 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     except hub_errors.LocalEntryNotFoundError as error:
         raise ConfigError(
             f"the Hugging Face hub cannot be reached ({constants.ENDPOINT}), and {named} is not in its cache: connect, "
-            "set HF_ENDPOINT to a mirror, or take a file: tokenizer=file tokenizer.path=.../tokenizer.json"
+            "set HF_ENDPOINT to a mirror, or use a file: tokenizer=file tokenizer.path=.../tokenizer.json"
         ) from error
     except hub_errors.EntryNotFoundError as error:
         raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
@@ -146,11 +146,11 @@ def load_tokenizer(path: Path, expected: str | None = None) -> Tokenizer:
     try:
         tokenizer = _parsed(read_bytes(path), str(path))
     except OSError as error:
-        raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): put it back") from error
+        raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): restore it") from error
     if expected is not None and fingerprint(tokenizer) != expected:
         raise ConfigError(
             f"{path} is not the tokenizer that the run was trained with (fingerprint {expected[:12]}, this one's is "
-            f"{fingerprint(tokenizer)[:12]}): put the run's own back"
+            f"{fingerprint(tokenizer)[:12]}): restore the run's own"
         )
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -168,12 +168,12 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
-            f"Tokenizer.save, or take tokenizer=bpe ({_CONVERT})"
+            f"Tokenizer.save, or use tokenizer=bpe ({_CONVERT})"
         ) from error
     if getattr(tokenizer.model, "dropout", None):
         raise ConfigError(
-            f"{named} draws its merges by chance (model.dropout={tokenizer.model.dropout:g}), so that a text has other "
-            'tokens each time: set "dropout" to null in that file'
+            f"{named} chooses its merges at random (model.dropout={tokenizer.model.dropout:g}), so a text has other "
+            'tokens each time:  set "dropout" to null in that file'
         )
     return tokenizer
 
@@ -187,7 +187,7 @@ def panics_explained(named: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":  # pyo3's, which is no Exception and can be imported from nowhere
             raise
         raise ConfigError(
-            f"{named} cannot tokenize this text ({str(error)[:200]}): simplify its patterns, or take tokenizer=bpe"
+            f"{named} cannot tokenize this text ({str(error)[:200]}): simplify its patterns, or use tokenizer=bpe"
         ) from None
 
 
@@ -205,7 +205,7 @@ class Loss:
         return (
             f"{named} does not give this text back: {self.unknown:.2%} of its tokens are unknown, and "
             f"{self.changed:.0%} of the documents come back changed (case, accents or whitespace). Losses are of the "
-            "changed text, so they cannot be compared with those of other tokenizers, in bits per byte either"
+            "changed text, so they cannot be compared with those of other tokenizers, not even in bits per byte"
         )
 
 
@@ -224,8 +224,8 @@ def loss_of(tokenizer: Tokenizer, texts: Iterable[str], named: str) -> Loss:
     loss = Loss(unknowns / max(1, tokens), changed / max(1, documents))
     if loss.unknown > MOST_UNKNOWN:
         raise ConfigError(
-            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: take text that it covers, or train "
-            "with another tokenizer, such as tokenizer=bpe"
+            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: choose text that it covers, or "
+            "train with another tokenizer, such as tokenizer=bpe"
         )
     return loss
 

@@ -223,9 +223,9 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str],
     refused = [run for each in why.values() for run in each]
     for refusal, of_it in why.items():
         schemes = ", ".join(dict.fromkeys(run.config.scheme.name for run in of_it))
-        text = f"--under {' '.join(under)} cannot hold for {schemes}: {refusal}"
+        text = f"--under {' '.join(under)} cannot be used with {schemes}: {refusal}"
         if len(refused) == len(runs):
-            raise ConfigError(f"{text}. Name runs of a scheme that has such an option, as rotations have rescale")
+            raise ConfigError(f"{text}. Name runs of a scheme that has this option (rotations have rescale)")
         notice(f"{text} (skipped: {len(of_it)} of {len(runs)} runs)")
     return [run for run in runs if run not in refused]
 
@@ -279,7 +279,9 @@ def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]
         table.add_row(Text(row), *cells)
     console.print(table)
     if uneven:
-        console.print("Each is the mean over its own seeds: `posbench report` compares over those that all have.")
+        console.print(
+            "Each row is the mean over its own seeds; `posbench report` compares over the seeds that all rows have."
+        )
 
 
 def short_length(length: int) -> str:

@@ -115,20 +115,20 @@ def evaluate_run(
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
         if moved:
             notice(
-                f"{name}: {anchor} tokens is the longest length now, so what was scored at "
-                f"{', '.join(map(str, moved))} is scored again, on its targets"
+                f"{name}: {anchor} tokens is now the longest length, so {', '.join(map(str, moved))} "
+                f"{'are' if moved[1:] else 'is'} scored again, on the same targets"
             )
             have = {length: result for length, result in have.items() if length not in moved}
         stale = sorted(scorer.stale(protocol, stored) & {*wanted})
         if stale:
             notice(
-                f"{run.name}: {' '.join(question.text_words)} was another text when {name} at "
-                f"{', '.join(map(str, stale))} was scored, so that is scored again (to keep both, give one of them a "
-                "name of its own: --data data.name=...)"
+                f"{run.name}: the text of {' '.join(question.text_words)} has changed since {name} was scored at "
+                f"{', '.join(map(str, stale))}, so it is scored again (to keep both, give one of the texts another "
+                "name: --data data.name=...)"
             )
         for length in sorted({*wanted, *moved}):
             if scorer.longest is not None and length > scorer.longest:
-                notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer ones are not scored")
+                notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer lengths are skipped")
                 continue
             result = have.get(length) or scorer.score(protocol, length, anchor, advance)
             tell(result, length not in have)
@@ -211,8 +211,8 @@ class _Scorer:
         if others:
             lengths = ", ".join(str(result.length) for result in others)
             raise ConfigError(
-                f"{self.run.name} has {protocol.name} at {lengths} in {others[0].header.get('dtype')} already, and "
-                f"--dtype {asked} asks for another number format: --again scores it anew and replaces it"
+                f"{self.run.name} already has {protocol.name} at {lengths} in {others[0].header.get('dtype')}, and "
+                f"--dtype {asked} asks for another number format: add --again to replace the stored result"
             )
 
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:

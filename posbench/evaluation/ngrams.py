@@ -48,7 +48,7 @@ def add_ngrams(
             losses = ngram_losses(run, task, corpus_of(run))
             store(run, losses)
         except NotTheSame as why:
-            notice(f"{which}: no n-gram lines, since {why}")
+            notice(f"{which}: no n-gram models, because {why}")
         except (ConfigError, OSError) as error:
             failures[run.name] = error
         else:

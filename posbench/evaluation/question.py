@@ -1,4 +1,4 @@
-"""What is asked of finished runs: which lengths, by which protocols, on which text, under which words."""
+"""What to measure on finished runs: which lengths, protocols and text, and with which options of the scheme."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Question:
     Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`). Of another text
     the loss at the training length is asked and, where lengths are given, perplexity by the run's own protocols.
 
-    Raises: ConfigError for a protocol that is not known, words that no scheme can have, or a text of no fit name.
+    Raises: ConfigError for an unknown protocol, words that cannot be options, or a text whose name cannot be used.
     """
 
     lengths: tuple[int, ...] = ()  # tokens

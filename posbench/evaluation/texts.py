@@ -57,7 +57,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
             notice(
                 f"warning: data={data.name}: {share:.1%} of its {split} text also occurs in the text of "
                 f"data={config.data.name} that the runs were trained on (more than {WARN_ABOVE:.0%}), so a low loss "
-                "there is partly memory: choose another text"
+                "there is partly memory: choose other text"
             )
     overlap = {"splits": {split: {"share": share} for split, share in shares.items()}}
     return replace(held_out, manifest={**held_out.manifest, "overlap": overlap})

@@ -61,7 +61,7 @@ class PosbenchConfig(PreTrainedConfig):
         Raises: ConfigError where the scheme is unknown here (a plug-in that is not installed) or refuses its options.
         """
         if self.sizes is None or self.scheme is None:
-            raise ValueError("PosbenchConfig has no sizes or no scheme: read one that `posbench export` wrote")
+            raise ValueError("PosbenchConfig has no sizes or no scheme: load a folder that `posbench export` wrote")
         model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
         assert model.head_dim is not None and model.num_kv_heads is not None
         shape = Shape(

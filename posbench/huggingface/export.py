@@ -1,6 +1,6 @@
-"""`posbench export`: a run's model and tokenizer as a folder that transformers reads, held to our logits.
+"""`posbench export`: a run's model and tokenizer as a folder that transformers reads, checked against our logits.
 
-What was written is read back as a user would and compared, so that a folder that exists computes what posbench does.
+The model is read back as a user would read it and compared, so a folder that exists computes what posbench computes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Export:
 
 
 def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
-    """Write a run's model to `folder`. Arguments: under, at_step, as of `Run.load_model`. Raises: ConfigError."""
+    """Write a run's model to `folder`. Arguments: under, at_step, as in `Run.load_model`. Raises: ConfigError."""
     _check_folder(folder)
     model = run.load_model(under, at_step)
     config = run.config_under(under) if under else run.config
@@ -57,7 +57,7 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
     """Write the model that `config` describes to `folder`, which does not exist yet or is empty.
 
     Arguments: name, what the model is called in the folder's README.
-    Raises: ConfigError where the folder cannot be written, and where what was written does not compute our logits.
+    Raises: ConfigError if the folder cannot be written, or if the written model does not give our logits.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 

@@ -108,8 +108,8 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     def _check_streams(self) -> None:
         if not all(scheme.is_streaming for scheme in (self.decoder.scheme, *self.decoder.schemes)):
             raise ValueError(
-                "this scheme's positions follow the length of the whole window, so nothing can be kept of the tokens "
-                "before: pass use_cache=False, or export it with a factor (--under factor=4)"
+                "this scheme's positions follow the length of the whole window, so earlier tokens cannot "
+                "be cached: pass use_cache=False,  or export it with a factor (--under factor=4)"
             )
 
 
@@ -125,7 +125,9 @@ def _padding(tokens: Tensor, mask: Tensor | None) -> Tensor:
     behind = (~is_token.flip(1)).long().cumprod(dim=1).sum(dim=1)
     holes = is_token.sum(dim=1) + padding + torch.where(behind == mask.shape[1], 0, behind) != mask.shape[1]
     if (holes & is_token.any(dim=1)).any():
-        raise ValueError("attention_mask has a 0 between tokens: this model knows padding before or behind a sequence")
+        raise ValueError(
+            "attention_mask has a 0 between tokens: this model allows padding only before or after a sequence"
+        )
     return padding
 
 

@@ -101,7 +101,7 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
         count = torch.cuda.device_count()
         if not count or max(device.index or 0, local_rank) >= count:
             raise ConfigError(
-                f"train.device={config.device}: this machine has {count} GPUs that torch can use; take "
+                f"train.device={config.device}: this machine has {count} GPUs that torch can use; set "
                 "train.device=auto or cpu"
             )
         device = torch.device("cuda", local_rank if processes > 1 else device.index or 0)

@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int = MOST_SETTINGS) -> bytes:
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     if content is None or len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, which no such file is", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, more than such a file may be", str(path))
     return content
 
 
@@ -82,7 +82,7 @@ def parse_yaml(content: bytes) -> Any:
 class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise ValueError(f"an alias, *{self.peek_event().anchor}, is not taken")
+            raise ValueError(f"an alias, *{self.peek_event().anchor}, is not allowed")
         return super().compose_node(parent, index)
 
 

@@ -32,7 +32,7 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         for point in entry_points(group=group):
             if point.name in self:
                 raise ConfigError(
-                    f"{point.value} wants to be the {what} {point.name!r}, and that name is taken: "
+                    f"{point.value} registers the {what} {point.name!r}, but that name is taken: "
                     "rename it in its package's entry points, or uninstall that package"
                 )
             self.points[point.name] = point
@@ -48,7 +48,7 @@ class Registry(Mapping[str, type[T]], Generic[T]):
             cls = point.load()
         except Exception as error:  # another package's code: whatever it raises, say whose it is
             raise ConfigError(
-                f"the {self.what} {name!r} is {point.value} of another package, which fails to import "
+                f"the {self.what} {name!r} comes from {point.value} of another package, which fails to import "
                 f"({type(error).__name__}: {error}): fix or uninstall that package"
             ) from error
         if not (inspect.isclass(cls) and issubclass(cls, self.base)):

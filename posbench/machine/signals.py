@@ -17,7 +17,7 @@ from posbench.config import ConfigError
 class Stopped(BaseException):
     """Training was asked to stop; the same command resumes it. Not an Exception, so that it ends a whole sweep.
 
-    `exit_status` is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
+    `exit_status` is for the shell: 130 for Ctrl-C, 143 for SIGTERM."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -95,8 +95,8 @@ def environment_number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdecimal()) or (name == "WORLD_SIZE" and int(text) < 1):
         raise ConfigError(
-            f"{name}={text!r} in the environment is not a number of processes or of one of them: launchers such as "
-            "torchrun set it; without one, remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
+            f"{name}={text!r} in the environment is not a number that launchers such as torchrun set: if you use none, "
+            "remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
         )
     return int(text)
 

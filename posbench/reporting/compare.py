@@ -30,7 +30,7 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
     runs = [load_run(path) for path in dict.fromkeys(map(Path, paths))]
     if len(runs) < 2:
         raise ConfigError(
-            "one run is nothing to compare: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0"
+            "one run cannot be compared: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0"
         )
     console = console or Terminal()
     names = _names(runs)

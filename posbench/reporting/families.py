@@ -36,7 +36,7 @@ def family_of(
         raise ConfigError("--family published needs published results: name them with --against, such as kexue-10862")
     links = published_links(published, schemes)
     if not links:
-        raise ConfigError(f"--family published: fewer than two schemes of {published.name} are among ours")
+        raise ConfigError(f"--family published: fewer than two schemes of {published.name} have runs here")
     return frozenset(frozenset((better, worse)) for better, _, worse in links)
 
 

@@ -126,17 +126,19 @@ def find(
     check_order(order, only)
     check_family(family)
     if not 0 < margin < math.inf:
-        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats a token, such as {MARGIN}")
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
     published = load_published(against) if against else None
     frame = results(folder)
     if frame.empty:
-        raise ConfigError(f"{folder} holds no runs: train some with `posbench train -m experiment=demo`, then report")
+        raise ConfigError(
+            f"{folder} contains no runs: train some with `posbench train -m experiment=demo`, then report"
+        )
     everything = frame
     frame = _of_schemes(frame, only)
     joined = join(frame, baseline or _any_config(frame).experiment.baseline)
     if baseline and joined.baseline is None:
         raise ConfigError(
-            f"the baseline {baseline!r} has no run to compare with: take one of {', '.join(joined.schemes)}"
+            f"the baseline {baseline!r} has no run to compare with: choose one of {', '.join(joined.schemes)}"
         )
     runs = {(row["scheme"], row["seed"]): run_at(row["path"]) for row in records(joined.runs)}
     example = next(iter(runs.values()))
@@ -144,7 +146,7 @@ def find(
     aside = sorted(set(everything["scheme"]) - set(frame["scheme"]))
     if aside:
         notes.append(
-            f"Not asked for (--schemes): {', '.join(aside)}. Corrections for many comparisons count the pairs of the "
+            f"Left out by --schemes: {', '.join(aside)}. Corrections for many comparisons count the pairs of the "
             "schemes that are shown, so the choice should have been made before the results were seen."
         )
     if published is None and config.experiment.published:

@@ -1,4 +1,4 @@
-"""Run folders as a DataFrame: one row a run, whatever became of it."""
+"""Run folders as a DataFrame: one row per run, also for runs that died or cannot be read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _COLUMN = re.compile(r"perplexity@([0-9]+)/([a-z0-9_]+)(?:\[(.*)\])?")
 
 
 def results(folder: str | Path) -> pd.DataFrame:
-    """Every run at or under `folder` as a row, the died and the unreadable among them (`status`, `reason` say so).
+    """Every run at or under `folder` as a row, also runs that died or cannot be read (see `status` and `reason`).
 
     Columns: experiment, scheme, seed, status, reason, is_relative (promised), loss (nats/token, on the validation
     split), bits_per_byte, perplexity; diverged (how, in words; None where it did not); initial_loss (before the first
-    step); `perplexity@<length>/<protocol>` for each evaluation there is (lengths in tokens; protocols are never mixed),
+    step); `perplexity@<length>/<protocol>` for each stored evaluation (lengths in tokens; protocols are never mixed),
     and `perplexity@<length>/<protocol>[<words>]` for one under other words of the scheme or on other text
     (`data=<name>`), of which `loss[<words>]` and `bits_per_byte[<words>]` are the losses at the training length;
     num_steps, tokens,
@@ -38,8 +38,8 @@ def results(folder: str | Path) -> pd.DataFrame:
     the results name the weights they were made from); damaged (files that are not results of the run, with the command
     that makes each again); path.
 
-    Losses are recomputed from the stored windows where there are any. What is not known, or damaged, is NaN or None.
-    Raises: ConfigError where `folder` does not exist.
+    Losses are recomputed from the stored windows if there are any. What is unknown or damaged is NaN or None.
+    Raises: ConfigError if `folder` does not exist.
     """
     import pandas as pd
 

@@ -73,7 +73,7 @@ def join(frame: pd.DataFrame, baseline: str) -> Joined:
     runs = _with_losses(frame, left)
     runs = _agreeing(runs, baseline, left)
     twice = runs.duplicated(["scheme", "seed"])
-    _leave(left, runs[twice], ["another run of the same scheme and seed is already in"] * int(twice.sum()))
+    _leave(left, runs[twice], ["another run of the same scheme and seed is already included"] * int(twice.sum()))
     runs = runs[~twice]
 
     schemes, seeds = common_seeds({str(s): set(g["seed"]) for s, g in runs.groupby("scheme")}, baseline)
@@ -242,7 +242,7 @@ def _weights_of(joined: pd.DataFrame) -> str:
 def _other_scheme(row: pd.Series, joined: pd.DataFrame, options: str) -> str:
     """How a run's scheme is not that of the other runs of its name."""
     if row[options] == joined[options].iloc[0]:
-        return f"differs from the others of its name in {_MEANING[PER_SCHEME]}"
+        return f"differs from the other runs of its scheme in {_MEANING[PER_SCHEME]}"
     return f"has other options{_values(json.loads(row[options]), json.loads(joined[options].iloc[0]), 'most have')}"
 
 

@@ -71,7 +71,7 @@ def own_rates(folder: Path, joined: Joined, config: Config, test: Test, notes: l
         return OwnRates(config.train.lr, pilots) if pilots else None
     rates, runs = _runs(joined, results(own), config.train.lr)
     if joined.baseline is None or joined.baseline not in rates or len(rates) < 2:
-        notes.append(f"{own} is not shown: it holds no finished runs at rates of their own that the baseline has too.")
+        notes.append(f"{own} is not shown: it has no finished runs at schemes' own rates with the baseline among them.")
         return OwnRates(config.train.lr, pilots) if pilots else None
     together = join(runs, joined.baseline)
     notes += [f"At its own rate, {each.scheme} seed {each.seed} is left out: {each.why}." for each in together.left_out]

@@ -41,15 +41,15 @@ def report(
     latex: bool = False,
     wandb: bool = False,
 ) -> list[Path]:
-    """Print the tables of the experiment in `folder`, write its files, and return their paths.
+    """Print the report of the experiment in `folder`, write its files, and return their paths.
 
-    Arguments: against, published results to set beside ours (default: the experiment's own); baseline, the scheme gaps
-    are measured against (default: the experiment's own); output, where files go (default: `folder`/report); family, the
-    pairs that are corrected together; margin of equivalence in nats/token; schemes, those alone (default: all); order
-    of the rows, one of `findings.ORDERS`; title (default: the experiment's name); latex, whether tables are also
-    written as LaTeX and figures as PDF, in the folder `latex` of the output; wandb, whether the report is logged to
-    wandb too, and each run's gap (docs/wandb.md).
-    Raises: ConfigError where no run is finished, a name is unknown, or the output cannot be written.
+    Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
+    that gaps are measured against (default: the experiment's own); output, the folder for files (default:
+    `folder`/report); family, the pairs whose tests are corrected together; margin, below which losses count as equal,
+    in nats/token; schemes, only these (default: all); order of the rows, one of `findings.ORDERS`; title
+    (default: the experiment's name); latex, whether tables are also written as LaTeX and figures as PDF, in the folder
+    `latex` of the output; wandb, whether the report and each run's gap are also logged to wandb (docs/wandb.md).
+    Raises: ConfigError if no run is finished, a name is unknown, or the output cannot be written.
     """
     from posbench.machine.terminal import Terminal
 
@@ -85,10 +85,10 @@ def trend_report(
     title: str | None = None,
     latex: bool = False,
 ) -> list[Path]:
-    """Print the trend over experiments that differ in size or tokens alone, write its files, and return their paths.
+    """Print the trend over experiments that differ only in size or tokens, write its files, and return their paths.
 
-    Arguments: output, where files go (default: `trend` in the first folder); the others as of `report`.
-    Raises: ConfigError as `report`, and where the experiments cannot be compared, naming the field that differs.
+    Arguments: output, the folder for files (default: `trend` in the first folder); the others as in `report`.
+    Raises: ConfigError as `report`, and if the experiments cannot be compared, naming the field that differs.
     """
     from posbench.machine.terminal import Terminal
 
@@ -130,7 +130,7 @@ def _publish(
         files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
     for place in {(target / file).parent for file in files} - {target}:
         if place.is_symlink():
-            raise ConfigError(f"{place} is a symbolic link: name another place with --output, or take it away")
+            raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
     remove_leftovers(target)
     for file, content in files.items():
         write(target / file, content)

@@ -99,8 +99,8 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     )
     if flat:
         console.print(
-            f"nothing to draw of {', '.join(flat)}: seen from one query nothing changes with distance, or what is "
-            "learned starts at 0 (name finished runs to draw what they learned)",
+            f"nothing to draw for {', '.join(flat)}: nothing changes with distance, or what is learned starts at 0 "
+            "(name finished runs to draw what they learned)",
             markup=False,
         )
     return paths
@@ -146,12 +146,10 @@ def _figures(drawn: Sequence[Drawn], frequencies: Mapping[str, list[float]]) -> 
     figures: dict[str, Figure] = {}
     with style():
         if scores:
-            label = "score, less that at distance 0"
+            label = "score minus that at distance 0"
             figures["scores"] = _grid(scores, lambda curves: curves.score, label)
         if values:
-            figures["values"] = _grid(
-                values, lambda curves: curves.value, "part of a value that arrives as it was sent"
-            )
+            figures["values"] = _grid(values, lambda curves: curves.value, "part of a value that arrives unchanged")
         if added:
             figures["added"] = _grid(added, lambda curves: curves.score, "cosine of the vectors of two positions")
         if frequencies:

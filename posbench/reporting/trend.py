@@ -107,7 +107,7 @@ def find_trend(
     points = sorted((_point(findings, base) for findings in every), key=lambda point: (point.parameters, point.tokens))
     for one, other in pairwise(points):
         if (one.parameters, one.tokens) == (other.parameters, other.tokens):
-            raise ConfigError(f"{one.name} and {other.name} are of the same size and tokens: give one of them")
+            raise ConfigError(f"{one.name} and {other.name} have the same size and tokens: give only one of them")
 
     def mean_gap(scheme: str) -> float:
         gaps = [gap for point in points for gap in point.gaps(scheme).values()]
@@ -138,7 +138,7 @@ def _check(one: Findings, other: Findings) -> None:
         values = [f"{key} ({here.get(key)}; {there.get(key)})" for key in differing[:3]]
         values += ["..."] * bool(differing[3:])
         raise ConfigError(
-            f"{one.experiment} and {other.experiment} cannot stand in one trend: they differ in {', '.join(values)}. "
+            f"{one.experiment} and {other.experiment} cannot be in one trend: they differ in {', '.join(values)}. "
             "Only size (model.*), tokens and learning rate may differ"
         )
 

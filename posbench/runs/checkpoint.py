@@ -80,8 +80,8 @@ def save(
         cause = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(
             f"could not write the checkpoint of step {step} to {folder}: {cause or error} "
-            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the checkpoint before is intact). Make "
-            "room and give the same command again"
+            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the previous checkpoint is intact). "
+            "Make room and give the same command again"
         ) from error
     prune(folder, final, keep, branching)
     return final
@@ -120,7 +120,7 @@ def newest(folder: Path, notice: Notice) -> Path | None:
             read_state(candidate, verify=True)
             return candidate
         except TornCheckpoint as torn:
-            notice(f"checkpoint {candidate.name} is not as it was written ({torn}): passed over")
+            notice(f"checkpoint {candidate.name} is damaged ({torn}): skipped")
     return None
 
 
@@ -194,7 +194,7 @@ def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: in
     if why:
         steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
         listed = ", ".join(map(str, sorted(steps)))
-        rest = f"Steps that are left: {listed}. Take older weights with --at-step {max(steps)}, or " if steps else ""
+        rest = f"Steps that are intact: {listed}. Use older weights with --at-step {max(steps)}, or " if steps else ""
         raise ConfigError(
             f"the weights of step {step} in {folder} cannot be used: {why}. "
             f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"

@@ -102,7 +102,7 @@ def _below(folder: Path, notice: Callable[[str], object], depth: int) -> list[Ru
         notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
         return []
     if inner and depth == 0:
-        notice(f"skipped what is in {folder}: runs are searched for in at most {DEEPEST} folders in one another")
+        notice(f"skipped what is in {folder}: runs are searched for at most {DEEPEST} folders deep")
         return []
     return [run for child in inner for run in _below(child, notice, depth - 1)]
 

@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run says of itself. Losses are those of the final validation, None until the run is finished."""
+    """What a run records about itself. Losses are those of the final validation, None until the run is finished."""
 
     format: int
     status: str  # finished | running | stopped | died
@@ -103,7 +103,7 @@ class Manifest:
         if self.format != FORMAT:
             raise ConfigError(
                 f"{self.run_name} is of format {self.format} and this posbench writes format {FORMAT}: it can be "
-                f"reported, and it cannot be {what}. Train it again under another experiment_name=..., or delete its "
+                f"reported, but not {what}. Train it again under another experiment_name=..., or delete its "
                 "folder and train it again"
             )
 
@@ -115,7 +115,7 @@ def parse(content: Any, file: Path) -> Manifest:
     """
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(number, int):
-        raise _torn(file, "it names no format")
+        raise _torn(file, "it has no format number")
     if not 1 <= number <= FORMAT:
         raise ConfigError(
             f"{file} is of format {number}; this posbench reads formats 1 to {FORMAT}: upgrade posbench, or read the "
@@ -139,7 +139,9 @@ def to_mapping(manifest: Manifest) -> dict[str, Any]:
 
 
 def _torn(file: Path, why: str) -> TornManifest:
-    return TornManifest(f"{file} holds no manifest ({why}): give the run's train command again, or delete the folder")
+    return TornManifest(
+        f"{file} is not a valid manifest ({why}): give the run's train command again, or delete the folder"
+    )
 
 
 def _of_format_1(content: dict[str, Any]) -> dict[str, Any]:

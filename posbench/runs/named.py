@@ -36,7 +36,7 @@ def run_named(name: str, runs_dir: Path) -> Run:
     runs = runs_named([name], runs_dir)
     if not name or len(runs) > 1:
         listed = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
-        raise ConfigError(f"{name!r} names {len(runs)} runs, and one is wanted: give its folder ({listed})")
+        raise ConfigError(f"{name!r} names {len(runs)} runs, but only one can be used: give its folder ({listed})")
     return runs[0]
 
 

@@ -80,7 +80,7 @@ def _check_output(folder: Path, final: Path) -> None:
     if not is_free:
         raise ConfigError(f"{final} is not an empty folder: give one that is empty or does not exist yet")
     if final.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{final} lies in the experiment that it would hold: give a folder outside {folder}")
+        raise ConfigError(f"{final} is inside the experiment that it would contain: give a folder outside {folder}")
 
 
 def _packable(folder: Path, notice: Notice) -> tuple[dict[Key, Run], dict[Key, list[Result]]]:
@@ -98,7 +98,7 @@ def _packable(folder: Path, notice: Notice) -> tuple[dict[Key, Run], dict[Key, l
         except ConfigError as error:
             state, why = UNREADABLE, f" ({error})"
         if state != FINISHED:
-            notice(f"{run.name} is {state}: left out{why}")
+            notice(f"{run.name} is {state}: skipped{why}")
             continue
         key = manifest.scheme, manifest.seed
         if run.path != folder / _name(key):
@@ -262,7 +262,9 @@ def _check(
             and ngrams_of(again)[0] == ngrams_of(run)[0]
         )
         if not same:
-            raise ConfigError(f"{run.name} does not read back from the pack as it is: report it, with this run folder")
+            raise ConfigError(
+                f"{run.name} is different when read back from the pack: please report it, with this run folder"
+            )
 
 
 def _facts(result: Result) -> tuple[Any, ...]:

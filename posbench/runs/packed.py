@@ -202,7 +202,7 @@ class Pack:
     def remedy(self, name: str) -> str:
         """What brings a file back."""
         return (
-            f"restore {self.folder / name} from where you have it (a Git repository: git checkout {self.folder}), or "
+            f"restore {self.folder / name} from a copy (in a Git repository: git checkout {self.folder}), or "
             "pack the run folders again with posbench pack"
         )
 

@@ -55,7 +55,7 @@ class PackedRun(Run):
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Raises: ConfigError. What is packed does not change."""
-        raise ConfigError(f"{self.name} is packed in {self.pack.folder}, and a packed run is not changed")
+        raise ConfigError(f"{self.name} is packed in {self.pack.folder}, and packed runs cannot be changed")
 
     @property
     def is_finished(self) -> bool:
@@ -116,7 +116,7 @@ class PackedRun(Run):
     def check_can_be_evaluated(self) -> None:
         """Raises: ConfigError. Nothing new can be measured without weights."""
         raise ConfigError(
-            f"{self.pack.folder} is a packed experiment, which holds results and no weights: evaluate the run folders "
+            f"{self.pack.folder} is a packed experiment, which has results but no weights: evaluate the run folders "
             "that it was packed from, or train the runs again under another experiment_name=..."
         )
 
@@ -132,7 +132,7 @@ class PackedRun(Run):
         name = "/".join(self.path.parts[-2:])
         key = next((key for key in index.runs if name == f"{key[0]}/seed={key[1]}"), None)
         if key is None:
-            raise ConfigError(f"{self.pack.folder} is a packed experiment and holds no run {name}")
+            raise ConfigError(f"{self.pack.folder} is a packed experiment and contains no run {name}")
         return key
 
     @property

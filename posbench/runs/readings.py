@@ -292,7 +292,7 @@ def _listed(folder: Path) -> list[Path]:
         protocols = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
         files = [file for place in protocols for file in place.iterdir()]
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): see to its permissions") from error
+        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): check its permissions") from error
     return [file for file in files if file.suffix in (".parquet", ".json")]
 
 
@@ -376,5 +376,5 @@ def make_inside(path: Path, folder: Path) -> None:
         ) from error
     if not (inside and os.access(folder, os.W_OK)):
         raise ConfigError(
-            f"{folder} is read-only, or a link out of {path}: make it writable, or copy the run elsewhere"
+            f"{folder} is read-only, or a link that leads out of {path}: make it writable, or copy the run elsewhere"
         )

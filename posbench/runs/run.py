@@ -3,13 +3,13 @@
     runs/<experiment>/<scheme>/seed=<n>/
         config.yaml       the configuration, resolved
         run.json          the manifest: status, fingerprints, versions, device, costs, result
-        metrics.jsonl     one line a logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
-        tokenizer.json    what made the tokens, so that a run can be read without the text
-        checkpoints/      while it trains; the last one is the model
+        metrics.jsonl     one line per logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
+        tokenizer.json    the run's tokenizer, so that the run can be used without its text
+        checkpoints/      written while it trains; the last one is the trained model
         eval/<protocol>/<length>.parquet + .json    losses window by window, so that every table cell can be recomputed
     runs/<experiment>/ngrams/<key>.json             losses of n-gram models on the same batches and windows
 
-Files are written beside and renamed: a reader sees the old one or the new one, never half of one.
+Files are written under another name and renamed: a reader sees the old file or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def remedy(self) -> str:
-        """What repairs a finished run that lost a part: giving its train command again finds it finished."""
+        """What to do about a finished run that lost a file: its train command would find it finished and do nothing."""
         return f"delete the folder {self.path} and train it again"
 
     def content(self, name: str) -> bytes:
@@ -69,22 +69,22 @@ class Run:
             mapping = _plain(content)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} is not a run: it holds no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
-                f"where the file was lost, {self.remedy})"
+                f"{self.path} is not a run: it has no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
+                f"if the file was lost, {self.remedy})"
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
         except ValueError as error:
             raise ConfigError(f"{file} cannot be read ({error}): {self.remedy}") from error
         if not isinstance(mapping, dict):
-            raise ConfigError(f"{file} holds no configuration: {self.remedy}")
+            raise ConfigError(f"{file} is not a configuration: {self.remedy}")
         try:
             return copy.deepcopy(_checked(content))
         except RecursionError:
-            raise ConfigError(f"{file} holds no configuration, it is nested too deep: {self.remedy}") from None
+            raise ConfigError(f"{file} is not a configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
-                f"{file} is not a configuration of this posbench: {error}. It may be of another version: use that one"
+                f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
             ) from error
 
     @property
@@ -95,7 +95,7 @@ class Run:
             content = parse_json(self.content(file.name))
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
-                f"{self.path} is not a run: it holds no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
+                f"{self.path} is not a run: it has no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that holds no row."""
+        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that is not a row."""
         return read_metrics(self.path / "metrics.jsonl")
 
     @property
@@ -133,14 +133,14 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """`metrics.jsonl`, one row a line. Raises: ConfigError for a line that holds no row."""
+        """`metrics.jsonl`, one row per line. Raises: ConfigError for a line that is not a row."""
         import pandas as pd
 
         return pd.DataFrame(self.logged)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with. Raises: ConfigError where the file is gone, or another's."""
+        """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
         from posbench.data.tokenization import load_tokenizer
 
         return load_tokenizer(self.path / "tokenizer.json", self.manifest.fingerprints.tokenizer)
@@ -187,17 +187,17 @@ class Run:
         changed = changes_in(self.config, self.manifest)
         if changed:
             raise ConfigError(
-                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Put the run's own back, or "
+                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Restore the run's own, or "
                 f"{self.remedy}"
             )
 
     def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
         """The trained model with the weights of the run's last step, in float32 on the CPU.
 
-        Arguments: under, words of the scheme that hold at evaluation alone, such as `base=1e6`; at_step, the step of an
+        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`; at_step, the step of an
         older checkpoint.
-        Raises: ConfigError where those weights are gone, damaged or another run's (it lists the steps that are left),
-        where the configuration is another run's, and where the model has other parameters under the words.
+        Raises: ConfigError if those weights are missing, damaged or another run's (it lists the intact steps), if the
+        configuration is another run's, or if those options change the model's parameters.
         """
         from safetensors import SafetensorError
 
@@ -221,9 +221,9 @@ class Run:
         return model.eval()
 
     def config_under(self, words: Sequence[str]) -> Config:
-        """The configuration with other words of its scheme; those of its members where it has no such option.
+        """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
 
-        Raises: ConfigError for words that are none.
+        Raises: ConfigError for words that are not options.
         """
         from omegaconf import OmegaConf
 
@@ -251,9 +251,9 @@ class Run:
         row = self.config.scheme.to_mapping()
         keys = [word.partition("=")[0] for word in words]
         if any(key in ("rescale", "factor") and not takes_option(row, key) for key in keys):
-            return "it rotates nothing whose frequencies could be rescaled"
+            return "it has no rotation whose frequencies could be rescaled"
         lacking = [key for key in keys if "." not in key and not takes_option(row, key)]
-        return f"{lacking[0]} is not an option of it" if lacking else None
+        return f"{lacking[0]} is not an option of this scheme" if lacking else None
 
 
 @lru_cache(maxsize=256)
@@ -271,7 +271,7 @@ def _checked(content: bytes) -> Config:
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{file} cannot be read ({error.strerror or error}): see to its permissions and its disk")
+    return ConfigError(f"{file} cannot be read ({error.strerror or error}): check its permissions and its disk")
 
 
 def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
@@ -281,7 +281,7 @@ def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[s
         one = differing[0]
         raise ConfigError(
             f"--under {' '.join(under)} changes the parameters ({one} is {ours.get(one, 'missing')} as trained and "
-            f"{theirs.get(one, 'missing')} under it): what changes parameters must be trained, not evaluated"
+            f"{theirs.get(one, 'missing')} under it): train a model with these options instead"
         )
 
 
@@ -293,12 +293,12 @@ def run_folder(config: Config) -> Path:
     for place in (folder, *folder.parents[:2]):
         if place.is_symlink():
             raise ConfigError(
-                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, let "
-                "runs_dir=... name that folder"
+                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, set "
+                "runs_dir=... to that folder"
             )
     if (folder.parents[1] / PACK).exists():
         raise ConfigError(
-            f"{folder.parents[1]} is a packed experiment, and nothing can be trained into it: give the new runs "
+            f"{folder.parents[1]} is a packed experiment, so no runs can be added to it: give the new runs "
             "another experiment_name=..."
         )
     return folder
@@ -313,7 +313,7 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, without a last line that was never finished; none where there is no file.
 
-    Raises: ConfigError for a line that holds no row, and where the file may not be read.
+    Raises: ConfigError for a line that is not a row, and where the file may not be read.
     """
     try:
         whole, _, _ = read_bytes(path, MOST_NUMBERS).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
@@ -325,7 +325,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             row = parse_json(line)
         if not _is_row(row):
-            raise ConfigError(f"{path}, line {number} holds no row: what wrote it, or its disk, went wrong")
+            raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged")
         rows.append(row)
     return rows
 

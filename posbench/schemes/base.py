@@ -63,7 +63,7 @@ class Scheme(nn.Module):
 
     @property
     def group(self) -> str:
-        """Its heading in `posbench schemes`: where position enters, unless a class knows better."""
+        """Its heading in `posbench schemes`: where position enters, unless a class overrides it."""
         if "bias" in self.acts_on:
             return "biases on the scores"
         return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
@@ -76,7 +76,7 @@ class Scheme(nn.Module):
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        """Do the hooks k and v do the same to one tensor? Where value and key are shared, one of them is then kept."""
+        """Do the hooks k and v change a tensor in the same way? With a shared K = V only one of them is then cached."""
         return type(self).k is Scheme.k and type(self).v is Scheme.v
 
     @property
@@ -88,7 +88,7 @@ class Scheme(nn.Module):
         return None
 
     def describe(self) -> str:
-        """What the options amount to in this decoder, a phrase for the report; empty where they say it themselves."""
+        """A phrase for the report about what the options mean in this decoder; empty if they need none."""
         return ""
 
     def layer(self, n: int) -> Scheme:

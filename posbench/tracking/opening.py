@@ -64,7 +64,7 @@ class Opened:
             seconds = self.place.timeout
             because = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else first_line(error)
             rest = f"upload the rest with: wandb sync --include-online {self.place.folder}"
-            say_once(self.place.notice, f"wandb did not take all of the run ({because}); {rest}")
+            say_once(self.place.notice, f"wandb did not receive all of the run ({because}); {rest}")
 
 
 def open_run(place: Place, about: Mapping[str, Any], labels: Mapping[str, Any], offline: bool) -> Opened:

@@ -160,7 +160,7 @@ class WandbTracker(Tracker):
             action()
         except Exception as error:
             because = first_line(error)
-            say_once(self._notice, f"wandb failed ({because}): tracked no further, metrics.jsonl has everything")
+            say_once(self._notice, f"wandb failed ({because}): no longer tracked, metrics.jsonl has everything")
             self.finish(failed=True)
 
 

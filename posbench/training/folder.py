@@ -76,7 +76,7 @@ def manifest_before(run: Run, notice: Notice = lambda text: None) -> Manifest | 
         newest = checkpoint.newest(run.path / "checkpoints", lambda text: None)
         if newest is None:
             return None
-        notice(f"{run.path / 'run.json'} is missing or torn: taken from checkpoint {newest.name}")
+        notice(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         return checkpoint.manifest_in(newest)
 
 
@@ -95,7 +95,7 @@ def is_finished(run: Run, config: Config, manifest: Manifest, notice: Notice) ->
         return False  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
     if changes:
         raise ConfigError(
-            f"{run.path} holds a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
+            f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if before.status == runs.FINISHED:
@@ -104,7 +104,7 @@ def is_finished(run: Run, config: Config, manifest: Manifest, notice: Notice) ->
         return True
     if before.status == runs.DIED and before.skipped_steps > config.train.max_skipped_steps:
         raise Died(
-            f"it died before: {before.reason}. Train it under another name (experiment_name=...), or delete "
+            f"it died earlier: {before.reason}. Train it under another name (experiment_name=...), or delete "
             f"{run.path}; train.max_skipped_steps={before.skipped_steps} or more resumes its last checkpoint"
         )
     _name_changes(run, before, manifest, notice)
@@ -127,7 +127,7 @@ def _name_changes(run: Run, before: Manifest, manifest: Manifest, notice: Notice
     for change in fingerprints.differences(*circumstances):
         notice(
             f"{run.name}: changed since the run began, {change}: from here on the last digits may differ from those of "
-            "an uninterrupted run; the report does not join runs of different code"
+            "an uninterrupted run; reports do not compare runs of different code"
         )
 
 

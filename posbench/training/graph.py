@@ -89,7 +89,7 @@ class GraphedStep:
         try:
             self._result, self._replay = self._recorder.record(lambda: self._take(static))
         except RuntimeError as error:
-            message = f"the training step cannot be recorded as a CUDA graph, and is taken as it is: {error}"
+            message = f"the training step cannot be recorded as a CUDA graph, so plain steps are taken: {error}"
             warnings.warn(message, stacklevel=2)
             self._plain_steps_left = math.inf
             return self(tokens)
@@ -99,6 +99,6 @@ class GraphedStep:
         if not torch.allclose(found, expected, rtol=AGREEMENT, atol=0.0, equal_nan=True):
             raise ConfigError(
                 f"the CUDA graph of a training step gives loss and gradient norm {found.tolist()} where the plain step "
-                f"gives {expected.tolist()}: take train.cuda_graph=false, and report it"
+                f"gives {expected.tolist()}: set train.cuda_graph=false, and please report it"
             )
         return found

@@ -131,12 +131,12 @@ def _check(config: Config) -> None:
     if device.is_cuda and nproc > torch.cuda.device_count():
         raise ConfigError(
             f"launch.nproc={nproc} processes need a GPU each, and this machine has {torch.cuda.device_count()}: lower "
-            "launch.nproc, or take train.device=cpu"
+            "launch.nproc, or set train.device=cpu"
         )
     if device.is_cuda and device.torch.index:
         raise ConfigError(
-            f"train.device={config.train.device} is one GPU, and launch.nproc={nproc} processes need a GPU each: take "
-            "train.device=auto, and CUDA_VISIBLE_DEVICES to choose among them"
+            f"train.device={config.train.device} is one GPU, and launch.nproc={nproc} processes need a GPU each: set "
+            "train.device=auto, and CUDA_VISIBLE_DEVICES to choose among the GPUs"
         )
     check_divides(config, nproc)
     check_scheme(config)

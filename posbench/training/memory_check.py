@@ -35,15 +35,15 @@ def check_memory(config: Config) -> None:
     available = memory_bytes(config)
     if for_weights > available:
         raise ConfigError(
-            f"the model has at least {parameters:,} parameters, which take {_gb(for_weights)} to train (weights, "
+            f"the model has at least {parameters:,} parameters, which need {_gb(for_weights)} to train (weights, "
             f"gradients and moments), and this machine has {_gb(available)} of memory: lower model.num_layers, "
             "model.d_model or model.vocab_size"
         )
     if for_weights + for_tokens > available:
         raise ConfigError(
             f"{tokens:,} tokens at once (train.batch_size={train.batch_size} in "
-            f"train.accumulation={train.accumulation} parts, train.context_length={train.context_length}) take at "
-            f"least {_gb(for_tokens)}, beside {_gb(for_weights)} for the model, and this machine has "
+            f"train.accumulation={train.accumulation} parts, train.context_length={train.context_length}) need at "
+            f"least {_gb(for_tokens)} in addition to {_gb(for_weights)} for the model,  and this machine has "
             f"{_gb(available)} of memory: raise train.accumulation, or lower train.batch_size or train.context_length"
         )
 

@@ -42,12 +42,12 @@ _runs_of_process = itertools.count()
 
 
 def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
-    """Train the run that `config` names, or resume it, or find it finished.
+    """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 
     Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
     Returns: the finished run.
     Raises: ConfigError for what a user can fix (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
-    a checkpoint left; Died where the numbers went wrong, with the reason in the manifest.
+    a checkpoint; Died if the numbers became infinite or NaN, with the reason in the manifest.
     """
     # One process may train many schemes, and each gets compiled code of its own. Before the processes are joined: what
     # this imports would keep the threads of a process group alive.

@@ -81,7 +81,7 @@ def _badness(check: Check) -> tuple[bool, float]:
 
 def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
-    yield "pos: relative (rel) or absolute (abs), as the shift measures it"
+    yield "pos: relative (rel) or absolute (abs), by the measured shift"
     yield (
         f"shift: largest change of a logit when all positions grow by {SHIFT}: "
         f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
@@ -95,8 +95,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     yield (
         f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
         "largest of: logits by fused or masked kernels, in blocks, by FlexAttention (a bias), in chunks and quadratic "
-        "(linear attention, decay), in pieces; each hook; counted for the size of scores where q and k come out of "
-        "their hooks longer; on a GPU or with --compiled gradients by every weight, with --compiled compiled blocks"
+        "(linear attention, decay), in pieces; each hook; relative to the size of scores where hooks make q and k "
+        "longer; on a GPU or with --compiled gradients by every weight, with --compiled compiled blocks"
     )
     for row in certificates:
         if not row.is_streaming:
@@ -109,7 +109,7 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         if not row.defined:
             yield (
                 f"{row.scheme}: posbench/reference has no definition of this kind, so fp64 is not measured, and fp32 "
-                "and bf16 are held to its own float64 logits"
+                "and bf16 are compared with its own float64 logits"
             )
         for check in row.checks:
             if not check.holds:

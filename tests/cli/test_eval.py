@@ -68,7 +68,7 @@ def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posben
     assert "demo/nope/seed=0: scored fixed 64, 128\n" in said.out and "again" not in said.out
     assert "demo/nope/seed=0: already there\n" in posbench(*one, "--length", "64").out
     said = posbench(*one, "--length", "256")
-    assert said.out.count("so what was scored at 64, 128 is scored again") == 1
+    assert said.out.count("so 64, 128 are scored again") == 1
     assert "demo/nope/seed=1: scored fixed 64, 128, 256\n" in said.out
     said = posbench(*one, "--length", "64", "--protocol", "fixed,position")
     assert "demo/nope/seed=0: scored position 64\n" in said.out

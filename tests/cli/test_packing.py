@@ -15,10 +15,10 @@ def test_an_experiment_is_packed_and_read_by_its_name(posbench: Give, runs: Path
     content = left(packed)
     assert "is not an empty folder" in posbench("pack", "demo", "runs/reference/demo_cpu").refusal
     refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", "--length", "64").refusal
-    assert "holds results and no weights" in refusal
+    assert "has results but no weights" in refusal
     assert "4 of 8 runs" in posbench("eval", "--length", "64", "--device", "cpu", "--dtype", "float32").out
     words = [*short, "runs_dir=runs/reference", "experiment_name=demo_cpu"]
-    assert "nothing can be trained into it" in posbench("train", *words).refusal
+    assert "so no runs can be added to it" in posbench("train", *words).refusal
     assert left(packed) == content
     assert posbench("compare", "runs/reference/demo_cpu/nope", "demo/nope/seed=0").status == 0
     assert "is one run" in posbench("report", "runs/reference/demo_cpu/nope/seed=0").refusal

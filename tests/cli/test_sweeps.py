@@ -58,11 +58,11 @@ def test_a_crash_in_one_job_is_told_at_the_end(
     "given, says",
     [
         (["scheme=nope,vo_rpe"], r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\?"),
-        (["scheme=glob(xyz*)"], r"scheme=glob\(xyz\*\) names no run: nothing matches"),
+        (["scheme=glob(xyz*)"], r"scheme=glob\(xyz\*\) matches nothing"),
         (["scheme=nope,vo_rope", "seed=0,1", "train.steps=0"], r"train\.steps=0 is out of range"),
         (["scheme=nope", "seed=0,x"], r"seed=x is refused: 'x' is not a whole number"),
         (["scheme=nope", "seed=1,2", "runs_dir=elsewhere", "model.d_model=66"], r"does not divide"),
-        (["experiment=demo,demo"], r"each experiment names a sweep of its own"),
+        (["experiment=demo,demo"], r"each experiment has its own sweep"),
         (["scheme=nope", "train.steps=range(1,x)"], r"is not an override|range"),
         (["scheme=nope", "seed=range(1,30000000)"], r"a sweep of 29,999,999 jobs \(29,999,999 of seed\) is more than"),
         (["scheme=nope", "seed=shuffle(range(0,1e300))"], r"is more than 10,000: sweep over fewer values"),
@@ -84,14 +84,14 @@ def test_a_sweep_of_which_nothing_can_run_is_one_refusal(
     [
         (
             ["train.lr=1e-3,2e-3", "scheme=nope,vo_rope"],
-            r"one folder, demo/nope/seed=0: train\.lr=0\.001 and train\.lr=0\.002; give them different names, such as "
+            r"the folder demo/nope/seed=0: train\.lr=0\.001 and train\.lr=0\.002; give them different names, such as "
             r"'experiment_name=demo_lr_\$\{train\.lr\}' \(with the quotes\)$",
         ),
         (
             ["model=tiny,demo", "scheme=nope"],
             r"model=tiny and model=demo; give each its own command, with experiment_name=",
         ),
-        (["train.lr=1e-3,2e-3", "scheme=nope", "hydra.sweeper.max_batch_size=1"], r"one folder, demo/nope/seed=0"),
+        (["train.lr=1e-3,2e-3", "scheme=nope", "hydra.sweeper.max_batch_size=1"], r"share the folder demo/nope/seed=0"),
     ],
 )
 def test_two_jobs_of_one_folder_are_refused_before_either_is_trained(
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope", "seed=0")
     assert said.status == 130 and len(begun) == 1 and "Traceback" not in said.error
-    assert said.error.splitlines()[-1] == "interrupted before the first step: nothing of the run was written"
+    assert said.error.splitlines()[-1] == "interrupted before the first step: nothing was written"
 
 
 def test_ctrl_c_still_tells_what_failed_before(

@@ -84,7 +84,7 @@ def test_a_full_disk_of_no_named_file_is_told_as_one(posbench: Give, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(verify, "list_schemes", full)
-    assert posbench("schemes").refusal.startswith("posbench: No space left on device: make room, or name folders")
+    assert posbench("schemes").refusal.startswith("posbench: No space left on device: make room, or name other folders")
 
 
 def test_a_traceback_is_not_asked_for_by_0(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
     assert not documents("train", pilot) & documents("validation", pilot)
 
 
+@pytest.mark.slow
 def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: Give, short: list[str]) -> None:
     words = [*short, "hydra/launcher=basic", "scheme=nope,vo_rope", "seed=0"]
     assert posbench("train", "-m", *words, "train.lr_of={nope:2e-3}").status == 0
@@ -83,8 +84,10 @@ def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: G
 def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> None:
     several = posbench("tune", *short, "model.num_layers=1,2", "scheme=nope").refusal
     assert "model.num_layers cannot be swept too" in several
-    assert "train.lr_of=0.1 is not {scheme: rate}" in posbench("train", *short, "train.lr_of=0.1").refusal
-    assert "--seed 0 is scored" in posbench("tune", *short, "scheme=nope,vo_rope", "seed=0,1", "--seed", "0").refusal
+    assert (
+        "train.lr_of=0.1 is not a mapping: give {scheme: rate}" in posbench("train", *short, "train.lr_of=0.1").refusal
+    )
+    assert "--seed 0 is a seed of" in posbench("tune", *short, "scheme=nope,vo_rope", "seed=0,1", "--seed", "0").refusal
     assert "is out of range" in posbench("tune", *short, "train.lr=-1", "scheme=nope").refusal
 
 

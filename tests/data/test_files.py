@@ -83,7 +83,9 @@ def test_what_datasets_saved_to_disk_is_read_as_it_is(files: Files, tmp_path: Pa
     saved.save_to_disk(tmp_path / "one", num_shards=2)
     assert documents(files(path=tmp_path / "one")) == {"train": TEXTS}
     datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "several")
-    with pytest.raises(ConfigError, match=r"several splits \(test, train\): name one a split, as in data\.train_path="):
+    with pytest.raises(
+        ConfigError, match=r"several splits \(test, train\): name one for each split, as in data\.train_path="
+    ):
         files(path=tmp_path / "several") and SOURCES["files"](files(path=tmp_path / "several").data)
     paths = {f"{name}_path": tmp_path / "several" / name for name in ("train", "test")}
     assert documents(files(validation_path=tmp_path / "one", **paths))["test"] == TEXTS
@@ -98,7 +100,7 @@ def test_arrow_files_of_both_forms_are_read(files: Files, tmp_path: Path) -> Non
             written.write_table(table)
         assert documents(files(path=tmp_path / name)) == {"train": TEXTS}
     (tmp_path / "torn.arrow").write_bytes((tmp_path / "file.arrow").read_bytes()[:200])
-    with pytest.raises(ConfigError, match=r"torn\.arrow breaks off or is damaged"):
+    with pytest.raises(ConfigError, match=r"torn\.arrow is cut off or damaged"):
         documents(files(path=tmp_path / "torn.arrow"))
 
 
@@ -254,20 +256,20 @@ def line(content: bytes) -> Callable[[Path], object]:
 
 BAD = {
     "missing.txt": (None, r"data\.path='.*missing\.txt' does not exist.*give a file, a glob"),
-    "empty.txt": (lambda p: p.write_bytes(b""), r"empty\.txt' holds no text: every document is empty or blank"),
-    "empty.jsonl": (lambda p: p.write_bytes(b""), r"empty\.jsonl' holds no text"),
-    "empty.parquet": (lambda p: p.write_bytes(b""), r"empty\.parquet is no parquet file"),
-    "blank.txt": (lambda p: p.write_text(" \n\t\u3000\n"), r"blank\.txt' holds no text"),
-    "blank.jsonl": (lambda p: p.write_text('{"text": " "}\n\n'), r"blank\.jsonl' holds no text"),
-    "norows.parquet": (parquet_of(pa.table({"text": pa.array([], pa.string())})), r"holds no text"),
+    "empty.txt": (lambda p: p.write_bytes(b""), r"empty\.txt' has no text, every document is empty or blank"),
+    "empty.jsonl": (lambda p: p.write_bytes(b""), r"empty\.jsonl' has no text"),
+    "empty.parquet": (lambda p: p.write_bytes(b""), r"empty\.parquet is not a parquet file"),
+    "blank.txt": (lambda p: p.write_text(" \n\t\u3000\n"), r"blank\.txt' has no text"),
+    "blank.jsonl": (lambda p: p.write_text('{"text": " "}\n\n'), r"blank\.jsonl' has no text"),
+    "norows.parquet": (parquet_of(pa.table({"text": pa.array([], pa.string())})), r"has no text"),
     "binary.txt": (lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), r"binary\.txt is binary.*byte 8 is zero"),
-    "binary.parquet": (lambda p: p.write_bytes(os.urandom(5000)), r"binary\.parquet is no parquet file"),
+    "binary.parquet": (lambda p: p.write_bytes(os.urandom(5000)), r"binary\.parquet is not a parquet file"),
     "utf16.txt": (lambda p: p.write_text("words", "utf-16"), r"begins like UTF-16.*iconv"),
     "latin1.txt": (latin1, r"latin1\.txt is not UTF-8: byte 70,000 is 0xe9.*iconv"),
     "latin1.jsonl": (line(b'{"text": "caf\xe9"}'), r"latin1\.jsonl is not UTF-8: byte 30 is 0xe9"),
-    "array.jsonl": (lambda p: p.write_text('["text"]\n'), r"line 1 of .*array\.jsonl is no JSON object but list"),
-    "torn.jsonl": (line(b'{"text": "wo'), r"line 2 of .*torn\.jsonl is no JSON .*one JSON object a line"),
-    "deep.jsonl": (line(b"[" * 100_000), r"line 2 of .*deep\.jsonl is no JSON"),
+    "array.jsonl": (lambda p: p.write_text('["text"]\n'), r"line 1 of .*array\.jsonl is not a JSON object but list"),
+    "torn.jsonl": (line(b'{"text": "wo'), r"line 2 of .*torn\.jsonl is not JSON .*one JSON object per line"),
+    "deep.jsonl": (line(b"[" * 100_000), r"line 2 of .*deep\.jsonl is not JSON"),
     "other.jsonl": (
         line(b'{"texts": "x", "id": 1}'),
         r"no column 'text'; did you mean 'texts'\? \(columns: texts, id\)",
@@ -279,15 +281,15 @@ BAD = {
         r"other\.parquet has no column 'text' \(columns: title, body\): set data\.text_column",
     ),
     "number.parquet": (parquet_of(pa.table({"text": [1, 2]})), r"column 'text' holds int64, not text"),
-    "torn.parquet": (torn_parquet, r"torn\.parquet is no parquet file, or a damaged one"),
-    "rotten.parquet": (rotten_parquet, r"rotten\.parquet breaks off or is damaged"),
+    "torn.parquet": (torn_parquet, r"torn\.parquet is not a parquet file, or is damaged"),
+    "rotten.parquet": (rotten_parquet, r"rotten\.parquet is cut off or damaged"),
     "torn.txt.gz": (lambda p: p.write_bytes(gzip.compress(prose(1).encode())[:-30]), r"torn\.txt\.gz cannot be read"),
     "no.txt.gz": (lambda p: p.write_text("not gzipped"), r"no\.txt\.gz cannot be read \(Not a gzipped file"),
     "long.txt": (
         lambda p: sparse(p, LONG, 1 << 30),
         r"long\.txt is longer than 128 MiB, and a text file is one document",
     ),
-    "wild.arrow": (wild_arrow, r"wild\.arrow breaks off or is damaged \(Offset invariant failure"),
+    "wild.arrow": (wild_arrow, r"wild\.arrow is cut off or damaged \(Offset invariant failure"),
     "long.csv": (lambda p: sparse(p, b"text\n" + LONG, 1 << 33), r"long\.csv: a row is longer than 128 MiB"),
     "long.jsonl": (lambda p: sparse(p, LONG, 1 << 30), r"line 1 of .*long\.jsonl is longer than 128 MiB"),
     "folder": (lambda p: p.mkdir(), r"folder' is a folder without text files"),
@@ -335,10 +337,10 @@ def test_gigabytes_in_one_line_take_bounded_memory(tmp_path: Path) -> None:
 
 def test_one_document_cannot_be_split(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
     (tmp_path / "shakespeare.txt").write_text(prose(1))
-    with pytest.raises(ConfigError, match=r"gives 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
+    with pytest.raises(ConfigError, match=r"has 1 document \(.*whole documents.*no \w+ text.*data\.validation_path="):
         prepare(files(path=tmp_path / "shakespeare.txt"), quiet=True)
     (tmp_path / "marlowe.txt").write_text(prose(2))
-    with pytest.raises(ConfigError, match=r"gives 2 documents .*no test text: set data\.cut_bytes=100000"):
+    with pytest.raises(ConfigError, match=r"has 2 documents .*no test text: set data\.cut_bytes=100000"):
         prepare(files(path=tmp_path), quiet=True)
     assert left() == []
 
@@ -352,7 +354,7 @@ def test_held_out_files_must_not_be_trained_on(files: Files, tmp_path: Path) -> 
 def test_an_empty_held_out_file_is_named(files: Files, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(prose(1))
     (tmp_path / "b.txt").write_text("\n")
-    with pytest.raises(ConfigError, match=r"data\.validation_path='.*b\.txt' holds no text"):
+    with pytest.raises(ConfigError, match=r"data\.validation_path='.*b\.txt' has no text"):
         prepare(files(train_path=tmp_path / "a.txt", validation_path=tmp_path / "b.txt"), quiet=True)
 
 
@@ -360,7 +362,7 @@ def test_an_empty_held_out_file_is_named(files: Files, tmp_path: Path) -> None:
 def test_what_is_no_path_is_refused(files: Files, words: object) -> None:
     config = files(path="unset")
     config.data.path = words
-    with pytest.raises(ConfigError, match=r"data\.path=.* (is no path|cannot be looked up|does not exist)"):
+    with pytest.raises(ConfigError, match=r"data\.path=.* (is not a path|cannot be looked up|does not exist)"):
         prepare(config, quiet=True)
 
 

@@ -52,10 +52,10 @@ def test_what_the_tokenizer_loses_of_it_is_said_and_too_much_is_refused(
     prepare_held_out(files("tokenizer=file", words, path=file), told.append)
     assert "words.json does not give this text back: " in told[0]
     unknown = rows(tmp_path / "unknown.jsonl", ["x y z"] * 9)
-    with pytest.raises(ConfigError, match=r"does not know 100% of the tokens of this text: take text that it covers"):
+    with pytest.raises(ConfigError, match=r"does not know 100% of the tokens of this text: choose text that it covers"):
         prepare_held_out(files("tokenizer=file", words, path=unknown), told.append)
 
 
 def test_a_text_that_holds_nothing_is_refused(files: Files, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no text: every document is empty or blank"):
+    with pytest.raises(ConfigError, match="has no text, every document is empty or blank"):
         prepare_held_out(files("tokenizer=file", words, path=rows(tmp_path / "rows.jsonl", [" ", ""])), print)

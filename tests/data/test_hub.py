@@ -75,6 +75,7 @@ def test_a_data_set_is_streamed_its_missing_splits_cut_and_the_rest_not_fetched(
         assert again == {"texts": few, "datasets": False} and server.requests == [], "the second time asks nobody"
 
 
+@pytest.mark.slow
 def test_splits_of_its_own_and_articles_out_of_lines(tmp_path: Path) -> None:
     lines = ["", " = One = \n", "", " Some words .\n", "", " = Two = \n", "", " = = Part = = \n", " More .\n"]
     files = {

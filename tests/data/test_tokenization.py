@@ -232,7 +232,7 @@ def test_a_tokenizer_of_the_hub_is_fetched_by_its_name_and_then_kept(tmp_path: P
             return done.stdout.splitlines()
 
     lacking, unknown = fetched("someone/model", "someone/other", files={"tokenizer.model": b""})
-    assert re.search(r"'someone/model' has no tokenizer\.json: a sentencepiece \.model .*save_pretrained", lacking)
+    assert re.search(r"'someone/model' has no tokenizer\.json: transformers converts .*save_pretrained", lacking)
     assert "has no repository 'someone/other' at revision None" in unknown
     assert fetched("someone/model", files={"tokenizer.json": tokenizer}) == ["[97, 98, 99]"]
     kept, unreachable = fetched("someone/model", "someone/other", files={})
@@ -278,9 +278,9 @@ def test_a_tokenizer_of_chance_is_refused(tmp_path: Path) -> None:
     content["model"]["dropout"] = 0.1
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"draws its merges by chance \(model\.dropout=0\.1\)"):
+    with pytest.raises(ConfigError, match=r"chooses its merges at random \(model\.dropout=0\.1\)"):
         tokenization.read_file(TokenizerConfig(kind="file", path=str(file)), [])
-    with pytest.raises(ConfigError, match="draws its merges by chance"):
+    with pytest.raises(ConfigError, match="chooses its merges at random"):
         tokenization.load_tokenizer(file)
 
 

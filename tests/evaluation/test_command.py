@@ -35,7 +35,7 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
     text = said(runs)
     assert re.search(r"scheme +seeds +64\nqk_rope +0,1 +\d+\.\d\d\nnope +0 +\d+\.\d\d\n", text)
-    assert "mean over its own seeds: `posbench report` compares" in text
+    assert "mean over its own seeds; `posbench report` compares" in text
     text = said([runs[0], runs[2]])
     assert re.search(r"scheme +64\nqk_rope +\d+\.\d\d\nnope +\d+\.\d\d\n", text) and "seeds" not in text
 
@@ -46,7 +46,7 @@ def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config:
     question = Question(lengths=(16, 32, 64), protocols=("fixed",), device="cpu", dtype="float32")
     evaluate_runs([learned, nope], question, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("learned is defined up to 32 tokens: longer ones are not scored") == 1
+    assert text.count("learned is defined up to 32 tokens: longer lengths are skipped") == 1
     assert re.search(r"learned +\d+\.\d\d +\d+\.\d\d +–\nnope( +\d+\.\d\d){3}\n", text)
     stored = {run: [each for each in run.results()[0] if each.protocol == "fixed"] for run in (learned, nope)}
     assert [result.length for result in stored[learned]] == [16, 32]
@@ -96,7 +96,7 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
         return console.file.getvalue()[start:]  # type: ignore[attr-defined]
 
     text = said(*ROWS, under=("rescale=pi,yarn",))
-    notice = "--under rescale=pi,yarn cannot hold for nope: it rotates nothing whose frequencies could be rescaled"
+    notice = "--under rescale=pi,yarn cannot be used with nope: it has no rotation whose frequencies could be rescaled"
     assert text.count(f"{notice} (skipped: 1 of 3 runs)") == 1
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
@@ -109,7 +109,7 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
     same = {each.reading: each for each in runs["qk_rope"].results()[0]}
     assert same[Reading("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss and "yarn x1" in again
     assert len({plain.loss, *(each.loss for each in stored.values())}) == 3
-    with pytest.raises(ConfigError, match=r"cannot hold for nope: it rotates nothing .*Name runs of a scheme"):
+    with pytest.raises(ConfigError, match=r"cannot be used with nope: it has no rotation .*Name runs of a scheme"):
         said("nope", under=("rescale=yarn",))
     with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
         said("qk_rope", under=("rescale=yarm",))

@@ -147,7 +147,7 @@ def test_what_was_altered_is_named_and_made_again(run: Run) -> None:
 
 def test_other_batches_than_recorded_give_no_lines(run: Run) -> None:
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
-    assert f"no n-gram lines, since {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
+    assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
     assert ngrams_of(run) == ([], [])
 
 

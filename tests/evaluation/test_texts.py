@@ -121,7 +121,7 @@ def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(ru
     write(notes, seed=2)
     [other], text = said(run, notes, name="diary")
     [second], text = said(run, notes)
-    assert "data=notes was another text when validation at 32 was scored, so that is scored again" in text
+    assert "the text of data=notes has changed since validation was scored at 32, so it is scored again" in text
     assert second.loss == other.loss != first.loss
     assert "another text" not in said(run, notes)[1]
     names = [result.reading.data for result in run.results()[0]]

@@ -96,7 +96,7 @@ def test_a_run_without_its_configuration_is_left_out_by_name(own: Path) -> None:
     (own / "nope" / "seed=2" / "config.yaml").unlink()
     found = find(own)
     [left] = [left for left in found.joined.left_out if left.why.startswith("unreadable")]
-    assert (left.scheme, left.seed) == ("nope", 2) and "holds no config.yaml" in left.why
+    assert (left.scheme, left.seed) == ("nope", 2) and "has no config.yaml" in left.why
 
 
 def test_a_result_that_lacks_a_column_of_its_protocol_is_damaged(own: Path) -> None:

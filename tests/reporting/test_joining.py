@@ -65,7 +65,7 @@ def test_a_scheme_whose_own_code_changed_is_not_joined_with_its_older_self(own: 
     for seed in (0, 1, 2):
         change_fingerprints(run_of(own, "nope", seed), scheme_code="newer")
     left = joined(own)
-    assert why(left)["nope", 3] == "differs from the others of its name in the code of its scheme"
+    assert why(left)["nope", 3] == "differs from the other runs of its scheme in the code of its scheme"
     assert left.schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"] and left.seeds == [0, 1, 2]
 
 
@@ -151,7 +151,7 @@ def test_no_finished_run_says_what_to_do(own: Path) -> None:
 
 
 def test_a_baseline_without_runs_is_refused_with_those_there_are(experiment: Path) -> None:
-    with pytest.raises(ConfigError, match="'sinusoidal' has no run to compare with: take one of alibi, nope"):
+    with pytest.raises(ConfigError, match="'sinusoidal' has no run to compare with: choose one of alibi, nope"):
         find(experiment, baseline="sinusoidal")
 
 

@@ -93,7 +93,7 @@ def test_rows_are_those_and_in_the_order_that_were_asked_for(paper, losses_only)
     assert text.startswith("# posbench: 50% &amp; more")
     assert re.findall(r"^\| (\w+) \|", text.split("\n### ")[0], re.MULTILINE)[1:4] == ["nope", "qk_rope", "alibi"]
     assert set(pd.read_csv(paper / "table.csv")["scheme"]) == {"nope", "qk_rope", "alibi"}
-    assert "Not asked for (--schemes): qkvo_rope." in text
+    assert "Left out by --schemes: qkvo_rope." in text
     assert "the best, qk_rope" in " ".join(text.split()) or "how far back they use the order" in text
     assert find(losses_only, order="name").schemes == ["alibi", "nope", "qk_rope", "qkvo_rope"]
 

@@ -294,7 +294,7 @@ def test_no_link_that_lies_in_the_way_is_written_through(losses_only: Path, tmp_
 
 
 def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no runs: train some with `posbench train"):
+    with pytest.raises(ConfigError, match="contains no runs: train some with `posbench train"):
         report(tmp_path)
 
 

@@ -73,5 +73,5 @@ def test_pictures_and_curves_of_every_scheme_and_of_what_a_run_has(tmp_path: Pat
     curves = pd.read_csv(tmp_path / "curves.csv")
     drawn = set(curves["scheme"])
     assert {"alibi", "qk_rope", "vo_rope", "sinusoidal"} <= drawn and "nope" not in drawn
-    assert "nothing to draw of" in said.getvalue() and "nope" in said.getvalue()
+    assert "nothing to draw for" in said.getvalue() and "nope" in said.getvalue()
     assert set(curves["what"]) == {"score", "value", "similarity"}

@@ -156,12 +156,12 @@ def test_what_differs_in_more_than_size_and_tokens_is_refused_by_name(
     for run in find_runs(other):
         run.update_manifest(identity={**run.manifest.identity, **identity})
         change_fingerprints(run, **fingerprints)
-    with pytest.raises(ConfigError, match=f"small-1M and small cannot stand in one trend: they differ in {says}"):
+    with pytest.raises(ConfigError, match=f"small-1M and small cannot be in one trend: they differ in {says}"):
         find_trend([losses_alone, other])
 
 
 def test_two_points_of_one_size_and_tokens_are_refused(losses_alone: Path) -> None:
-    with pytest.raises(ConfigError, match="small-1M and small-1M are of the same size and tokens"):
+    with pytest.raises(ConfigError, match="small-1M and small-1M have the same size and tokens"):
         find_trend([losses_alone, losses_alone])
 
 

@@ -86,7 +86,7 @@ def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
     assert "and train it again" not in frame.loc[("nope", 1), "reason"], "it is somebody's"
     notices: list[str] = []
     pack(shared / "demo", tmp_path / "pack", notices.append)
-    assert "demo/nope/seed=1 is unreadable: left out" in notices[0] and len(find_runs(tmp_path / "pack")) == 3
+    assert "demo/nope/seed=1 is unreadable: skipped" in notices[0] and len(find_runs(tmp_path / "pack")) == 3
     if part in ("", "run.json"):
         answers = evaluate_runs(runs_named([], shared), Question(lengths=(64,)), console, named=False)
         assert len(answers) == 3 and "demo/nope/seed=1 is unreadable: skipped" in said(console)
@@ -131,7 +131,7 @@ HUGE = b'{"kind": "train", "step": 1, "tokens": 1' + b"0" * 400 + b"}\n"
 def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_path: Path) -> None:
     file = shared / "demo/nope/seed=1/metrics.jsonl"
     file.write_bytes(torn + file.read_bytes())
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1 holds no row"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1 is not a row"):
         _ = load_run(file.parent).metrics
     notices: list[str] = []
     pack(shared / "demo", tmp_path / "pack", notices.append)
@@ -139,3 +139,10 @@ def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_
     packed = {run.name: run for run in find_runs(tmp_path / "pack")}
     assert [len(run.metrics) for run in packed.values()].count(0) == 1
     assert results(tmp_path / "pack")["loss"].tolist() == results(shared)["loss"].tolist()
+
+
+def test_what_one_reader_does_to_a_configuration_no_other_sees(shared: Path) -> None:
+    """Equal files are parsed once."""
+    place = shared / "demo/nope/seed=1"
+    load_run(place).config.train.lr = 7.0
+    assert load_run(place).config.train.lr != 7.0

@@ -99,7 +99,7 @@ def test_a_packed_run_is_read_as_a_run_folder_is(folder: Path, whole: Path) -> N
             assert (ours.reading, ours.header) == (theirs.reading, theirs.header)
             pd.testing.assert_frame_equal(ours.windows, theirs.windows)
     assert [run.path for run in find_runs(whole / "nope")] == [whole / "nope" / f"seed={n}" for n in (0, 1)]
-    with pytest.raises(ConfigError, match=r"packed experiment and holds no run nope/seed=7"):
+    with pytest.raises(ConfigError, match=r"packed experiment and contains no run nope/seed=7"):
         load_run(whole / "nope" / "seed=7")
 
 
@@ -130,7 +130,7 @@ def test_what_is_left_out_is_named_and_a_folder_that_holds_something_is_refused(
     }
     with pytest.raises(ConfigError, match="is not an empty folder"):
         pack(tmp_path / "demo", tmp_path / "packed", print)
-    with pytest.raises(ConfigError, match="lies in the experiment"):
+    with pytest.raises(ConfigError, match="is inside the experiment"):
         pack(tmp_path / "demo", tmp_path / "demo" / "packed", print)
     with pytest.raises(ConfigError, match="give the folder of one experiment"):
         pack(tmp_path, tmp_path.parent / "another", print)
@@ -189,12 +189,12 @@ def test_a_list_that_is_not_one_is_refused_at_the_door(packed: Path, changes: di
 def test_a_packed_experiment_holds_no_weights_and_takes_no_runs(packed: Path) -> None:
     before = {file.name: file.read_bytes() for file in packed.iterdir()}
     runs = find_runs(packed)
-    with pytest.raises(ConfigError, match="holds results and no weights"):
+    with pytest.raises(ConfigError, match="has results but no weights"):
         evaluate_runs(runs[:1], Question(lengths=(64,)), Console(quiet=True))
-    with pytest.raises(ConfigError, match="holds results and no weights"):
+    with pytest.raises(ConfigError, match="has results but no weights"):
         runs[0].load_model()
-    with pytest.raises(ConfigError, match="is not changed"):
+    with pytest.raises(ConfigError, match="cannot be changed"):
         runs[0].update_manifest(reason="none")
-    with pytest.raises(ConfigError, match="nothing can be trained into it"):
+    with pytest.raises(ConfigError, match="so no runs can be added to it"):
         run_folder(replace(runs[0].config, runs_dir=str(packed.parent)))
     assert {file.name: file.read_bytes() for file in packed.iterdir()} == before

@@ -205,7 +205,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
     run: Run, harm: Callable[[Run], None], why: str
 ) -> None:
     harm(run)
-    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*left: 2\. Take older weights with --at-step 2"):
+    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*intact: 2\. Use older weights with --at-step 2"):
         run.load_model()
     with pytest.raises(ConfigError, match=r"step 4 .*--at-step 2"):
         evaluate(run, protocols=("fixed",), lengths=(128,))
@@ -230,7 +230,7 @@ def test_a_manifest_that_was_altered_is_not_believed(run: Run) -> None:
 def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_scored_again(run: Run) -> None:
     header = run.path / "eval/fixed/64.json"
     before = header.read_bytes()
-    with pytest.raises(ConfigError, match=r"has fixed at 64 in float32 already, and --dtype bfloat16 .* --again"):
+    with pytest.raises(ConfigError, match=r"already has fixed at 64 in float32, and --dtype bfloat16 .* --again"):
         evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
     assert header.read_bytes() == before
     for dtype in ("float32", "auto"):

@@ -151,7 +151,7 @@ def test_a_broken_plugin_is_named_and_harms_no_other_scheme(value, says, monkeyp
 def test_a_name_that_is_taken_is_refused(names, taken, monkeypatch):
     points = [EntryPoint(name, f"package_{n}:Thing", "posbench.schemes") for n, name in enumerate(names)]
     monkeypatch.setattr(plugins, "entry_points", lambda group: points)
-    with pytest.raises(ConfigError, match=f"kind '{taken}', and that name is taken: rename it"):
+    with pytest.raises(ConfigError, match=f"kind '{taken}', but that name is taken: rename it"):
         plugins.Registry("position scheme kind", "posbench.schemes", Scheme, {"rotary": rotary.Rotary})
 
 

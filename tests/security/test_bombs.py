@@ -18,8 +18,8 @@ def write(path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", "an alias, \\*a, is not taken"),
-        ("x: &x [*x]\n", "an alias, \\*x, is not taken"),
+        ("a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", "an alias, \\*a, is not allowed"),
+        ("x: &x [*x]\n", "an alias, \\*x, is not allowed"),
         ("x: " + "[" * 20000, "nested too deep"),
         ("# " + "x" * (1 << 21), "larger than 1 MiB"),
         ("---\nname: other\n", "single document"),

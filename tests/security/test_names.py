@@ -198,7 +198,7 @@ def test_the_name_of_a_choice_leads_to_no_file_elsewhere(posbench: Give, given: 
         Path(place).write_text(content)
     before = left(Path.cwd())
     refusal = posbench(*given).refusal
-    assert "cannot be the name of a choice: take one of conf/" in refusal
+    assert "cannot be the name of a choice: give a name from conf/" in refusal
     assert left(Path.cwd()) == before
 
 

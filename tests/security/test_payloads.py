@@ -362,7 +362,7 @@ def test_no_text_runs_code(give: Give, short: list[str], name: str) -> None:
     kept = [word for word in short if word != "data=files" or "data=fineweb_edu" not in words]
     said = give("train", *kept, *cache, *words)
     assert said.status in (0, 2) and "Traceback" not in said.error, said
-    assert ("would be read, not the hub's" in said.error) == (name == "a data set of a script")
+    assert ("would be read instead of the hub's" in said.error) == (name == "a data set of a script")
     assert untouched()
 
 
@@ -428,7 +428,7 @@ def test_lines_of_a_job_are_not_taken_from_a_file(tmp_path: Path, settings: str)
     file.write_text(f"# @package _global_\n{slurm}\nexperiment: {{name: mine}}\n{launcher}\n")
     words = (f"--config-dir={tmp_path}/own", "experiment=mine")
     with pytest.raises(
-        ConfigError, match=r"hydra\.launcher\..*(could become a command of a job|would set Hydra itself)"
+        ConfigError, match=r"hydra\.launcher\..*(could become a command of a job|would change Hydra itself)"
     ):
         composition(read(words))
     if settings.startswith("setup"):

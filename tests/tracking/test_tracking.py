@@ -247,7 +247,7 @@ def test_an_error_of_wandb_is_said_once_and_the_run_goes_on(tmp_path: Path, monk
     tracker.finish()
     tracker.finish()
     assert [line for line in said if "sync" not in line] == [
-        "wandb failed (disk full, [removed]): tracked no further, metrics.jsonl has everything"
+        "wandb failed (disk full, [removed]): no longer tracked, metrics.jsonl has everything"
     ]
 
 

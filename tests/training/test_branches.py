@@ -136,13 +136,13 @@ def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Ma
         (["train.schedule=cosine"], r"cosine has no branches.*train\.schedule=wsd"),
         (["train.branch_tokens=[900]"], r"branch_tokens\[0\]=900 is not a whole number of steps.*nearest is 896"),
         (["train.tokens=2500"], r"train\.tokens=2500 is not a whole number of steps.*2560"),
-        (["train.branch_tokens=[1536,896]"], r"must ascend"),
-        (["train.branch_tokens=[2560]"], r"below train\.tokens=2560"),
+        (["train.branch_tokens=[1536,896]"], r"must be in ascending order"),
+        (["train.branch_tokens=[2560]"], r"below the trunk's train\.tokens=2560"),
         (["train.branch_tokens=[256]"], r"decay of a run of 256 tokens would begin before the 2 steps of warm-up"),
         (["train.steps=20"], r"set train\.steps=null"),
         (["train.decay_ratio=0"], r"decay_ratio=0"),
-        (["train.trunk_tokens=5120"], r"a branch has none of its own"),
-        (["train.branch_tokens=[]", "train.trunk_tokens=1280"], r"must be fewer than train\.trunk_tokens=1280"),
+        (["train.trunk_tokens=5120"], r"which has no branches itself"),
+        (["train.branch_tokens=[]", "train.trunk_tokens=1280"], r"must be less than train\.trunk_tokens=1280"),
     ],
 )
 def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, given: list[str], says: str) -> None:

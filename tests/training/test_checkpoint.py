@@ -43,7 +43,7 @@ def test_an_altered_one_is_named_and_passed_over(tmp_path: Path, name: str) -> N
     notices: list[str] = []
     found = newest(tmp_path, notices.append)
     assert found is not None and found.name == "step=00000004"
-    assert len(notices) == 1 and "step=00000008" in notices[0] and name in notices[0] and "passed over" in notices[0]
+    assert len(notices) == 1 and "step=00000008" in notices[0] and name in notices[0] and "skipped" in notices[0]
 
 
 def test_a_changed_figure_of_the_state_is_seen_though_it_is_still_json(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
     done = subprocess.run(
         given, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
     )
-    assert done.returncode == 2 and "a sweep (-m) under torchrun" in done.stderr
+    assert done.returncode == 2 and "a sweep (-m) cannot run under torchrun" in done.stderr
 
 
 def test_refusals_come_before_any_process(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +220,7 @@ def test_refusals_come_before_any_process(words: list[str], capfd: pytest.Captur
 
 @pytest.mark.slow
 def test_a_worker_s_refusal_is_told_in_its_own_words(words: list[str], alone: Run) -> None:
-    with pytest.raises(ConfigError, match=r"holds a run of another configuration: train\.lr"):
+    with pytest.raises(ConfigError, match=r"contains a run of another configuration: train\.lr"):
         launch(compose([*words, "experiment_name=alone", "launch.nproc=2", "train.lr=3e-3"]))
 
 

@@ -56,7 +56,7 @@ def test_replays_read_the_batch_and_the_rate_of_their_step(config: Make) -> None
 
 
 def test_a_recorded_step_that_is_another_one_is_noticed_at_its_first_replay(config: Make) -> None:
-    with pytest.raises(ConfigError, match="and report it"):
+    with pytest.raises(ConfigError, match="and please report it"):
         losses(config(), Repeater(scale=1.05))
 
 

@@ -59,7 +59,7 @@ def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> 
     run = Run(run_folder(config()))
     assert state_of(run) == "died" and "not finite" in run.manifest.reason and run.manifest.skipped_steps == 3
     before = files(run.path)
-    with pytest.raises(Died, match=r"it died before: 3 steps .*train\.max_skipped_steps=3 or more resumes"):
+    with pytest.raises(Died, match=r"it died earlier: 3 steps .*train\.max_skipped_steps=3 or more resumes"):
         train(config("train.max_skipped_steps=2"))
     assert files(run.path) == before
     resumed = train(config("train.max_skipped_steps=3"), observe=poisoned({8, 9, 10}))

@@ -307,7 +307,7 @@ def test_a_folder_in_which_nothing_was_kept_may_be_had_by_another_configuration(
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), [(99, "formats 1 to 2: upgrade posbench"), (0, "formats 1 to 2"), (1, "it cannot be trained")]
+    ("number", "says"), [(99, "formats 1 to 2: upgrade posbench"), (0, "formats 1 to 2"), (1, "but not trained")]
 )
 def test_another_format_says_so(config: Make, cut: Run, number: int, says: str) -> None:
     file = cut.path / "run.json"
@@ -335,7 +335,7 @@ def test_a_line_of_metrics_that_is_none_is_named(tmp_path: Path) -> None:
     append_metrics(tmp_path / "metrics.jsonl", {"kind": "train", "step": 1, "tokens": 32})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("\0\0\0\n")
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 holds no row"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 is not a row"):
         _ = Run(tmp_path).metrics
 
 

@@ -66,7 +66,7 @@ def quiet_datasets() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"text is read through the `datasets` library, and {error.name} is not installed: "
-            "pip install datasets, or prepare the text where it is (posbench prepare) and copy its cache folder"
+            "pip install datasets, or run posbench prepare where it is installed and copy the cache folder"
         ) from None
 
     datasets.disable_progress_bars()

@@ -72,9 +72,9 @@ class Files(Source):
         if count == 0:
             return  # said in its turn
         raise ConfigError(
-            f"{self.describe('train')} gives {count} document{'s' * (count > 1)} (a text file is one), and splits are "
+            f"{self.describe('train')} has {count} document{'s' * (count > 1)} (a text file is one), and splits are "
             f"made of whole documents, so there would be no {splits[count]} text: set data.cut_bytes=100000 to have "
-            "text files cut at blank lines into documents of about so many bytes, or name the files of each split "
+            "text files cut at blank lines into documents of about that many bytes, or name the files of each split "
             "(data=files data.train_path=... data.validation_path=... data.test_path=...)"
         )
 
@@ -94,7 +94,7 @@ class Files(Source):
         listed = [words] if isinstance(words, (str, Path)) else words
         if not isinstance(listed, list) or not listed or not all(isinstance(w, (str, Path)) and str(w) for w in listed):
             raise ConfigError(
-                f"{named} is no path: give a file, a glob such as 'books/*.parquet', a folder, or a list of them"
+                f"{named} is not a path: give a file, a glob such as 'books/*.parquet', a folder, or a list of them"
             )
         try:
             return list(dict.fromkeys(chain.from_iterable(self._files_of(named, str(word)) for word in listed)))
@@ -108,9 +108,7 @@ class Files(Source):
         if path.is_file():
             return [path.resolve()]
         if path.exists() and not path.is_dir():
-            raise ConfigError(
-                f"{named} is a pipe or a device, which has no end that could be found: give ordinary files"
-            )
+            raise ConfigError(f"{named} is a pipe or a device, which may never end: give ordinary files")
         if path.is_dir():
             found = self._of_folder(named, path)
             missing = f"{named} is a folder without text files ({_counted(self._skipped)}): name the files themselves"
@@ -129,8 +127,8 @@ class Files(Source):
         """The files below it that hold text by their suffix; hidden ones, and those in hidden folders, are left out."""
         if (folder / "dataset_dict.json").is_file():
             raise ConfigError(
-                f"{named} is a data set of several splits ({', '.join(_folders(folder))}): name one a split, as in "
-                f"data.train_path={folder}/train data.validation_path={folder}/validation"
+                f"{named} is a data set of several splits ({', '.join(_folders(folder))}): name one for each split, as "
+                f"in data.train_path={folder}/train data.validation_path={folder}/validation"
             )
         is_data_set = (folder / "state.json").is_file()  # of datasets.save_to_disk: its JSON files hold no text
         found = []
@@ -153,5 +151,5 @@ def _counted(files: Counter[str]) -> str:
     """`33 files (30 .md, 3 .txt)`."""
     total = sum(files.values())
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in files.most_common(8))
-    more = f" and {len(files) - 8} kinds more" if len(files) > 8 else ""
+    more = f" and {len(files) - 8} more kinds" if len(files) > 8 else ""
     return f"{total:,} file{'s' * (total != 1)}" + (f" ({kinds}{more})" if total else "")

@@ -173,7 +173,7 @@ READERS: dict[str, Callable[[list[Path], DataConfig], Iterable[str]]] = {
 
 
 def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} breaks off or is damaged ({first_line(error)}): write the file again, or leave it out")
+    return ConfigError(f"{path} is cut off or damaged ({first_line(error)}): write the file again, or leave it out")
 
 
 def _chunk(group: Any, column: str) -> Any:
@@ -213,8 +213,8 @@ def _texts_of(rows: Any, path: Path, column: str) -> Iterator[str]:
 
 def _too_long(path: Path, column: str) -> ConfigError:
     return ConfigError(
-        f"{path}: a row of {column!r} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: cut it "
-        "into documents"
+        f"{path}: a row of {column!r} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: split "
+        "it into several documents"
     )
 
 
@@ -224,7 +224,7 @@ def _read_text(path: Path) -> Iterator[str]:
     if len(data) > MAX_DOCUMENT_BYTES:
         raise ConfigError(
             f"{path} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a text file is one document: set "
-            "data.cut_bytes=100000 to have text files cut at blank lines, or give a line each of a JSONL file"
+            "data.cut_bytes=100000 to cut text files at blank lines, or write its documents as lines of a JSONL file"
         )
     refuse_binary(path, data)
     yield _decoded(path, data)
@@ -270,7 +270,7 @@ class _Lines(Iterator[str]):
         if self.characters_left < 0:
             raise ConfigError(
                 f"{self._path}: a row is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: close "
-                "every quoted field, and cut longer texts into documents"
+                "every quoted field, and split longer texts into several documents"
             )
         return line
 
@@ -301,7 +301,7 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
             if len(line) > MAX_DOCUMENT_BYTES:
                 raise ConfigError(
                     f"{where} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a line is one document: "
-                    "cut it into documents"
+                    "split it into several documents"
                 )
             if line.strip():
                 text = _text_of(where, _decoded(path, line, offset), column)
@@ -315,24 +315,24 @@ def _text_of(where: str, line: str, column: str) -> str | None:
         row = json.loads(line.removeprefix("\ufeff"))  # Windows marks UTF-8 so
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where} is no JSON ({first_line(error)}): a JSONL file holds one JSON object a line"
+            f"{where} is not JSON ({first_line(error)}): a JSONL file has one JSON object per line"
         ) from error
     if not isinstance(row, dict):
         raise ConfigError(
-            f'{where} is no JSON object but {type(row).__name__}: a JSONL file holds lines like {{"{column}": "..."}}'
+            f'{where} is not a JSON object but {type(row).__name__}: a JSONL file has lines like {{"{column}": "..."}}'
         )
     if column not in row:
         raise no_column(where, column, row)
     text = row[column]
     if text is not None and not isinstance(text, str):
         raise ConfigError(
-            f"{where}: {column!r} holds {type(text).__name__}, not text; set data.text_column to the one that does"
+            f"{where}: {column!r} holds {type(text).__name__}, not text; set data.text_column to the column of text"
         )
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{where} holds half a surrogate pair ({error.object[error.start]!a}), which is no text: fix the line"
+            f"{where} contains half a surrogate pair ({error.object[error.start]!a}), which is not text: fix the line"
         ) from error
     return text
 
@@ -345,7 +345,7 @@ def _check_parquet(path: Path, column: str) -> None:
         schema = pq.read_schema(path)
     except pa.ArrowException as error:
         raise ConfigError(
-            f"{path} is no parquet file, or a damaged one ({first_line(error)}): write it again, or leave it out"
+            f"{path} is not a parquet file, or is damaged ({first_line(error)}): write it again, or leave it out"
         ) from error
     _check_column(path, column, schema)
 
@@ -357,4 +357,4 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
         raise no_column(str(path), column, schema.names)
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise ConfigError(f"{path}: column {column!r} holds {kind}, not text; set data.text_column to one that does")
+        raise ConfigError(f"{path}: column {column!r} holds {kind}, not text; set data.text_column to a column of text")

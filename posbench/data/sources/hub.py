@@ -56,8 +56,8 @@ class Hub(Source):
             raise
         except Exception as error:  # datasets, huggingface_hub, fsspec, httpx and Arrow each have their own kinds
             raise ConfigError(
-                f"the hub broke off {config.repository} (split {split!r}) after {count:,} rows: "
-                f"{type(error).__name__}: {first_line(error)}; try again, or work offline: {_OFFLINE}"
+                f"reading {config.repository} (split {split!r}) from the hub failed after {count:,} rows "
+                f"({type(error).__name__}: {first_line(error)}): try again, or work offline: {_OFFLINE}"
             ) from error
 
     def _probe(self) -> None:
@@ -73,8 +73,8 @@ class Hub(Source):
         repository = config.repository
         if Path(repository).exists():
             raise ConfigError(
-                f"the folder {Path(repository).absolute()} would be read, not the hub's {repository}: rename it, "
-                "run elsewhere, or read your own files with data=files data.path=..."
+                f"the folder {Path(repository).absolute()} would be read instead of the hub's {repository}: "
+                "rename it, run in another folder, or read your own files with data=files data.path=..."
             )
         if constants.HF_HUB_OFFLINE:
             raise ConfigError(
