@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from posbench.composition import choices, compose, conf_dir
+from posbench.plan import plan
 from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
@@ -54,6 +55,19 @@ def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
     for name, price in rows.items():
         header = (conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").split("\ndefaults:")[0]
         assert price in header, name
+
+
+def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "my_conf" / "experiment" / "mine.yaml").write_text(shown, encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("one", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    planned = plan(["experiment=mine", "--config-dir=my_conf"])
+    assert (planned.experiment, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
+    assert compose(["experiment=mine", "--config-dir=my_conf"]).data.source == "files"
 
 
 @pytest.mark.parametrize(("name", "runs"), [("demo_cpu", 55)])
