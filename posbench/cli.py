@@ -306,7 +306,13 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
     from posbench.data import prepare as prepare_text
     from posbench.data.overlap import overlap_lines
 
-    corpus = prepare_text(config, notice=_say)
+    noticed: list[str] = []  # on stderr, where the text was not prepared before
+
+    def notice(text: str) -> None:
+        noticed.extend(text.splitlines())
+        _say(text)
+
+    corpus = prepare_text(config, notice=notice)
     console = _console(for_show=False)
     console.print(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries",
@@ -319,6 +325,8 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
             highlight=False,
         )
     for line in overlap_lines(corpus.overlap, config.data.name):
+        if line in noticed:
+            continue
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -350,7 +358,7 @@ def evaluate(
             metavar="KEY=VALUE",
             help="Change an option of the scheme for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
             "yarn_code (with factor=4; by default length / training length), base=1e6. Several values, separated by "
-            "commas, are evaluated in turn (rescale=pi,yarn);  repeat --under for several options at once.",
+            "commas, are evaluated in turn (rescale=pi,yarn); repeat --under for several options at once.",
             show_default=False,
         ),
     ] = None,
@@ -407,7 +415,7 @@ def report(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[EXPERIMENT...]",
+            metavar="EXPERIMENT...",
             help="An experiment, or its folder. Default: the only one. Several that differ only in size or tokens: "
             "the trend over them.",
             show_default=False,
@@ -417,7 +425,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to set beside ours, such as kexue-10862. --against list shows all.",
+            help="Published results to compare with ours, such as kexue-10862. --against list shows all.",
             show_default=False,
             autocompletion=_complete_published,
         ),
@@ -439,7 +447,10 @@ def report(
         str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
     ] = None,
     latex: Annotated[
-        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
+        bool,
+        typer.Option(
+            "--latex", help="Also write LaTeX tables, PDF figures and a document of all, report.tex, in OUTPUT/latex."
+        ),
     ] = False,
     wandb: Annotated[
         bool, typer.Option("--wandb", help="Also log the report to wandb, and each run's gap to its wandb run.")

@@ -261,7 +261,8 @@ class DataConfig:
         else:
             _require(
                 self.path is None and explicit == [None, None, None],
-                f"data.path is for your own files, and this is data={self.name}: give data=files data.path=...",
+                f"data.path and data.train_path are for your own files, but the source is {self.source!r}: give "
+                "data=files too (in the YAML of an experiment: '- override /data: files' under 'defaults:')",
             )
         if self.source == "hub":
             _require(

@@ -28,7 +28,7 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         return
     cells: dict[str, dict[str, str]] = {}
     for outcome in named:
-        row, _, seed = outcome.name.rpartition("/")
+        row, _, seed = outcome.name.rpartition("/seed=")
         cells.setdefault(row, {})[seed] = _cell(outcome)
     seeds = list(dict.fromkeys(seed for of_row in cells.values() for seed in of_row))
     if len({row.partition("/")[0] for row in cells}) == 1:

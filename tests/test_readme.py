@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from posbench.composition import choices, compose, conf_dir
+from posbench.plan import plan
 from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
@@ -56,6 +57,19 @@ def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
         assert price in header, name
 
 
+def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "my_conf" / "experiment" / "mine.yaml").write_text(shown, encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("one", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    planned = plan(["experiment=mine", "--config-dir=my_conf"])
+    assert (planned.experiment, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
+    assert compose(["experiment=mine", "--config-dir=my_conf"]).data.source == "files"
+
+
 @pytest.mark.parametrize(("name", "runs"), [("demo_cpu", 55)])
 def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> None:
     folder = ROOT / "runs" / "reference" / name
@@ -65,7 +79,7 @@ def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> No
     said = " ".join(section.split())
     manifests = [run.manifest for run in find_runs(folder)]
     assert {manifest.device["dtype"] for manifest in manifests} == {"float32"}
-    assert len(manifests) == runs and f"a run, {runs // 11} seeds" in said
+    assert len(manifests) == runs and f"per run, {runs // 11} seeds" in said
     report = (folder / "report" / "report.md").read_text(encoding="utf-8")
     pattern = r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) for unrelated orders; by seed (\S+ to \S+)\)"
     found = re.search(pattern, report)

@@ -120,7 +120,7 @@ def check_inert(mapping: Any, resolved: bool = False) -> None:
         )
     for key, value in _leaves(mapping):
         if isinstance(value, int) and abs(value) >= 1 << 64:
-            raise ConfigError(f"{key} is out of range: no setting takes a number of more than 64 bits")
+            raise ConfigError(f"{key} is out of range: give a number of at most 64 bits")
         refuse_code(key, f"{key}={value!r}")
         _refuse_lookup(key, value, None if resolved else _REFERENCE)
         _refuse_credential(key, value, resolved)

@@ -104,6 +104,12 @@ def names_of(composed: DictConfig) -> Names:
     return tuple(str(OmegaConf.select(composed, key)) for key in ("experiment_name", "scheme.name", "seed"))
 
 
+def run_name(composed: DictConfig) -> str:
+    """`demo/vo_rope/seed=0`: the run's folder below the runs folder. Raises: as `names_of`."""
+    experiment, scheme, seed = names_of(composed)
+    return f"{experiment}/{scheme}/seed={seed}"
+
+
 def describe(jobs: Sequence[tuple[Sequence[str], Names]]) -> str:
     """`22 runs: 11 schemes x 2 seeds`, of the words and the names of each job.
 

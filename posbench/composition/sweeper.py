@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from posbench.composition.compose import typed
 from posbench.composition.inert import check_composed
 from posbench.composition.progress import SweepProgress
-from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, params_of, swept_values
+from posbench.composition.sweep import branch_words, describe, jobs_of, names_of, params_of, run_name, swept_values
 from posbench.composition.words import Words
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
@@ -83,7 +83,7 @@ class Task:
         """Raises: Stopped and KeyboardInterrupt in the sweep's own process, to end the whole sweep."""
         name = "a job"
         with suppress(OmegaConfBaseException):  # of a value that refers to nothing: `typed` says so
-            name = "/".join(names_of(composed))
+            name = run_name(composed)
         if self.progress.to_train:
             self.say(self.progress.begins(int(HydraConfig.get().job.num), name))
         try:
@@ -194,8 +194,7 @@ class PosbenchSweeper(Sweeper):
 
 def _folder(composed: DictConfig) -> Path:
     """The run folder of a job, of values that may yet be refused when it runs."""
-    experiment, scheme, seed = names_of(composed)
-    return Path(str(OmegaConf.select(composed, "runs_dir")), experiment, scheme, f"seed={seed}")
+    return Path(str(OmegaConf.select(composed, "runs_dir")), run_name(composed))
 
 
 @contextmanager

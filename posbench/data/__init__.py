@@ -9,7 +9,7 @@ sources/         where text comes from: the standard library, your files, the hu
 splitting.py     which split a document goes to
 tokenization.py  text to numbers
 grams.py         text as hashes of its 13-grams, and near-duplicates by them
-overlap.py       how much of the held-out text also stands in train
+overlap.py       how much of the held-out text also occurs in train
 shards.py        files of numbers: written once, checked, memory-mapped
 build.py         documents in, files of numbers out, one pass
 preparation.py   the cache: make a corpus once, find it again at once

@@ -1,11 +1,11 @@
-"""How much of the held-out text also stands in train: the share of its 13-grams of words, by document.
+"""How much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
 
 The hashes of the held-out grams are held in memory; train streams past them. Measured once, when a corpus is made, and
 kept in its manifest:
 
     "overlap": {"words": 13, "one_in": 1, "splits": {"validation": {
         "grams": 52_113,             # looked up (one in `one_in`, chosen by their hashes, where there are very many)
-        "share": 0.0018,             # of these, how many stand in train
+        "share": 0.0018,             # of these, how many occur in train
         "documents_above": 0,        # documents with a share above `WARN_ABOVE`
         "worst": [{"name": ..., "grams": ..., "share": ...}, ...]}, "test": ...}}
 """
@@ -32,7 +32,7 @@ _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB that tells of most grams at once that they are not held out
 
 Name = Callable[[str, int, str], str]  # split, number of the document, its text -> what to call it
-Shares = dict[str, float]  # split -> how much of it stands in train
+Shares = dict[str, float]  # split -> how much of it occurs in train
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Name) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Nam
 
 
 def overlap_between(trained_on: Corpus, held_out: Corpus) -> Shares:
-    """How much of the held-out splits of one text stands in the train split of another; they share a tokenizer."""
+    """How much of the held-out splits of one text occurs in the train split of another; they share a tokenizer."""
     splits = {split.name: split for split in (held_out.validation, held_out.test)}
     measured = measure_overlap(
         held_out.tokenizer, {**splits, "train": trained_on.train}, lambda split, number, text: f"document {number:,}"
@@ -119,7 +119,7 @@ def overlap_lines(overlap: Mapping[str, Any], data: str) -> list[str]:
     if not overlap["splits"]:
         return []
     sampled = f", one in {overlap['one_in']} of them" if overlap["one_in"] > 1 else ""
-    lines = [f"held-out text that also occurs in train, by sequences of {overlap['words']} words{sampled}:"]
+    lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words{sampled}:"]
     for key, split in overlap["splits"].items():
         above = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
         lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")
@@ -128,12 +128,12 @@ def overlap_lines(overlap: Mapping[str, Any], data: str) -> list[str]:
 
 
 def overlap_warning(overlap: Mapping[str, Any], data: str) -> list[str]:
-    """One line where more than `WARN_ABOVE` of a split's text also stands in train, else none."""
+    """One line where more than `WARN_ABOVE` of a split's text also occurs in train, else none."""
     much = [f"{split['share']:.1%} of {key}" for key, split in overlap["splits"].items() if split["share"] > WARN_ABOVE]
     if not much:
         return []
     return [
-        f"warning: data={data}: {' and '.join(much)} also occurs in train (more than {WARN_ABOVE:.0%}), so a low loss "
-        "there is partly memory: leave out copies of documents, or keep them in one split (posbench prepare names the "
-        "worst documents)"
+        f"warning: data={data}: {' and '.join(much)} also occur{'s' * (len(much) == 1)} in train (more than "
+        f"{WARN_ABOVE:.0%}), so a low loss there is partly memory: remove copies of documents, or keep them in one "
+        "split (posbench prepare names the worst documents)"
     ]

@@ -2,7 +2,7 @@
 
     <cache>/index/<request>.json    a request (what was asked for, and what the source was recognised by) -> its corpus
     <cache>/corpora/<corpus>/       see `shards`
-    <cache>/overlaps/<both>.json    how much of one corpus also stands in another, which models were trained on
+    <cache>/overlaps/<both>.json    how much of one corpus also occurs in another, which models were trained on
     <cache>/locks/                  one process prepares a request, others wait for it
 
 A corpus is made in a folder beside and renamed when whole. It is checked each time it is opened, and a damaged one is
@@ -68,7 +68,7 @@ def find_prepared(config: Config) -> Corpus | None:
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus, notice: Notice = say) -> Shares:
-    """How much of each split of a text to score also stands in the train split of another: measured once, and kept.
+    """How much of each split of a text to score also occurs in the train split of another: measured once, and kept.
 
     Returns: split -> the share of its 13-grams.
     """

@@ -121,7 +121,7 @@ class Corpus:
 
     @property
     def overlap(self) -> Mapping[str, Any]:
-        """How much of the held-out text also stands in train (`posbench.data.overlap`)."""
+        """How much of the held-out text also occurs in train (`posbench.data.overlap`)."""
         return self.manifest["overlap"]
 
     @property

@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int = MOST_SETTINGS) -> bytes:
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     if content is None or len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, more than such a file may be", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, the limit for such a file", str(path))
     return content
 
 

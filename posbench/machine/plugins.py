@@ -59,6 +59,13 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         self.check(cls)
         return cls
 
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: {self._place(name)}' for name in self)}}}"
+
+    def _place(self, name: str) -> str:
+        """Where the class is, without importing it."""
+        return self.ours[name].__name__ if name in self.ours else self.points[name].value
+
     def __iter__(self) -> Iterator[str]:
         return iter((*self.ours, *self.points))
 
@@ -71,7 +78,10 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         Raises: ConfigError with the nearest name.
         """
         if name not in self:
-            raise ConfigError(f"{key}={name!r} is not known{nearest(name, self)} (known: {', '.join(self)})")
+            raise ConfigError(
+                f"{key}={name!r} is not known{nearest(name, self)} (known: {', '.join(self)}; to add your own, install "
+                f"a package that names it under the entry-point group {self.group})"
+            )
         return self[name]
 
 

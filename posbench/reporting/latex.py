@@ -12,6 +12,9 @@ from posbench.reporting.sections import Section
 from posbench.reporting.tables import Table
 
 LONGEST = 40  # characters of a column that is set on one line
+_UNBROKEN = re.compile(r"\S{16}(?=\S)")  # after which a word, such as a hash, may be broken
+# Begins a cell of several lines: its words are not spread over the width, and two backslashes still end the row.
+_RAGGED = r"\raggedright\let\\\tabularnewline "
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -39,6 +42,7 @@ _UNICODE = {
     "†": r"$\dagger$",
     "τ": r"$\tau$",
     "\N{NO-BREAK SPACE}": "~",
+    "\N{ZERO WIDTH SPACE}": r"\allowbreak{}",
 }
 
 # A table in its own size, or as much smaller as the page asks for.
@@ -53,16 +57,21 @@ _FITTED = r"""\newsavebox{\whole}
 def latex_text(text: str) -> str:
     """Text that LaTeX shows as it is; a character that is not known here is shown as `U+03B1`."""
     known = {**_SPECIAL, **_UNICODE, "\n": " "}
-    return "".join(known.get(c) or (c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}") for c in text)
+    parts = [
+        "".join(known.get(c) or (c if c.isascii() and c.isprintable() else f"U+{ord(c):04X}") for c in part)
+        for part in re.split(r"`([^`]+)`", text)  # every second one stood between backticks
+    ]
+    return "".join(f"\\texttt{{{part}}}" if n % 2 else part for n, part in enumerate(parts))
 
 
 def tabular(table: Table) -> str:
     """The table as a `tabular` in the style of booktabs, with its title as a comment."""
     body = [*table.rows, *table.foot]
-    columns = "".join(_column(n, table, body) for n in range(len(table.headers)))
+    wide = [_is_wide(n, table, body) for n in range(len(table.headers))]
+    columns = "".join(_column(n, table, wide[n]) for n in range(len(table.headers)))
     lines = [f"% {latex_text(table.title)} (posbench report); \\usepackage{{booktabs}}"]
     lines += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", _row(map(_header, table.headers)), r"\midrule"]
-    lines += [_row(map(_cell, row)) for row in table.rows]
+    lines += [_row(map(_cell, row, wide)) for row in table.rows]
     if table.foot:
         lines += [r"\midrule", *(_row(f"\\textit{{{_cell(cell)}}}" for cell in row) for row in table.foot)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -91,13 +100,10 @@ def files(title: str, made: Sequence[Section], pictures: Iterable[str]) -> dict[
 
 
 def _float(kind: str, caption: str, content: str, label: str) -> str:
-    lines = [
-        f"\\begin{{{kind}}}[p]",
-        r"\centering",
-        f"\\caption{{{latex_text(caption)}}}",
-        f"\\label{{{kind}:{label}}}",
-    ]
-    return "\n".join([*lines, content, f"\\end{{{kind}}}"])
+    """The caption of a table is above it, that of a figure below."""
+    words = f"\\caption{{{latex_text(caption)}}}\n\\label{{{kind}:{label}}}"
+    parts = [words, content] if kind == "table" else [content, words]
+    return "\n".join([f"\\begin{{{kind}}}[p]", r"\centering", *parts, f"\\end{{{kind}}}"])
 
 
 def _name(title: str, taken: Mapping[str, str]) -> str:
@@ -105,10 +111,15 @@ def _name(title: str, taken: Mapping[str, str]) -> str:
     return next(n for n in (name, *(f"{name}-{k}" for k in range(2, 999))) if f"{n}.tex" not in taken)
 
 
-def _column(n: int, table: Table, rows: Sequence[Sequence[str]]) -> str:
+def _is_wide(n: int, table: Table, rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the text of a column is set in several lines."""
+    return n in table.left and max((len(row[n]) for row in rows), default=0) > LONGEST
+
+
+def _column(n: int, table: Table, is_wide: bool) -> str:
     if n not in table.left:
         return "r"
-    return "l" if max((len(row[n]) for row in rows), default=0) <= LONGEST else "p{0.4\\linewidth}"
+    return "p{0.4\\linewidth}" if is_wide else "l"
 
 
 def _header(header: str) -> str:
@@ -118,10 +129,11 @@ def _header(header: str) -> str:
     return r"\begin{tabular}[b]{@{}c@{}}" + r"\\".join(lines) + r"\end{tabular}"
 
 
-def _cell(cell: str) -> str:
-    """A minus sign is no hyphen."""
-    text = latex_text(cell)
-    return f"$-${text[1:]}" if re.match(r"-[\d.]", text) else text
+def _cell(cell: str, is_wide: bool = False) -> str:
+    """A number's hyphen becomes a minus sign; in a wide column long words may be broken."""
+    text = latex_text(_UNBROKEN.sub("\\g<0>\N{ZERO WIDTH SPACE}", cell) if is_wide else cell)
+    text = f"$-${text[1:]}" if re.match(r"-[\d.]", text) else text
+    return f"{_RAGGED}{text}" if is_wide else text
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -98,7 +98,7 @@ def measurements(findings: Findings) -> pd.DataFrame:
 def texts(findings: Findings) -> pd.DataFrame:
     """texts.csv: table.csv of texts that the runs were not trained on, where nothing is tested.
 
-    `overlap` is the share of the split's 13-grams of words that also stand in the text trained on.
+    `overlap` is the share of the split's 13-grams of words that also occur in the text trained on.
     """
     import pandas as pd
 

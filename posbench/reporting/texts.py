@@ -24,7 +24,7 @@ class OtherText:
 
     @property
     def overlaps(self) -> dict[str, float | None]:
-        """Split -> the share of its 13-grams that also stand in the text trained on; None where that was not known."""
+        """Split -> the share of its 13-grams that also occur in the text trained on; None where that was not known."""
         headers = [result.header for m in self.measurements for result in m.results]
         shares = {str(header.get("split")): header.get("overlap") for header in headers}
         return {split: share if isinstance(share, float) else None for split, share in shares.items()}

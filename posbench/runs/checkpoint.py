@@ -151,7 +151,7 @@ def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
         raise TornCheckpoint("state.json does not match its checksum")
     check_format(checkpoint, number, FORMAT)
     if checkpoint.name != _name(step):
-        raise TornCheckpoint(f"it holds step {step}")
+        raise TornCheckpoint(f"it is of step {step}")
     for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
         try:
             summed = sum_of(checkpoint / name)

@@ -151,7 +151,7 @@ def _parsed(content: Any) -> NgramLosses:
         counts = {name: int(content[name]) for name in _COUNTS}
         seconds = float(content["seconds"])
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise ValueError(f"it holds no losses: {error}") from None
+        raise ValueError(f"it has no losses: {error}") from None
     if min(counts.values()) < 1 or not all(0 <= number < math.inf for number in (*losses.values(), seconds)):
-        raise ValueError("it holds what losses and counts cannot be")
+        raise ValueError("it has impossible losses or counts")
     return NgramLosses(task, losses, **counts, seconds=seconds)

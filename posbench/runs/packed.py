@@ -106,7 +106,7 @@ class Pack:
                 file_name(name): (int(each["bytes"]), str(each["sha256"])) for name, each in content["files"].items()
             }
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
-            self.refuse(PACK, f"holds no list of runs and files ({error})")
+            self.refuse(PACK, f"has no list of runs and files ({error})")
         return Index(runs, files)
 
     def content(self, name: str) -> bytes:
@@ -162,7 +162,7 @@ class Pack:
                 if row["windows"] < 1:
                     raise ConfigError(f"{row['windows']} windows")
             except ConfigError as error:
-                self.refuse(READINGS, f"holds what is not a result ({error})")
+                self.refuse(READINGS, f"has a row that is not a result ({error})")
             first = ends.get(file, 0)
             ends[file] = first + row["windows"]
             columns = tuple(map(str, row["columns"]))
@@ -180,7 +180,7 @@ class Pack:
         except ValueError as error:
             self.refuse(NGRAMS, f"cannot be read ({error})")
         if not isinstance(records, dict):
-            self.refuse(NGRAMS, "holds no records")
+            self.refuse(NGRAMS, "has no records")
         return records
 
     def windows(self, stored: Stored) -> pyarrow.Table:
@@ -216,7 +216,7 @@ class Pack:
         for row in rows:
             for column, kind in _COLUMNS[name].items():
                 if column not in row or not isinstance(row[column], kind):
-                    self.refuse(name, f"holds what it cannot in the column {column!r}")
+                    self.refuse(name, f"has impossible values in the column {column!r}")
         return rows
 
 

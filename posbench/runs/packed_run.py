@@ -160,5 +160,5 @@ def _header(stored: Stored) -> dict[str, Any]:
     except ValueError as error:
         raise NotAResult(f"its header cannot be read ({error})") from None
     if not isinstance(header, dict):
-        raise NotAResult("its header holds no settings")
+        raise NotAResult("its header has no settings")
     return header

@@ -319,7 +319,7 @@ def _header(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise NotAResult(f"{file.name} cannot be read ({error})") from None
     if not isinstance(header, dict):
-        raise NotAResult(f"{file.name} holds no settings")
+        raise NotAResult(f"{file.name} has no settings")
     return header
 
 
@@ -333,7 +333,7 @@ def check_header(manifest: Manifest, reading: Reading, header: Mapping[str, Any]
     if not has_its_seal(header):
         raise NotAResult(f"{name} does not match its checksum")
     if not isinstance(header.get("settings"), dict):
-        raise NotAResult(f"{name} holds no settings")
+        raise NotAResult(f"{name} has no settings")
     bindings = _bindings(manifest, reading) | ({} if reading.step is not None else {"weights": manifest.weights})
     meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
     for key, value in bindings.items():

@@ -33,7 +33,7 @@ def _check_size(metadata: Any) -> None:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
     if metadata.num_rows * metadata.num_columns > _MOST_CELLS or unpacked > _MOST_UNPACKED:
-        raise ValueError(f"it holds {metadata.num_rows:,} rows in {unpacked:,} bytes, more than such a file has")
+        raise ValueError(f"it has {metadata.num_rows:,} rows in {unpacked:,} bytes, more than such a file can have")
 
 
 def fault(table: pyarrow.Table) -> str | None:
@@ -42,7 +42,7 @@ def fault(table: pyarrow.Table) -> str | None:
     import pyarrow.types
 
     if table.num_rows == 0:
-        return "it holds no windows"
+        return "it has no windows"
     for lacking in {"document", "targets"} - set(table.column_names):
         return f"it lacks the column {lacking!r}"
     for name in table.column_names:
@@ -59,5 +59,5 @@ def fault(table: pyarrow.Table) -> str | None:
                 least = pyarrow.compute.min(column) if each else pyarrow.compute.max(column)
                 fits = least.as_py() > 0
         if not fits:
-            return f"the column {name!r} holds what it cannot"
+            return f"the column {name!r} has impossible values"
     return None

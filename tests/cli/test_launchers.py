@@ -77,10 +77,10 @@ def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> N
     """Of a worker that raised, of one that was stopped; and where one was lost, that it was."""
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     failed = failures([*words, "seed=0,1,2"])
-    assert failed == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
+    assert failed == ["demo/nope/seed=1: Unreadable: oh", "demo/nope/seed=2: seed 2 was stopped"]
     batches = [*words, "seed=1,2,3,0", "hydra.sweeper.max_batch_size=2"]
     failed = failures(batches)
-    assert failed[:2] == ["demo/nope/1: Unreadable: oh", "demo/nope/2: seed 2 was stopped"]
+    assert failed[:2] == ["demo/nope/seed=1: Unreadable: oh", "demo/nope/seed=2: seed 2 was stopped"]
     assert len(failed) == 3 and failed[2].startswith("2 runs: JoblibLauncher failed (TerminatedWorkerError: ")
     assert failed[2].endswith("): give the same command again to resume, finished runs are skipped")
 

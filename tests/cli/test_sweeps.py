@@ -22,8 +22,8 @@ def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, s
     told = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
     assert len(told) == 2 and told == said.error.strip().splitlines()[-2:]
     for line, scheme in zip(told, ("nope", "vo_rope"), strict=True):
-        assert line.startswith(f"posbench: demo/{scheme}/-1: seed=-1 is out of range")
-    at_once = "4 runs: 2 schemes x 2 seeds\nrun 1 of 4: demo/nope/-1\ndemo/nope/-1: seed=-1 is out of range"
+        assert line.startswith(f"posbench: demo/{scheme}/seed=-1: seed=-1 is out of range")
+    at_once = "4 runs: 2 schemes x 2 seeds\nrun 1 of 4: demo/nope/seed=-1\ndemo/nope/seed=-1: seed=-1 is out of range"
     assert said.error.startswith(at_once)
     assert said.out.splitlines()[-1] == "4 runs: 2 trained, 2 failed"
     assert statuses(Path("runs")) == {"nope": "finished", "vo_rope": "finished"}
@@ -46,10 +46,10 @@ def test_a_crash_in_one_job_is_told_at_the_end(
 
     monkeypatch.setattr(training, "train", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
-    told = ["3 runs: 3 schemes x 1 seed", "demo/nope/0: oh", "posbench: demo/nope/0: ZeroDivisionError: oh"]
+    told = ["3 runs: 3 schemes x 1 seed", "demo/nope/seed=0: oh", "posbench: demo/nope/seed=0: ZeroDivisionError: oh"]
     lines = said.error.splitlines()
     assert (said.status, [line for line in lines if not line.startswith("run ")]) == (1, told)
-    assert lines[1] == "run 1 of 3: demo/nope/0" and lines[3].startswith("run 2 of 3: demo/vo_rope/0")
+    assert lines[1] == "run 1 of 3: demo/nope/seed=0" and lines[3].startswith("run 2 of 3: demo/vo_rope/seed=0")
     assert said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
     assert trained == ["vo_rope", "alibi"]
 
@@ -147,7 +147,7 @@ def test_ctrl_c_still_tells_what_failed_before(
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     assert said.status == 130
     assert said.error.splitlines()[-2:] == [
-        "posbench: demo/nope/0: ZeroDivisionError: oh",
+        "posbench: demo/nope/seed=0: ZeroDivisionError: oh",
         "interrupted between two runs: give the same command again to resume",
     ]
 

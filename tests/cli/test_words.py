@@ -170,6 +170,17 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
         assert "--config-dir nosuch is not a folder" in posbench(command, "--config-dir", "nosuch").refusal
 
 
+def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> None:
+    text = json.dumps({"text": " ".join(f"word{n * n % 997}" for n in range(400))}) + "\n"
+    own = []
+    for split in ("train", "validation", "test"):
+        Path(f"{split}.jsonl").write_text(text + json.dumps({"text": f"{split} alone"}) + "\n")
+        own.append(f"data.{split}_path={split}.jsonl")
+    given = ["prepare", "data=files", *own, "tokenizer.vocab_size=300", f"data.cache_dir={cache}"]
+    for said in (posbench(*given), posbench(*given)):
+        assert (said.out + said.error).count("also occur in train") == 1, "of validation and of test"
+
+
 @pytest.mark.parametrize(
     "words", [["trian"], ["compare"], ["eval", "--lenght", "8"], ["train", "--multrun"], ["schemes", "--x"]]
 )

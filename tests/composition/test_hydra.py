@@ -48,7 +48,7 @@ def test_no_class_of_hydra_is_replaced_while_a_job_runs(words: list[str]) -> Non
         assert_untouched()
 
     outcomes = run_application("posbench train", words, job, say)
-    begun = ["2 runs: 1 scheme x 2 seeds", "run 1 of 2: demo/nope/0", "run 2 of 2: demo/nope/1"]
+    begun = ["2 runs: 1 scheme x 2 seeds", "run 1 of 2: demo/nope/seed=0", "run 2 of 2: demo/nope/seed=1"]
     assert (len(jobs), [line.partition(", about")[0] for line in said]) == ((2, begun) if "-m" in words else (1, []))
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
 

@@ -416,3 +416,8 @@ def test_without_the_datasets_library_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match="datasets is not installed: pip install datasets"):
         prepare(files(path=tmp_path / "*.txt"))
+
+
+def test_a_path_for_a_source_that_reads_none_is_answered_with_the_line_for_a_yaml_file() -> None:
+    with pytest.raises(ConfigError, match=r"the source is 'stdlib'.*data=files.*'- override /data: files'"):
+        DataConfig(name="packages", source="stdlib", path="books.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,16 @@ def test_the_early_part_is_an_estimate_with_its_doubt(findings: Findings) -> Non
     words = said(found, "nonoverlapping")
     assert "an estimate" in words and "over documents" in words and "is not a bound" in words
     assert "at least" not in words and "is what the longer context did" not in words
+
+
+def test_without_the_training_length_no_changes_are_promised(findings: Findings) -> None:
+    assert "* marks the training length" in said(findings, "fixed") and "read the changes below" in said(
+        findings, "fixed"
+    )
+    unknown = replace(findings.measurements[0].change, mean=math.nan, low=math.nan)
+    longer = [replace(m, change=unknown) for m in findings.measurements if m.length == 512]
+    words = said(replace(findings, measurements=longer), "fixed")
+    assert "changes below" not in words and "* marks" not in words and words.endswith("posbench eval -p fixed -l 256")
 
 
 def test_columns_that_score_different_numbers_of_tokens_each_say_theirs(findings: Findings) -> None:

@@ -49,7 +49,7 @@ def test_they_have_a_section_and_a_file_and_rank_nothing(folder: Path, tmp_path:
     assert spreadsheet.measurements(findings).equals(spreadsheet.measurements(before))
     [section] = [each for each in sections(findings, []) if each.title.startswith("Loss on other text")]
     assert (
-        section.title == "Loss on other text: notes" and "Of its 13-grams of words 1.2% also stand" in section.words[2]
+        section.title == "Loss on other text: notes" and "Of its 13-grams of words 1.2% also occur" in section.words[2]
     )
     losses, perplexities = section.tables[:2]
     assert losses.headers[2] == "gap to qk_rope\nnats/token" and [row[0] for row in losses.rows] == ["qk_rope", "nope"]

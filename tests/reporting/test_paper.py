@@ -56,6 +56,15 @@ def test_names_are_shown_and_not_obeyed():
     assert "$-$0.3 & $-$.5 & a-b" in tabular(Table("t", ["", "x", "y"], [["-0.3", "-.5", "a-b"]]))
 
 
+def test_commands_are_set_as_code_and_long_words_stay_inside_their_column():
+    assert latex_text("`posbench report A_B`, 5 %") == r"\texttt{posbench report A\_B}, 5 \%"
+    assert latex_text("one ` alone") == "one ` alone"
+    text = tabular(Table("t", ["", "value"], [["data", f"{'ab' * 20} and `eval -l 64`"]], left=frozenset({0, 1})))
+    assert "p{0.4\\linewidth}" in text
+    assert "abab\\allowbreak{}abab" in text and r" and \texttt{eval -l 64} \\" in text, "a hash can be broken"
+    assert r"& \raggedright" in text, "words are not spread over the width"
+
+
 def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
     names = {file.name for file in (paper / "latex").iterdir()}
     document = (paper / "latex" / "report.tex").read_text()
@@ -66,6 +75,8 @@ def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
     assert all((paper / f"{name}.svg").exists() for name in pictures)
     assert (paper / "latex" / f"{min(pictures)}.pdf").read_bytes().startswith(b"%PDF")
     assert r"\title{50\% \& more}" in document
+    figure = document.partition(r"\begin{figure}")[2]
+    assert figure.index(r"\includegraphics") < figure.index(r"\caption"), "the caption of a figure is below it"
 
 
 def test_a_link_in_place_of_the_folder_is_not_written_through(losses_only, tmp_path):

@@ -25,6 +25,7 @@ from posbench.reporting import report
 from posbench.reporting.findings import Findings, find
 from posbench.reporting.report import write
 from posbench.reporting.sections.next_runs import command, settings
+from posbench.reporting.sections.ranking import ranking
 from posbench.runs import DIED, Run
 from posbench.runs.manifest import Costs
 
@@ -109,6 +110,11 @@ def test_what_could_be_seen_and_what_to_run_next_are_printed(losses_only: Path) 
     )
     words = [*settings(found.config), "scheme=qk_rope"]
     assert compose(words).to_mapping()["model"] == found.config.to_mapping()["model"]  # the same runs, by these words
+
+
+def test_two_schemes_are_one_pair(losses_only: Path) -> None:
+    section = ranking(find(losses_only, only=["qk_rope", "alibi"]))
+    assert section is not None and "seeds for the only pair, with Holm's correction" in " ".join(section.words)
 
 
 def test_a_smaller_family_is_tested_alone(losses_only: Path) -> None:

@@ -148,7 +148,7 @@ def test_windows_of_what_cannot_be_are_named_though_they_are_sealed(run: Run, co
     header["parquet"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     file.with_suffix(".json").write_text(json.dumps(sealed(header)))
     [damage] = run.results()[1]
-    assert damage.why == f"the column '{column}' holds what it cannot"
+    assert damage.why == f"the column '{column}' has impossible values"
 
 
 def test_words_of_the_scheme_at_evaluation_are_a_reading_of_their_own(run: Run) -> None:
@@ -271,4 +271,4 @@ def test_windows_that_unpack_to_more_than_any_have_are_named_and_not_unpacked(
     """A kilobyte of parquet can stand for ten billion rows, under checksums that fit."""
     monkeypatch.setattr(windows, bound, 10)
     results, damaged = run.results()
-    assert not results and all("more than such a file has" in each.why for each in damaged)
+    assert not results and all("more than such a file can have" in each.why for each in damaged)

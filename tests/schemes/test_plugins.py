@@ -153,3 +153,14 @@ def test_a_name_that_is_taken_is_refused(names, taken, monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", lambda group: points)
     with pytest.raises(ConfigError, match=f"kind '{taken}', but that name is taken: rename it"):
         plugins.Registry("position scheme kind", "posbench.schemes", Scheme, {"rotary": rotary.Rotary})
+
+
+def test_an_unknown_kind_is_answered_with_how_to_add_one_and_the_registry_shows_what_it_holds(monkeypatch):
+    says = (
+        r"scheme\.kind='mine' is not known.* install a package that names it under the entry-point group posbench\.sch"
+    )
+    with pytest.raises(ConfigError, match=says):
+        build_scheme(SchemeConfig("mine", "mine"), Shape(64, 4, 4, 16))
+    plugin(monkeypatch, "later", "no_such_package:Thing")
+    shown = repr(SCHEMES)
+    assert shown.startswith("{'nope': Scheme, ") and shown.endswith("'later': no_such_package:Thing}"), "not imported"

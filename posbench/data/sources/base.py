@@ -48,7 +48,7 @@ class Source(ABC):
 
     def name(self, split: str, number: int, text: str) -> str:
         """What a person knows a document by, given its number in the split and how its text begins."""
-        opening = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        opening = " ".join(text.split(maxsplit=60)[:60])  # a first line alone may be quotation marks
         return f"document {number:,}, which begins {opening[:60]!r}"
 
     def describe(self, split: str) -> str:

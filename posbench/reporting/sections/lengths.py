@@ -37,14 +37,21 @@ def _extrapolation(findings: Findings, drawn: list[str], protocol: Protocol) -> 
     table = perplexity_table(findings, protocol.name)
     some = next(m for m in findings.measurements if m.protocol == protocol.name)
     seeds = f"{len(some.seeds)} seed{'s' if len(some.seeds) > 1 else ''}"
+    at = findings.training_length
+    changed = change_tables(findings, protocol.name)
     words = [
         f"{protocol.caption} On the {some.split} split, {_scored(findings, protocol.name)}. Values are exp of the "
-        f"mean loss over {seeds}; * marks the training length. The number of decimals follows the larger interval of "
-        "the loss, over seeds or over documents. To compare lengths, read the changes below."
+        f"mean loss over {seeds}{'; * marks the training length' if at in findings.lengths(protocol.name) else ''}. "
+        "The number of decimals follows the larger interval of the loss, over seeds or over documents. "
+        + (
+            "To compare lengths, read the changes below."
+            if changed
+            else f"To see how the loss changes with length, add the training length: posbench eval -p {protocol.name} "
+            f"-l {at}"
+        )
     ]
     caption = f"Perplexity against length, both on log scales ({protocol.name}). {_BANDS}"
     shown = pictures(drawn, f"perplexity-{protocol.name}", caption)
-    changed = change_tables(findings, protocol.name)
     section = Section(table.title, words, [table, *changed], shown, short=f"Perplexity: {protocol.name}")
     if changed:
         section.words.append(_change_words(protocol))

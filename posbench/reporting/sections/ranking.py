@@ -56,7 +56,9 @@ def ranking(findings: Findings) -> Section | None:
 def _tests(findings: Findings) -> str:
     """Which tests, of which family, and what is promised."""
     pairs = [pair for pair in findings.pairs if pair.is_tested]
-    count = f"all {len(pairs)} pairs" if findings.family == "all" else f"{FAMILIES[findings.family]} ({len(pairs)})"
+    count = f"all {len(pairs)} pairs" if len(pairs) > 1 else "the only pair"
+    if findings.family != "all":
+        count = f"{FAMILIES[findings.family]} ({len(pairs)})"
     return (
         f"Paired t-tests over {findings.chain.seeds} seeds for {count}, with Holm's correction. If the differences "
         f"between seeds are roughly normal, the chance of any false “>” is at most about {LEVEL:.0%}, and the same "

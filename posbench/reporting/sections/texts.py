@@ -69,6 +69,6 @@ def _scored(findings: Findings) -> str:
 def _overlap_words(text: OtherText) -> str:
     known = {split: share for split, share in text.overlaps.items() if share is not None}
     if not known:
-        return "How much of it also stands in the text that the runs were trained on was not measured."
+        return "How much of it also occurs in the text that the runs were trained on was not measured."
     shares = ", ".join(f"{share:.1%}" + (f" ({split})" if len(known) > 1 else "") for split, share in known.items())
-    return f"Of its 13-grams of words {shares} also stand in the text that the runs were trained on."
+    return f"Of its 13-grams of words {shares} also occur in the text that the runs were trained on."
