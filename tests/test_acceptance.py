@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
+import torch
 
-from benchmarks.acceptance import fast, reference, right, text
+from benchmarks.acceptance import fast, reference, right, tables, text
 from benchmarks.acceptance import items as items_module
 from benchmarks.acceptance import runner as runner_module
 from benchmarks.acceptance.__main__ import CORES, STAGES, chosen
@@ -16,6 +17,7 @@ from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, KILLED, Item, Res
 from benchmarks.acceptance.place import CHECKOUT, SLOW, Place, schemes
 from benchmarks.acceptance.prepare import texts
 from benchmarks.acceptance.runner import Runner, Started
+from posbench.verify import measures
 from tests.conftest import write_documents
 
 FAKE = """
@@ -141,7 +143,8 @@ def test_side_by_side_but_alone_where_speed_is_measured(tmp_path):
     def begun(waiting, running):
         return [item.name for item in runner.startable(waiting, running)]
 
-    assert begun([a, large, after, b, alone], []) == ["a", "b"]  # what has no room yet lets smaller ones pass
+    assert begun([a, after, b, alone], []) == ["a", "b"]
+    assert begun([a, large, b], []) == ["a"]  # what has no room yet is not passed by smaller ones
     assert begun([large, after, alone], [a, b]) == []
     assert begun([after, alone, large], []) == ["after"]
     assert begun([alone, a], [b]) == []  # it holds up those behind it
@@ -220,6 +223,33 @@ def test_a_torn_last_line_costs_its_item_alone(run, tmp_path):
     assert set(rows) == {"a", "b"}
 
 
+def test_a_format_that_crashes_leaves_the_other_measured(monkeypatch, capsys):
+    def path_errors(specimen, dtype, *more):
+        yield "cuda fused", 1.0
+        if dtype == torch.float32:
+            raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(measures, "path_errors", path_errors)
+    with pytest.raises(SystemExit, match="nope: stopped: fp32 after cuda fused: RuntimeError: no kernel"):
+        right.paths("nope", "fp32,bf16", "0", "cpu")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()][-1]["bf16"]["paths"] == {
+        "cuda fused": 1.0
+    }
+
+
+def test_the_learning_rate_is_found_once_on_a_machine_and_stands_in_the_tables(tmp_path):
+    place = Place(tmp_path, tmp_path, tmp_path / "out")
+    place.out.mkdir()
+    assert reference._settled_rate(place) == reference.USUAL_RATE
+    item = next(item for item in right.items(place) if item.name == reference.RATE)
+    assert item in reference.items(place)
+    result = {"lr": 2e-3, "losses": {"0.002": [4.0]}}
+    Results(place.of_machine).add(item, DONE, 60, "today", result=result)
+    place.bring_home()
+    assert reference._settled_rate(place) == 2e-3
+    assert "Learning rate 0.002" in "".join(tables.reference_tables(tables._rates(place.out)))
+
+
 @pytest.mark.parametrize("shrunk", [True, False])
 @pytest.mark.parametrize("stage", STAGES)
 def test_items_have_names_of_their_own_and_wait_for_none_behind_them(stage, shrunk, tmp_path):
@@ -252,8 +282,15 @@ def test_all_stages_shrunken(tmp_path):
     stages = ["right", "fast", "reference"]
     done = subprocess.run([*command, *stages], cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    tables = [sys.executable, "-m", "benchmarks.acceptance.tables", tmp_path / "out", "--reference", tmp_path / "packs"]
-    shown = subprocess.run(tables, cwd=CHECKOUT, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.acceptance.tables",
+        tmp_path / "out",
+        "--reference",
+        tmp_path / "packs",
+    ]
+    shown = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     for heading in ("### Right", "### Fast", "### The reference", "small runs"):
         assert heading in shown.stdout

@@ -43,10 +43,10 @@ SHRUNK = (
 def items(place: Place) -> list[Item]:
     """In order of worth: one seed of every scheme, two more, three times the tokens, two seeds more."""
     if place.shrunk:
-        return [text.item(place), _rate(place), _train(256, "nope", 0, 40, place)]
+        return [text.item(place), rate_item(place), _train(256, "nope", 0, 40, place)]
     return [
         text.item(place),
-        _rate(place),
+        rate_item(place),
         *(fast.warm("25m", scheme, place) for scheme in SCHEMES if scheme not in PILOTS),
         *(_train(TOKENS, scheme, seed, SECONDS, place) for seed in (0, 1, 2) for scheme in SCHEMES),
         *(_train(MORE_TOKENS, scheme, 0, MORE_SECONDS, place) for scheme in SCHEMES),
@@ -54,10 +54,13 @@ def items(place: Place) -> list[Item]:
     ]
 
 
-def _rate(place: Place) -> Item:
-    """Room is left for it beside everything that is compiled: all runs wait for it."""
-    words = ("rate", *place.words)
-    return Item(RATE, "rate", MODULE, words, 40 if place.shrunk else 60, cores=3, after=(text.NAME,))
+def rate_item(place: Place) -> Item:
+    """Find the learning rate. All runs wait for it, so the stage `right`, which hardly uses the GPU, does it before.
+
+    Room is left for it beside everything that this stage compiles, where that did not happen.
+    """
+    words, seconds = ("rate", *place.words), 40 if place.shrunk else 60
+    return Item(RATE, "rate", MODULE, words, seconds, cores=3, after=(text.NAME,), is_of_machine=True)
 
 
 def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) -> Item:
@@ -104,9 +107,9 @@ def _best_rate(file: Path, schemes: int) -> dict[str, object]:
 
 def _settled_rate(place: Place) -> float:
     """That of the runs that are done, for one table; else the one that was found; else the usual one."""
-    results = Results(place.out / f"{STAGE}.jsonl")
+    results, of_machine = Results(place.out / f"{STAGE}.jsonl"), Results(place.of_machine)
     found = [row["result"].get("lr") for row in results.rows.values() if row["kind"].startswith("train ")]
-    return float(next((lr for lr in [*found, results.result(RATE).get("lr")] if lr), USUAL_RATE))
+    return float(next((lr for lr in [*found, of_machine.result(RATE).get("lr")] if lr), USUAL_RATE))
 
 
 def train(tokens: str, scheme: str, seed: str, *words: str) -> None:

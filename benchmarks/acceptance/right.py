@@ -6,8 +6,9 @@ python -m benchmarks.acceptance.right paths SCHEME FORMATS COMPILED DEVICE
 from __future__ import annotations
 
 import sys
+import traceback
 
-from benchmarks.acceptance import text
+from benchmarks.acceptance import reference, text
 from benchmarks.acceptance.items import Item, emit, run_part
 from benchmarks.acceptance.place import PACKAGE, SLOW, Place, place_of, schemes
 
@@ -23,7 +24,9 @@ MOST_BYTES, MOST_BYTES_A_TOKEN = 2 << 30, 128 << 10  # of a long window: 18 GiB 
 
 
 def items(place: Place) -> list[Item]:
-    """In order of worth: all schemes uncompiled, then as they are trained; long windows; resuming; fp32 compiled."""
+    """In order of worth: the reference's learning rate, for which there is no better time; all schemes uncompiled;
+    resuming; all schemes as they are trained; long windows; fp32 compiled.
+    """
     if place.shrunk:
         return [
             text.item(place),
@@ -36,6 +39,7 @@ def items(place: Place) -> list[Item]:
     slow_first = sorted(names, key=lambda name: -SLOW.get(name, 1.0))
     return [
         text.item(place),
+        reference.rate_item(place),
         *(_paths(name, "fp32,bf16", False, place) for name in names),
         *(_resume(name, place) for name in RESUMED),
         *(_paths(name, "bf16", True, place) for name in slow_first),
@@ -73,16 +77,23 @@ def paths(scheme: str, formats: str, compiled: str, device: str) -> None:
 
     torch.set_num_threads(1)
     broken: list[str] = []
+    stopped: list[str] = []
     with torch.no_grad():
         specimen = Specimen.of(certificate_config(scheme))
         for name in formats.split(","):
             dtype, rounding = FORMATS[name]
             errors = path_errors(specimen, getattr(torch, dtype), rounding, bool(int(compiled)), (device,))
             found: dict[str, float] = {}
-            for path, error in errors:
-                found[path] = round(error, 3)
-                emit(**{name: {"limit": ROUNDINGS[name], "paths": found}})  # what a kill leaves is worth having
+            try:
+                for path, error in errors:
+                    found[path] = round(error, 3)
+                    emit(**{name: {"limit": ROUNDINGS[name], "paths": found}})  # what a kill leaves is worth having
+            except Exception as failure:  # the other format may still be measured
+                traceback.print_exc()
+                stopped.append(f"{name} after {next(reversed(found), 'no path')}: {type(failure).__name__}: {failure}")
             broken += [f"{name} {path}: {error}" for path, error in found.items() if not error <= ROUNDINGS[name]]
+    if stopped:
+        raise SystemExit(f"{scheme}: stopped: {'; '.join([*stopped, *broken])}")
     if broken:
         raise SystemExit(f"{scheme}: beyond the limit: {'; '.join(broken)}")
 

@@ -135,6 +135,8 @@ class Runner:
                 continue
             elif not beside or item.cores <= self.cores - sum(each.cores for each in beside):
                 chosen.append(item)
+            else:  # room is kept for it, or smaller ones would pass it as long as there are any
+                break
         return chosen
 
     def _start(self, item: Item) -> Started:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.acceptance import reference
 from benchmarks.acceptance.items import DONE, FAILED, Results
 from benchmarks.acceptance.place import schemes
 
@@ -176,7 +177,7 @@ def _kinds() -> dict[str, str]:
 def reference_tables(rows: Rows) -> Iterator[str]:
     """The learning rate's pilots; runs by scheme."""
     yield "\n### The reference\n"
-    rate = rows.get("rate", {}).get("result", {})
+    rate = rows.get(reference.RATE, {}).get("result", {})
     if rate:
         losses = "; ".join(f"{lr}: {', '.join(f'{x:.4f}' for x in found)}" for lr, found in rate["losses"].items())
         yield f"Learning rate {rate['lr']:g}, of pilots' losses {losses}.\n"
@@ -201,6 +202,12 @@ def reference_tables(rows: Rows) -> Iterator[str]:
     for item, row in rows.items():
         if row["status"] == FAILED:
             yield f"\n{item} **failed**: {row['error'].splitlines()[-1]}"
+
+
+def _rates(results: Path) -> Rows:
+    """The search for a learning rate, as one of the machines did it."""
+    machines = [Results(file).rows for file in sorted(results.glob("machine-*.jsonl"))]
+    return {name: row for rows in machines for name, row in rows.items() if name == reference.RATE}
 
 
 def _seconds(rows: Rows, run: dict[str, Any]) -> float:
@@ -253,6 +260,8 @@ def main() -> None:
     given = parser.parse_args()
     for stage, tables in STAGES.items():
         rows = Results(given.results / f"{stage}.jsonl").rows
+        if stage == reference.STAGE:
+            rows |= _rates(given.results)
         if rows:
             print("\n".join(tables(rows)))
     if given.reference:
