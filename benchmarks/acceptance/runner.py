@@ -176,6 +176,9 @@ class Runner:
         for each in running:
             with suppress(subprocess.TimeoutExpired):
                 each.process.wait(max(0.0, end - time.monotonic()))
+        for each in running:  # all before the first is waited for: leaving a GPU takes seconds
+            each.signal(signal.SIGKILL)
+        for each in running:
             each.end()
             self._record(each, DONE if each.process.returncode == 0 else CUT_OFF)
         return [each.item for each in running if each.process.returncode != 0]
