@@ -250,6 +250,19 @@ def test_the_learning_rate_is_found_once_on_a_machine_and_stands_in_the_tables(t
     assert "Learning rate 0.002" in "".join(tables.reference_tables(tables._rates(place.out)))
 
 
+def test_what_runs_share_travels_once(tmp_path):
+    place, shared = Place(tmp_path, tmp_path, tmp_path / "out"), os.urandom(200_000)
+    for scheme in ("nope", "alibi", "t5"):
+        folder = place.runs / reference.EXPERIMENT / scheme / "seed=0"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "tokenizer.json").write_bytes(shared)
+        (folder / "checkpoints" / "weights").write_bytes(os.urandom(100_000))
+    place.out.mkdir()
+    reference.pack(place)
+    (packed,) = place.out.iterdir()
+    assert packed.stat().st_size < 250_000
+
+
 @pytest.mark.parametrize("shrunk", [True, False])
 @pytest.mark.parametrize("stage", STAGES)
 def test_items_have_names_of_their_own_and_wait_for_none_behind_them(stage, shrunk, tmp_path):

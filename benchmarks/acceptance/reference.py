@@ -157,9 +157,9 @@ def pack(place: Place) -> None:
     experiments = [folder for folder in place.runs.glob(f"{EXPERIMENT}*") if folder.is_dir()]
     if not experiments:
         return
-    file = place.out / f"reference-{place.mark}.tar.gz"
+    file = place.out / f"reference-{place.mark}.tar.xz"
     beside = file.with_suffix(".tmp")
-    with tarfile.open(beside, "w:gz", compresslevel=6) as packed:
+    with tarfile.open(beside, "w:xz", preset=2) as packed:  # sees 2 MB back, so that one tokenizer serves all runs
         for folder in experiments:
             is_tuned = folder.name.endswith("-tune")
             files = [folder / "rates.csv"] if is_tuned else sorted(folder.rglob("*"))

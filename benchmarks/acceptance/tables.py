@@ -233,7 +233,7 @@ def pack_reference(results: Path, target: Path) -> list[Path]:
 
     packs = []
     with tempfile.TemporaryDirectory() as runs:
-        for file in sorted(results.glob("reference-*.tar.gz")):
+        for file in sorted(results.glob("reference-*.tar.xz")):
             with tarfile.open(file) as packed:
                 packed.extractall(runs, filter="data")
         for experiment in sorted(folder for folder in Path(runs).iterdir() if not folder.name.endswith("-tune")):
