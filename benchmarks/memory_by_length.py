@@ -33,7 +33,10 @@ def draw(figures: dict[str, dict[str, dict[str, float]]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from posbench.reporting.palette import looks
+    from posbench.composition import compose
+    from posbench.reporting.palette import facts_of, looks
+
+    drawn = looks({scheme: facts_of(compose([f"scheme={scheme}"]).scheme) for scheme in figures})
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axes, key, scale, label in (
@@ -41,7 +44,7 @@ def draw(figures: dict[str, dict[str, dict[str, float]]], file: Path) -> None:
         (panels[1], "seconds", 1.0, "seconds a window"),
     ):
         for scheme, of in figures.items():
-            look = looks([scheme])[scheme]
+            look = drawn[scheme]
             axes.plot(
                 [int(length) for length in of],
                 [value[key] * scale for value in of.values()],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import attention_by_length, peers, profile_step, shapes
+from benchmarks import attention_by_length, memory_by_length, peers, profile_step, shapes
 from posbench import bench
 from posbench.machine.device import choose_device
 
@@ -118,3 +118,13 @@ def test_attention_by_length_says_from_where_a_row_is_faster(capsys):
     assert "qk_rope: 256 1.0 ms 1 MiB, 1024 16.0 ms 1 MiB, 4096 256.0 ms 1 MiB" in said
     assert "linear_nope is faster than qk_rope from about 1,024 tokens" in said
     assert "alibi is faster than qk_rope not up to 4,096 tokens" in said
+
+
+def test_pictures_by_length_are_drawn(tmp_path):
+    figures = {
+        scheme: {str(length): {"seconds": length / 1e4, "peak_memory_bytes": 2.0**28} for length in (1024, 2048)}
+        for scheme in ("qk_rope", "alibi")
+    }
+    for draw in (memory_by_length.draw, attention_by_length.draw):
+        draw(figures, tmp_path / "drawn.svg")
+        assert "</svg>" in (tmp_path / "drawn.svg").read_text()
