@@ -41,6 +41,7 @@ def test_flops_are_those_of_the_products_that_run() -> None:
     assert training_flops_per_token(config, 300) == 3 * forward_flops_per_token(config, 300, 32)
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     demo = plan(["experiment=demo"])
     assert (demo.runs, len(demo.schemes), demo.seeds) == (33, 11, 3)
@@ -63,6 +64,7 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
     assert given.hours == pytest.approx(total / 1e15 / 3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["null", pytest.param("3", marks=pytest.mark.slow), "7"])
 def test_validation_is_what_a_run_reads_without_a_gradient(
     every: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

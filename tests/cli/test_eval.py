@@ -21,6 +21,7 @@ def reference(runs: Path) -> Path:
     return copied
 
 
+@pytest.mark.slow
 def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbench: Give, reference: Path) -> None:
     said = posbench("eval", *ASKED)
     assert said.status == 0, said.error

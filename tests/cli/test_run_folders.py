@@ -166,6 +166,7 @@ def test_a_run_folder_that_is_none_says_what_is_wrong(posbench: Give, runs: Path
     assert left(runs) == before
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_format_is_reported_and_not_trained_again(
     posbench: Give, runs: Path, short: list[str]
 ) -> None:
@@ -314,6 +315,7 @@ def test_a_misspelt_experiment_or_run_is_told_the_nearest(
     assert re.search(says, refusal), refusal
 
 
+@pytest.mark.slow
 def test_the_reference_is_found_by_its_name_and_left_out_of_what_is_reported_unasked(
     posbench: Give, runs: Path
 ) -> None:

@@ -29,6 +29,7 @@ def test_one_failing_job_does_not_keep_the_others_from_running(posbench: Give, s
     assert statuses(Path("runs")) == {"nope": "finished", "vo_rope": "finished"}
 
 
+@pytest.mark.slow
 def test_a_crash_in_one_job_is_told_at_the_end(
     posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_crash_in_one_job_is_told_at_the_end(
     assert trained == ["vo_rope", "alibi"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, says",
     [
@@ -112,6 +114,7 @@ def test_the_form_that_the_refusal_names_works_and_equal_jobs_are_one(posbench: 
     }
 
 
+@pytest.mark.slow
 def test_a_runs_folder_that_was_there_stays(posbench: Give, short: list[str]) -> None:
     Path("runs").mkdir()
     Path("runs/multirun.yaml").write_text("mine")

@@ -85,6 +85,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", REFUSED, ids=lambda word: re.sub(r"\W+", "_", word) or "nothing")
 def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     posbench: Give, short: list[str], cache: Path, word: str

@@ -372,6 +372,7 @@ def text_that_many_rows_share(path: Path) -> None:
     pq.write_table(pa.table({"text": shared}), path, compression="zstd")
 
 
+@pytest.mark.slow
 def test_rows_of_parquet_are_unpacked_as_they_are_read(tmp_path: Path) -> None:
     """By the encodings that unpack to the most; a row that is too long for a document is refused unread."""
     text_that_many_rows_share(tmp_path / "a.parquet")

@@ -122,6 +122,7 @@ def test_fingerprints_tell_text_tokenizer_and_splits_apart(files: Files, books: 
     assert prepare(files(path=copy), quiet=True).folder == plain.folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", ["truncate", "flip", "remove", "remove all", "manifest", "grow", "tokenizer", "index"]
 )

@@ -85,6 +85,7 @@ def test_no_zero_has_a_minus() -> None:
 ROWS = ("qk_rope", "nope", "rope_nope_interleaved")
 
 
+@pytest.mark.slow
 def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[..., Config]) -> None:
     runs = {name: train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in ROWS}
     console = Console(file=io.StringIO(), width=100)

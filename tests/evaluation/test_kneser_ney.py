@@ -104,6 +104,7 @@ def evaluated(runs: list[Run], **question: object) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_it_is_computed_once_a_seed_and_found_in_a_pack(made: list[Run], tmp_path: Path) -> None:
     said = evaluated(made)
     assert re.findall(r"seed \d: Kneser-Ney 2, 3, 5 on the same batches: ", said) == [

@@ -262,6 +262,7 @@ def evil(tmp_path: Path, world: Callable[..., World]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_hostile_names_are_inert_everywhere(evil: Path, tmp_path: Path) -> None:
     target = tmp_path / "report"
     terminal = said(evil, target, width=200)
@@ -304,6 +305,7 @@ def test_a_folder_without_runs_says_what_to_run(tmp_path: Path) -> None:
         report(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_that_gives_no_numbers_is_not_flattered(probed: Path) -> None:
     """One NaN among the windows must not be skipped by a sum: the perplexity is not a number."""
     run = run_of(probed, "nope", 0)

@@ -139,6 +139,7 @@ def test_certificates_hold_under_every_rescaling(row, name):
     assert certificate.is_streaming == (name != "dynamic_ntk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*ROTATIONS, *(pytest.param(row, marks=pytest.mark.slow) for row in OTHERS)])
 def test_every_rotation_is_certified_under_yarn(row):
     assert certify(certificate_config(row, ["model.num_layers=1", "scheme.rescale=yarn", "scheme.factor=3"])).holds

@@ -53,6 +53,7 @@ def by_job(root: Path) -> dict[str, tuple[Path, list[dict[str, Any]]]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_report_and_its_gaps_are_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     root, texts = tmp_path / "runs", tmp_path / "terminal.txt"

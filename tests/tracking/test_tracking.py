@@ -262,6 +262,7 @@ def test_where_nothing_can_be_written_the_run_is_not_tracked(tmp_path: Path, mon
     assert len(said) == 1 and "not tracked" in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server", ["closed", *(pytest.param(server, marks=pytest.mark.slow) for server in ("no key", "refuses", "hangs"))]
 )
