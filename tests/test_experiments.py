@@ -27,6 +27,7 @@ SHRUNK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_says_what_it_is(name: str) -> None:
     config = compose([f"experiment={name}"])

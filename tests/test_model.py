@@ -160,6 +160,7 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
         assert torch.equal(eager(tokens), compiled(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rows())
 def test_a_sequence_read_in_pieces_gives_the_hidden_states_of_one_pass(name):
     queries = []

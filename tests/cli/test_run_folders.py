@@ -338,6 +338,7 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
     assert said.status == 2 and "Traceback" not in said.error and said.error.startswith("posbench: "), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, says",
     [

@@ -81,6 +81,7 @@ def test_a_sweep_of_which_nothing_can_run_is_one_refusal(
     assert left(Path.cwd()) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, says",
     [

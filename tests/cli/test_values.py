@@ -44,6 +44,7 @@ def test_the_base_is_valid_and_every_group_is_tried() -> None:
     assert len(NUMBERS) > 35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", NUMBERS, ids=lambda place: ".".join(filter(None, place)))
 @pytest.mark.parametrize("value", HUGE, ids=lambda value: str(value)[:12])
 def test_negative_huge_and_infinite_numbers_are_refused_by_name(place: tuple[str, str | None], value: Any) -> None:

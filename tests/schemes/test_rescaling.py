@@ -130,6 +130,7 @@ def test_the_temperature_multiplies_q_and_nothing_else(name):
         ), (sites, attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESCALINGS)
 @pytest.mark.parametrize("row", ["qkvo_rope", pytest.param("rope_nope_interleaved", marks=pytest.mark.slow)])
 def test_certificates_hold_under_every_rescaling(row, name):

@@ -103,6 +103,7 @@ TRIALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("a gate,") else ()) for name in TRIALS]
 )

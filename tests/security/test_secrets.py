@@ -63,6 +63,7 @@ def test_nothing_that_training_evaluation_and_reports_write_holds_a_secret(
     assert clean(tmp_path) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
     [
