@@ -35,7 +35,7 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     said = posbench("train", *words, "scheme=nope,vo_rope", "seed=0,-1")
     assert said.status == 1 and "Traceback" not in said.error, said
     for scheme in ("nope", "vo_rope"):
-        assert f"posbench: demo/{scheme}/-1: seed=-1 is out of range" in said.error
+        assert f"posbench: demo/{scheme}/seed=-1: seed=-1 is out of range" in said.error
     runs = {file.parent.parent.name: file for file in Path("runs").rglob("run.json")}
     assert {name: json.loads(file.read_text())["status"] for name, file in runs.items()} == {
         "nope": "finished",
