@@ -26,7 +26,7 @@ WHEELS = ("hydra-core", "omegaconf", "hydra-joblib-launcher", "typer", "filelock
 SOURCES = ("antlr4-python3-runtime",)
 TARGET = ("--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "--platform", "any")
 TOKENS, TUNING_TOKENS, FRACTION = 30_000_000, 4_000_000, 0.05  # of train; of the text to tune by, and its held-out part
-# xz, told that the numbers have two bytes.
+# xz, with its literal and position bits set for numbers of two bytes.
 PACKING = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 1, "lp": 1, "pb": 1}]
 
 

@@ -24,7 +24,7 @@ MOST_BYTES, MOST_BYTES_A_TOKEN = 2 << 30, 128 << 10  # of a long window: 18 GiB 
 
 
 def items(place: Place) -> list[Item]:
-    """In order of worth: the reference's learning rate, for which there is no better time; all schemes uncompiled;
+    """Most important first: the reference's learning rate, which all runs of that stage need; all schemes uncompiled;
     resuming; all schemes as they are trained; long windows; fp32 compiled.
     """
     if place.shrunk:

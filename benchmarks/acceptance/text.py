@@ -2,8 +2,8 @@
 
     python -m benchmarks.acceptance.text FROM WORK OUT SHRUNK
 
-A cache recognises text files by their paths and times, which are others on another machine: small files stand for them
-here, and the cache is told that they were prepared (`posbench.data.preparation.adopt`).
+A cache recognises text files by their paths and times, which are others on another machine: small files take their
+place here, and are registered in the token cache (`posbench.data.preparation.adopt`).
 """
 
 from __future__ import annotations
