@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,13 @@ from torch import Tensor
 
 from posbench.schemes.base import Bias
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 # Measured on 2 CPU cores, see docs/performance.md.
 BLOCK = 128  # queries a block
 MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
+TILE = 128  # rows and columns of FlexAttention's tiles of scores, its own size
 FLEX_FROM = 16  # channels a head, the least that FlexAttention takes
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
 CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
@@ -121,27 +125,59 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cel
     return out
 
 
+def causal_tiles(length: int, device: torch.device) -> BlockMask:
+    """Which tiles of the scores of `length` tokens FlexAttention computes, and in which of them it asks for the mask.
+
+    Those on the diagonal are cut by it, those of a last row that is not full too, and those before it are whole.
+    PyTorch's `create_block_mask` finds them from every pair of tokens; written down they are two small kernels.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    n = -(-length // TILE)
+    row = torch.arange(n, dtype=torch.int32, device=device)
+    is_ragged = min(length % TILE, 1)  # the last row
+    last = (row == n - 1).int() * is_ragged
+    from_here = (row[:, None] + row) % n  # row r lists r, r + 1, ...
+    # Of each row the cut and the whole ones, then the same tiles column by column.
+    counts = (1 + last * (n - 1), row * (1 - last), 1 + is_ragged - last, n - 1 - row - is_ragged + last)
+    indices = (from_here, row.expand(n, n), torch.where(row == 1, n - 1, from_here), (from_here + 1) % n)
+    count, index = (torch.stack(lists).to(torch.int32)[:, None, None] for lists in (counts, indices))
+    return BlockMask(
+        seq_lengths=(length, length),
+        kv_num_blocks=count[0],
+        kv_indices=index[0],
+        full_kv_num_blocks=count[1],
+        full_kv_indices=index[1],
+        q_num_blocks=count[2],
+        q_indices=index[2],
+        full_q_num_blocks=count[3],
+        full_q_indices=index[3],
+        BLOCK_SIZE=(TILE, TILE),
+        mask_mod=_is_seen,
+    )
+
+
+def _is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
 def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
 
     Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`).
     """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
         return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
 
-    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j
-
-    T = q.shape[2]
     return flex_attention(
         q,
         k,
         v,
         score_mod=None if bias is None else score,
-        block_mask=create_block_mask(causal, None, None, T, T, device=q.device),
+        block_mask=causal_tiles(q.shape[2], q.device),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),

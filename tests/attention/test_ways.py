@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
-from posbench.attention.ways import attend, blocks, kernel_options, masked
+from posbench.attention.ways import attend, blocks, causal_tiles, kernel_options, masked
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import At, Shape
 from posbench.schemes.alibi import Alibi
@@ -146,3 +147,17 @@ def test_a_bias_that_reads_rows_gets_kernels_that_fit_into_a_gpu(head_dim, expec
     q = torch.empty(1, 1, 8, head_dim, dtype=torch.bfloat16)
     assert kernel_options(q, reads_rows=True) == {f"{way}_num_stages": 2 for way in expected.split()}
     assert kernel_options(q, reads_rows=False) == kernel_options(q.float(), reads_rows=True) == {}
+
+
+@pytest.mark.parametrize("T", [1, 127, 128, 129, 384, 500, 1024])
+def test_the_tiles_of_a_causal_window_are_those_that_pytorch_finds_pair_by_pair(T):
+    found = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu")
+    made = causal_tiles(T, torch.device("cpu"))
+    assert made.seq_lengths == found.seq_lengths and made.BLOCK_SIZE == found.BLOCK_SIZE
+    for side in ("kv", "q", "full_kv", "full_q"):
+        counts, indices = (getattr(made, f"{side}_{what}") for what in ("num_blocks", "indices"))
+        assert torch.equal(counts, getattr(found, f"{side}_num_blocks")) and indices.dtype == torch.int32
+        for row, (n, mine, theirs) in enumerate(
+            zip(counts[0, 0], indices[0, 0], getattr(found, f"{side}_indices")[0, 0], strict=True)
+        ):
+            assert set(mine[:n].tolist()) == set(theirs[:n].tolist()), (side, row)
