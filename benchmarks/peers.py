@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -50,9 +50,15 @@ class Ours:
     """posbench's own step: the function that `posbench train` calls."""
 
     def __init__(
-        self, shape: Shape, scheme: str, dtype: str, compiled: bool, model: Future[Decoder] | None = None
+        self,
+        shape: Shape,
+        scheme: str,
+        dtype: str,
+        compiled: bool,
+        model: Future[Decoder] | None = None,
+        words: Sequence[str] = (),
     ) -> None:
-        config = config_of(shape, scheme, dtype, compiled)
+        config = config_of(shape, scheme, dtype, compiled, words)
         built = build_model(config, shape.vocab) if model is None else model.result()
         self.training_step = TrainingStep(config, built, choose_device(config.train))
         self.warmup_steps = max(WARMUP_STEPS, self.training_step.warmup_steps)
@@ -234,12 +240,13 @@ def contenders(
     only: str,
     device: Device,
     builders: Executor | None = None,
+    words: Sequence[str] = (),
 ) -> dict[str, Callable[[], Any]]:
     """Name -> what makes the contender, posbench's schemes first; peers that are not installed are named and skipped.
 
     Arguments: only, parts of names, separated by commas. A scheme of `conf/scheme` is a contender too where one of them
     is its whole name, such as `posbench t5`. builders, which draw the weights of all our models at once: half a minute
-    of one core for a billion.
+    of one core for a billion. words, overrides of our configuration.
     """
     makers: dict[str, Callable[[], Any]] = {}
     parts = only.split(",")
@@ -249,7 +256,7 @@ def contenders(
             for how in compiled[-1:]:
                 config = config_of(shape, scheme, dtype, how)
                 model = None if builders is None else builders.submit(build_model, config, shape.vocab)
-                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model)
+                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model, words)
     for name, (package, make) in PEERS.items():
         if not any(part in name for part in parts):
             continue
@@ -308,10 +315,13 @@ def compare(
     keep: bool,
     fused: bool | None = True,
     alone: bool = False,
+    words: Sequence[str] = (),
+    report: Callable[[dict[str, list[float]]], object] = lambda rates: None,
 ) -> dict[str, Any]:
     """Tokens per second of every contender, medians over rounds, which alternate unless each is measured `alone`.
 
-    Alone, one contender at a time stands in memory: large models leave no room for all of them.
+    Alone, one contender at a time stands in memory: large models leave no room for all of them. Arguments: words,
+    overrides of our configuration; report, which gets the rates so far after each round, in case it is the last.
     Returns: what was measured; by name what `failed`, and why, which keeps no other from being measured.
     """
     if keep:
@@ -322,10 +332,10 @@ def compare(
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
     builders = None if alone else ThreadPoolExecutor(4)
-    makers = contenders(shape, dtype, compiled, fused, only, device, builders)
+    makers = contenders(shape, dtype, compiled, fused, only, device, builders, words)
     together = Measured()
     for names in [[name] for name in makers] if alone else [list(makers)]:
-        measure({name: makers[name] for name in names}, rounds, steps, tokens, device, together)
+        measure({name: makers[name] for name in names}, rounds, steps, tokens, device, together, report)
         gc.collect()
         if device.is_cuda:
             torch.cuda.empty_cache()
@@ -366,7 +376,13 @@ class Measured:
 
 
 def measure(
-    makers: dict[str, Callable[[], Any]], rounds: int, steps: int, tokens: Tensor, device: Device, into: Measured
+    makers: dict[str, Callable[[], Any]],
+    rounds: int,
+    steps: int,
+    tokens: Tensor,
+    device: Device,
+    into: Measured,
+    report: Callable[[dict[str, list[float]]], object] = lambda rates: None,
 ) -> None:
     """Make, warm up and measure contenders, in turn round after round; one that fails is left out from there on."""
     runs: dict[str, Any] = {}
@@ -382,6 +398,7 @@ def measure(
             if name not in into.failed:
                 with _failures_named(name, into):
                     into.rates[name].append(_rate(run, steps, tokens, device))
+        report(into.rates)
     for name in into.failed:
         into.rates.pop(name, None)
 

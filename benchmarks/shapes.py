@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posbench import compose
@@ -33,12 +34,12 @@ SHAPES = {
 }
 
 
-def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool) -> Config:
-    """posbench's configuration of a shape."""
+def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool, more: Sequence[str] = ()) -> Config:
+    """posbench's configuration of a shape. Arguments: more, overrides."""
     words = [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
     words += [f"model.num_heads={shape.heads}", f"train.context_length={shape.context}"]
     words += [f"train.batch_size={shape.batch}", f"train.dtype={dtype}", f"train.compile={compiled}"]
-    return compose([*words, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else [])])
+    return compose([*words, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else []), *more])
 
 
 def ffn(shape: Shape) -> int:

@@ -14,9 +14,10 @@ from benchmarks.acceptance import items as items_module
 from benchmarks.acceptance import runner as runner_module
 from benchmarks.acceptance.__main__ import CORES, STAGES, chosen
 from benchmarks.acceptance.items import CUT_OFF, DONE, FAILED, KILLED, Item, Results
-from benchmarks.acceptance.place import CHECKOUT, SLOW, Place, schemes
+from benchmarks.acceptance.place import CHECKOUT, SLOW, Place, place_of, schemes
 from benchmarks.acceptance.prepare import texts
 from benchmarks.acceptance.runner import Runner, Started
+from benchmarks.shapes import SHAPES, config_of
 from posbench.verify import measures
 from tests.conftest import write_documents
 
@@ -280,6 +281,18 @@ def test_what_chosen_items_wait_for_is_chosen_too(tmp_path):
     assert [item.name for item in chosen(items, "train 30M nope 1")] == ["text", "rate", "train 30M nope 1"]
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_every_step_of_every_item_may_be_taken_without_a_cuda_graph(plain, tmp_path):
+    place = Place(tmp_path, tmp_path, tmp_path / "out", plain_steps=plain)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "texts.json").write_text(json.dumps({"main": {"words": []}}))
+    assert place_of(*place.words) == place
+    assert ("train.cuda_graph=false" in place.run_words("main")) == plain
+    assert config_of(SHAPES["A"], "nope", "float32", True, place.step_words).train.cuda_graph is (
+        False if plain else None
+    )
+
+
 @pytest.mark.slow
 def test_all_stages_shrunken(tmp_path):
     texts(
@@ -310,4 +323,7 @@ def test_all_stages_shrunken(tmp_path):
     assert "**" not in shown.stdout.replace("**Bold**", "").replace("**missed**", "")
     rows = {stage: Results(tmp_path / "out" / f"{stage}.jsonl").rows for stage in stages}
     assert json.loads(json.dumps(rows)) and all(row["status"] == DONE for of in rows.values() for row in of.values())
+    assert all(
+        "rates_so_far" in row["result"] for name, row in rows["fast"].items() if name.startswith(("bench", "peers"))
+    )
     assert (tmp_path / "packs" / "books_25m-0M" / "report" / "report.md").exists()

@@ -42,7 +42,7 @@ def main() -> None:
     began = time.monotonic()
     given = _arguments()
     source, work, out = (within_checkout(path) for path in (given.source, given.work, given.out))
-    place = Place(source, work, out, given.shrunk)
+    place = Place(source, work, out, given.shrunk, given.plain_steps)
     os.chdir(CHECKOUT)
     for folder in (place.out, place.work):
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +97,9 @@ def _arguments() -> Any:
     parser.add_argument("--cores", type=int, default=CORES, help="how many items run side by side")
     parser.add_argument("--only", default="*", help="items of these names: 'compiled t5*'")
     parser.add_argument("--again", action="store_true", help="what failed is tried again, under the same code too")
+    parser.add_argument(
+        "--plain-steps", action="store_true", help="no CUDA graphs, where the first stage found them wrong"
+    )
     parser.add_argument("--shrunk", action="store_true", help="the rehearsal: tiny models, a CPU, seconds")
     return parser.parse_args()
 

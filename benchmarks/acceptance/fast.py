@@ -1,6 +1,6 @@
 """Is it fast? MFU by size and scheme, beside Hugging Face's Llama, and several small runs on one device.
 
-    python -m benchmarks.acceptance.fast bench SHAPE ROUNDS STEPS FROM WORK OUT SHRUNK SCHEME...
+    python -m benchmarks.acceptance.fast bench SHAPE ROUNDS STEPS FROM WORK OUT SHRUNK PLAIN SCHEME...
 
 Code is compiled first, side by side, into caches that the items behind read; each of those runs alone.
 """
@@ -19,6 +19,7 @@ MODULE = f"{PACKAGE}.fast"
 MAIN = ("nope", "qk_rope", "qkvo_rope", "alibi")
 GROUP = 6  # schemes that are measured in turn, beside NoPE
 COMPILED_LAYERS = 4  # one block's code serves all layers; four, for the scheme whose layers take turns of four
+WARM_LLAMA = "compile Llama 125m"
 LLAMA = "posbench nope,posbench qk_rope,transformers Llama"
 SEVERAL = ("nope", "qk_rope", "vo_rope", "qkvo_rope")  # small runs, one after another and at once
 # Shape, schemes in memory together, and the seconds that they are expected to take.
@@ -42,8 +43,9 @@ def items(place: Place) -> list[Item]:
     return [
         text.item(place),
         *(warm(shape, scheme, place) for shape, _, _ in SIZES for scheme in MAIN),
+        _warm_llama(place),
         *(_bench(shape, group, seconds, place) for shape, groups, seconds in SIZES for group in groups),
-        _peers("125m", LLAMA, place),
+        _peers("125m", LLAMA, place, after=(WARM_LLAMA,)),
         *(warm("25m", scheme, place) for scheme in MAIN),
         *(warm("small", scheme, place) for scheme in SEVERAL),
         _bench("25m", MAIN, 35, place),
@@ -74,9 +76,15 @@ def _bench(shape: str, names: tuple[str, ...], seconds: float, place: Place, wha
     return Item(name, f"{what} {shape}", MODULE, words, seconds, alone=True, after=after)
 
 
-def _peers(shape: str, names: str, place: Place) -> Item:
+def _peers(shape: str, names: str, place: Place, after: tuple[str, ...] = ()) -> Item:
     words = ("peers", shape, names, *place.words)
-    return Item(f"peers {shape}", "peers", MODULE, words, 40 if place.shrunk else 120, alone=True)
+    return Item(f"peers {shape}", "peers", MODULE, words, 40 if place.shrunk else 120, alone=True, after=after)
+
+
+def _warm_llama(place: Place) -> Item:
+    """Its whole model is one graph, and the shape of a step: no smaller one compiles the same code."""
+    words, name = ("peers", "125m", "transformers Llama", *place.words, "1"), WARM_LLAMA
+    return Item(name, "compile Llama", MODULE, words, 90, is_of_machine=True)
 
 
 def _several(place: Place) -> Item:
@@ -92,12 +100,12 @@ def compile_step(shape_name: str, *words: str) -> None:
 
     from benchmarks.peers import Ours
 
-    place, scheme = place_of(*words[:4]), words[4]
+    place, scheme = place_of(*words[:5]), words[5]
     shape = _shapes(place)[shape_name]
     few = replace(shape, layers=min(shape.layers, COMPILED_LAYERS))
     device = _device(place)
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1)).to(device.torch)
-    Ours(few, scheme, _dtype(place), device.compiled).step(tokens)
+    Ours(few, scheme, _dtype(place), device.compiled, words=place.step_words).step(tokens)
     device.wait()
 
 
@@ -105,12 +113,13 @@ def bench(shape_name: str, rounds: str, steps: str, *words: str) -> None:
     """Tokens a second of each scheme's training step, in turn; a scheme that fails is named and left out."""
     from benchmarks import peers
 
-    place = place_of(*words[:4])
+    place = place_of(*words[:5])
     shapes = _shapes(place)
     device = _device(place)
-    names, left_out = compiled_in_time(words[4:], shape_name, place)
+    names, left_out = compiled_in_time(words[5:], shape_name, place)
     only = ",".join(f"posbench {name}" for name in names)
-    result = peers.compare(shape_name, _dtype(place), [device.compiled], int(rounds), int(steps), only, keep=True)
+    how, given = [device.compiled], (int(rounds), int(steps), only)
+    result = peers.compare(shape_name, _dtype(place), how, *given, keep=True, words=place.step_words, report=_so_far)
     result["failed"] |= left_out
     emit(**result, parameters=_parameters(shapes[shape_name]))
     _end_with(result)
@@ -132,11 +141,13 @@ def peers(shape_name: str, names: str, *words: str) -> None:
     """posbench beside other people's models, uncompiled and compiled, in turn."""
     from benchmarks import peers
 
-    place = place_of(*words)
+    place, rounds = place_of(*words[:5]), int((*words[5:], "3")[0])
     _shapes(place)
     _device(place)
     how = [False] if place.shrunk else [False, True]
-    result = peers.compare(shape_name, _dtype(place), how, 3, 3, names, keep=True)
+    result = peers.compare(
+        shape_name, _dtype(place), how, rounds, 3, names, keep=True, words=place.step_words, report=_so_far
+    )
     emit(**result)
     _end_with(result)
 
@@ -158,7 +169,7 @@ def several(*words: str) -> None:
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.steps=4", "train.dtype=float32"]
         size += ["train.validation_tokens=256"]
-    words_of_runs = [*place.text_words("main"), *size, "train.checkpoint_every=100000"]
+    words_of_runs = [*place.run_words("main"), *size, "train.checkpoint_every=100000"]
     command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"train.device={place.device}"]
     command += [f"scheme={','.join(names)}", f"runs_dir={place.runs}", "train.lr=1e-3"]
     losses: dict[str, list[float]] = {}
@@ -177,6 +188,11 @@ def several(*words: str) -> None:
     pairs = zip(losses["one after another"], losses["at once"], strict=True)
     if not all(abs(one - other) < 0.05 for one, other in pairs):  # bf16 by atomics: not to the bit
         raise SystemExit(f"runs at once have other losses: {losses}")
+
+
+def _so_far(rates: dict[str, list[float]]) -> None:
+    """What a kill leaves: the rates of each round."""
+    emit(rates_so_far=rates)
 
 
 def _dtype(place: Place) -> str:

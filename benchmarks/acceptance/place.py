@@ -34,6 +34,12 @@ class Place:
     work: Path
     out: Path  # where results are
     shrunk: bool = False
+    plain_steps: bool = False  # training steps as they are, not as CUDA graphs: where the graphs turn out to be wrong
+
+    @property
+    def step_words(self) -> list[str]:
+        """The words of posbench that say how a training step runs."""
+        return ["train.cuda_graph=false"] if self.plain_steps else []
 
     @property
     def device(self) -> str:
@@ -46,7 +52,7 @@ class Place:
     @property
     def words(self) -> tuple[str, ...]:
         """The arguments of an item's process that say all this again (`place_of`)."""
-        return str(self.source), str(self.work), str(self.out), str(int(self.shrunk))
+        return str(self.source), str(self.work), str(self.out), str(int(self.shrunk)), str(int(self.plain_steps))
 
     @property
     def wheels(self) -> list[Path]:
@@ -106,16 +112,17 @@ class Place:
             **hidden,
         }
 
-    def text_words(self, corpus: str) -> list[str]:
-        """The words of posbench that ask for a corpus which `prepare` wrote, once it is unpacked here."""
+    def run_words(self, corpus: str) -> list[str]:
+        """The words of every run, on a corpus which `prepare` wrote, once it is unpacked here."""
         texts = json.loads((self.source / "text" / TEXTS).read_text(encoding="utf-8"))
         files = [f"data.{split}_path={self.work / 'text' / split}.txt" for split in ("train", "validation", "test")]
-        return [*texts[corpus]["words"], *files, f"data.cache_dir={self.work / 'cache'}", "tracking=none"]
+        where = [f"data.cache_dir={self.work / 'cache'}", "tracking=none"]
+        return [*texts[corpus]["words"], *files, *where, *self.step_words]
 
 
-def place_of(source: str, work: str, out: str, shrunk: str) -> Place:
+def place_of(source: str, work: str, out: str, shrunk: str, plain_steps: str) -> Place:
     """The place that `Place.words` describe."""
-    return Place(Path(source), Path(work), Path(out), bool(int(shrunk)))
+    return Place(Path(source), Path(work), Path(out), shrunk == "1", plain_steps == "1")
 
 
 def within_checkout(path: Path) -> Path:
@@ -131,7 +138,8 @@ def schemes() -> list[str]:
 
 def code_digest(place: Place) -> str:
     """Of all code and configuration, wheels among them: what failed under other code is tried again."""
-    total = hashlib.sha256(" ".join(wheel.name for wheel in place.wheels).encode())
+    made_with = [*(wheel.name for wheel in place.wheels), *place.step_words]
+    total = hashlib.sha256(" ".join(made_with).encode())
     for folder in ("posbench", "conf", "benchmarks", "hydra_plugins"):
         for file in sorted((CHECKOUT / folder).rglob("*")):
             if file.suffix in (".py", ".yaml"):

@@ -72,7 +72,7 @@ def _train(tokens: int, scheme: str, seed: int, seconds: float, place: Place) ->
 
 def _words(place: Place, corpus: str) -> list[str]:
     shrunk = SHRUNK if place.shrunk else ()
-    return [f"experiment={EXPERIMENT}", *place.text_words(corpus), *shrunk, f"train.device={place.device}"]
+    return [f"experiment={EXPERIMENT}", *place.run_words(corpus), *shrunk, f"train.device={place.device}"]
 
 
 def rate(*place_words: str) -> None:

@@ -146,7 +146,7 @@ def resume(scheme: str, *place_words: str) -> None:
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.dtype=float32"]
         size += ["train.steps=120", "train.checkpoint_every=12", "train.validation_tokens=256"]
-    words = [*place.text_words("main"), *size, f"scheme={scheme}", f"train.device={place.device}", "train.lr=1e-3"]
+    words = [*place.run_words("main"), *size, f"scheme={scheme}", f"train.device={place.device}", "train.lr=1e-3"]
 
     def folder(name: str) -> Path:
         return place.runs / name / scheme / "seed=0"

@@ -40,7 +40,7 @@ def unpack(place: Place) -> None:
         corpora.mkdir(parents=True, exist_ok=True)
         with tarfile.open(place.source / "text" / f"{name}.tar.xz") as packed:
             packed.extractall(corpora, filter="data")
-        corpus = adopt(compose(place.text_words(name)), about["corpus"])
+        corpus = adopt(compose(place.run_words(name)), about["corpus"])
         emit(**{name: {split: each.num_tokens for split, each in corpus.splits.items()}})
 
 
