@@ -545,6 +545,10 @@ def compare(
 def pack(
     experiment: Annotated[str, typer.Argument(help="An experiment, or its folder.")],
     output: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Protocols whose results to leave out, separated by commas: order has the most windows."),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write an experiment's finished runs as a few small files, without their weights: to keep, or to share.
@@ -557,7 +561,8 @@ def pack(
     if "" in (experiment, str(output)):
         raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
     console = _console(for_show=False)
-    files = write_pack(experiment_named(experiment, runs_dir), output, _say)
+    left_out = [word for words in without or [] for word in words.split(",")]
+    files = write_pack(experiment_named(experiment, runs_dir), output, _say, left_out)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)

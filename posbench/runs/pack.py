@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,18 +44,20 @@ class _Windows:
         return all(self.types.get(each.name, each.type) == each.type for each in table.schema)
 
 
-def pack(experiment: str | Path, output: str | Path, notice: Notice) -> list[Path]:
+def pack(experiment: str | Path, output: str | Path, notice: Notice, without: Collection[str] = ()) -> list[Path]:
     """Write the finished runs of the experiment's folder to the folder `output`, and return the files.
 
-    Arguments: notice, is told which runs and results are left out, and why.
+    Arguments: notice, is told which runs and results are left out, and why; without, protocols whose results stay out.
     Raises: ConfigError where `output` holds anything, or there is no finished run, or runs lie elsewhere than in
-    `experiment/<scheme>/seed=<n>`.
+    `experiment/<scheme>/seed=<n>`, or none has results of a protocol in `without`.
     """
     folder, final = Path(experiment), Path(output)
     _check_output(folder, final)
-    runs, results = _packable(folder, notice)
+    runs, found = _packable(folder, notice)
     if not runs:
         raise ConfigError(f"{folder} contains no finished run: train one first (posbench train scheme=vo_rope)")
+    _check_without(without, found)
+    results = {key: [each for each in of_run if each.reading.protocol not in without] for key, of_run in found.items()}
     with folder_beside(final) as beside:
         logged = {key: _logged(run, notice) for key, run in runs.items()}
         _write_runs(beside, runs)
@@ -81,6 +83,17 @@ def _check_output(folder: Path, final: Path) -> None:
         raise ConfigError(f"{final} is not an empty folder: give one that is empty or does not exist yet")
     if final.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{final} is inside the experiment that it would contain: give a folder outside {folder}")
+
+
+def _check_without(without: Collection[str], results: Mapping[Key, Sequence[Result]]) -> None:
+    """Raises: ConfigError for a protocol without results, and for the one that every report needs."""
+    if "validation" in without:
+        raise ConfigError("--without validation: every report needs these results, so they stay")
+    there = {each.reading.protocol for of_run in results.values() for each in of_run}
+    if unknown := sorted(set(without) - there):
+        raise ConfigError(
+            f"--without {','.join(unknown)}: the runs have no such results; they have {', '.join(sorted(there))}"
+        )
 
 
 def _packable(folder: Path, notice: Notice) -> tuple[dict[Key, Run], dict[Key, list[Result]]]:

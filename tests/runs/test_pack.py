@@ -109,6 +109,17 @@ def test_a_pack_can_be_packed_again(whole: Path, tmp_path: Path) -> None:
     assert all((tmp_path / "demo" / file.name).read_bytes() == file.read_bytes() for file in whole.iterdir())
 
 
+def test_the_results_of_a_protocol_may_stay_out(whole: Path, tmp_path: Path) -> None:
+    pack(whole, tmp_path / "demo", pytest.fail, without=["retrieval"])
+    before, after = (pd.read_parquet(place / "readings.parquet") for place in (whole, tmp_path / "demo"))
+    assert list(after["sha256"]) == list(before[before["protocol"] != "retrieval"]["sha256"]) != list(before["sha256"])
+    assert not list((tmp_path / "demo").glob("windows-retrieval*"))
+    with pytest.raises(ConfigError, match="--without ordre: the runs have no such results; they have fixed, "):
+        pack(whole, tmp_path / "other", print, without=["ordre"])
+    with pytest.raises(ConfigError, match="every report needs these results"):
+        pack(whole, tmp_path / "other", print, without=["validation"])
+
+
 def test_every_file_can_be_read_on_its_own(folder: Path, whole: Path) -> None:
     frames = {file.stem: pd.read_parquet(file) for file in whole.glob("*.parquet")}
     assert {"scheme", "seed"} <= set.intersection(*(set(frame) for frame in frames.values()))
