@@ -20,7 +20,7 @@ class TrainingProgress:
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
         self.console, self.title, self.num_steps = console, title, num_steps
         self.bar = Progress(
-            TextColumn("{task.description:<12}", markup=False),
+            TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[loss]}"),

@@ -85,7 +85,7 @@ def _train(
             # A process on a CPU has one resident set: later runs find its peak as the first run left it.
             has_own_memory = next(_runs_of_process) == 0 or device.is_cuda
             step = TrainingStep(config, model, device, processes)
-            bar = TrainingProgress(console, config.scheme.name, config.train.num_steps)
+            bar = TrainingProgress(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
             writer = Writer(beside=device.is_cuda)
             training = Training(
                 config, run, manifest, corpus, batches, step, signals, notice, Tracker(), bar, writer, observe=observe
