@@ -70,7 +70,7 @@ def report(
     if wandb:
         show_in_wandb(findings, tables, figures, target, notice)
     elif tracked_runs(findings):
-        notice("these runs are in wandb: add --wandb to have the report and the gaps there too")
+        notice("wandb recorded these runs: add --wandb to have the report and the gaps there too")
     return paths
 
 
