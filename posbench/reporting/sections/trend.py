@@ -101,8 +101,9 @@ def _links(trend: Trend) -> Section | None:
         "A link “>” is confirmed if the first is significantly better, and contradicted if the second is, or if the "
         "two are equal within the margin. A link “~” or “/” claims no difference: it is confirmed if they are equal "
         "within the margin, and contradicted if one is significantly better and they are not. Otherwise it is open. "
-        "The number is how much higher the loss of the second is. Brackets mean one seed: nothing is tested, and only "
-        "the sign of the number is compared.",
+        "The number is how much higher the loss of the second is, ± half a 95% interval by the rule of the test, not "
+        "corrected for the number of pairs. Brackets mean one seed: nothing is tested, and only the sign of the number "
+        "is compared.",
     ]
     for point in trend.points:
         if point.findings.chain.is_tested:
