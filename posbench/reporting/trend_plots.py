@@ -10,7 +10,6 @@ import numpy as np
 from posbench.config import short_count
 from posbench.reporting.drawing import draw_lines, name_lines, new_figure, short, style
 from posbench.reporting.palette import INK
-from posbench.reporting.tables import millions
 from posbench.reporting.trend import Point, Trend
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def by_tokens(trend: Trend) -> Figure:
     figure, panels = new_figure(4.2, 1, len(sizes), sharey=True)
     for axes, (size, points) in zip(panels, sizes.items(), strict=True):
         _draw(axes, trend, points, lambda point: point.tokens)
-        axes.set_title(f"{millions(size)} parameters")
+        axes.set_title(f"{short_count(size)} parameters")
     _tokens_axis(panels[0], [point.tokens for points in sizes.values() for point in points])
     panels[0].set_ylabel(f"gap to {short(trend.baseline)}, nats/token")
     figure.supxlabel("tokens trained on", fontsize=9)
@@ -51,7 +50,7 @@ def by_size(trend: Trend) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(
         [point.parameters for point in points],
-        [f"{millions(point.parameters)}\n{short_count(point.tokens)} tokens" for point in points],
+        [f"{short_count(point.parameters)}\n{short_count(point.tokens)} tokens" for point in points],
     )
     axes.minorticks_off()
     axes.set_xlabel("parameters")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,10 @@ from rich.console import Console
 from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.reporting import trend_report
+from posbench.reporting.ngrams import NgramLine
 from posbench.reporting.sections.next_runs import settings
 from posbench.reporting.sections.trend import trend_sections
+from posbench.reporting.statistics import Interval
 from posbench.reporting.trend import (
     Point,
     Trend,
@@ -134,6 +136,17 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
     tables = {table.title: table for section in trend_sections(trend, []) for table in section.tables}
     assert tables["What is compared"].rows[0][-1] == "not tested"
     assert "±" not in "".join(cell for row in tables["Gap to qk_rope, nats/token"].rows for cell in row)
+    assert tables["Gap to qk_rope, nats/token"].foot == [
+        ["loss of qk_rope", *(f"{point.losses['qk_rope'].loss.mean:.3f}" for point in trend.points)]
+    ]
+
+
+def test_ngram_models_stand_below_the_gaps_and_are_left_open_where_a_point_has_none(trend: Trend) -> None:
+    first, *others = trend.points
+    line = NgramLine(3, (0, 1), (3.0, 3.1), *[Interval(-0.5, -0.6, -0.4)] * 2, 1.5, 1e6, 1000, (), (), ())
+    points = [Point(replace(first.findings, ngrams=[line]), first.parameters, first.tokens), *others]
+    (gaps, *_) = trend_sections(replace(trend, points=points), [])[1].tables
+    assert gaps.foot[1] == ["Kneser-Ney 3", "-0.50 ± 0.10", *["–"] * len(others)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from posbench.config import short_count
 from posbench.evaluation.protocols import FIXED, ORDER
 from posbench.reporting.chains import letters
 from posbench.reporting.sections.order import reaches
@@ -48,6 +49,12 @@ def _gaps(trend: Trend, drawn: list[str]) -> Section:
         "seed has none.",
     ]
     tables = [_by_point(trend, f"Gap to {base}, nats/token", lambda point, scheme: _gap(trend, point, scheme))]
+    tables[0].foot = _context(trend)
+    if any(point.findings.ngrams for point in trend.points):
+        words.append(
+            "Kneser-Ney n is not a scheme: it predicts a token from the n - 1 before it, by counts in the windows that "
+            "the models of its column were trained on."
+        )
     slopes = _slopes(trend)
     if slopes is not None:
         words.append(
@@ -62,6 +69,22 @@ def _gaps(trend: Trend, drawn: list[str]) -> Section:
     return Section("Gaps by size and tokens", words, tables, shown)
 
 
+def _context(trend: Trend) -> list[list[str]]:
+    """What the gaps are to, and where n-gram models stand: rows below the schemes."""
+    orders = sorted({line.order for point in trend.points for line in point.findings.ngrams})
+    rows = [[f"loss of {trend.baseline}", *(_loss(point, trend.baseline) for point in trend.points)]]
+    for order in orders:
+        lines = [next((each for each in point.findings.ngrams if each.order == order), None) for point in trend.points]
+        gaps = [DASH if each is None else plus_minus(each.gap.mean, each.gap.half_width, sign=True) for each in lines]
+        rows.append([f"Kneser-Ney {order}", *gaps])
+    return rows
+
+
+def _loss(point: Point, scheme: str) -> str:
+    m = point.losses.get(scheme)
+    return DASH if m is None else plus_minus(m.loss.mean, m.loss.half_width)
+
+
 def _gap(trend: Trend, point: Point, scheme: str) -> str:
     m = point.losses.get(scheme)
     return DASH if m is None else gap_text(m.gap.mean, m.gap.half_width, scheme == trend.baseline)
@@ -70,7 +93,7 @@ def _gap(trend: Trend, point: Point, scheme: str) -> str:
 def _slopes(trend: Trend) -> Table | None:
     """One row a scheme: a column a size that has several budgets, and one for sizes where there are several."""
     columns = {
-        f"per doubling of tokens\nat {millions(size)} parameters": (doubling_of_tokens, points)
+        f"per doubling of tokens\nat {short_count(size)} parameters": (doubling_of_tokens, points)
         for size, points in trend.sizes().items()
         if len(points) > 1
     }
@@ -163,4 +186,7 @@ def _by_point(trend: Trend, title: str, cell: Cell) -> Table:
 
 
 def _headers(trend: Trend, first: str) -> list[str]:
-    return [first, *(f"{millions(point.parameters)}\n{millions(point.tokens)} tokens" for point in trend.points)]
+    return [
+        first,
+        *(f"{short_count(point.parameters)} model\n{short_count(point.tokens)} tokens" for point in trend.points),
+    ]
