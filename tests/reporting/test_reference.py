@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "runs" / "reference"
 PACKS = sorted(path.parent for path in FOLDER.glob("*/pack.json"))
 REPORTED = [folder for folder in PACKS if (folder / "report").is_dir()]
-LADDER = ["ladder_s-512k", "ladder_s-1.02M", "ladder_s"]
+LADDER = ["ladder_s-512k", "ladder_s-1.02M", "ladder_s", "ladder_m-1.02M", "ladder_m-2.05M", "ladder_m"]
 
 
 def cells(line: str) -> list[str]:
