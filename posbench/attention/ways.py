@@ -140,7 +140,8 @@ def causal_tiles(length: int, device: torch.device) -> BlockMask:
     from_here = (row[:, None] + row) % n  # row r lists r, r + 1, ...
     # Of each row the cut and the whole ones, then the same tiles column by column.
     counts = (1 + last * (n - 1), row * (1 - last), 1 + is_ragged - last, n - 1 - row - is_ragged + last)
-    indices = (from_here, row.expand(n, n), torch.where(row == 1, n - 1, from_here), (from_here + 1) % n)
+    cut_keys, cut_queries = torch.where(last[:, None] == 1, row, from_here), torch.where(row == 1, n - 1, from_here)
+    indices = (cut_keys, row.expand(n, n), cut_queries, (from_here + 1) % n)
     count, index = (torch.stack(lists).to(torch.int32)[:, None, None] for lists in (counts, indices))
     return BlockMask(
         seq_lengths=(length, length),
