@@ -51,3 +51,8 @@ def test_the_table_names_what_failed(tmp_path, compiled):
         "| nope | 14 + 17; 1,234, 1,234 | – |",
         "| t5 | **failed**, 1,234 | **failed** |",
     ]
+
+
+@pytest.mark.parametrize("scheme, length, defined", [("xpos", 1024, True), ("xpos", 32768, False), ("t5", 32768, True)])
+def test_a_length_that_the_scheme_does_not_reach_is_no_cell(scheme, length, defined):
+    assert command.is_defined(Cell(scheme, "25m", "bfloat16", length)) is defined

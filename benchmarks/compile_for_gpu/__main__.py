@@ -24,8 +24,10 @@ from typing import Any
 from benchmarks.compile_for_gpu import environment
 from benchmarks.compile_for_gpu.cells import Cell, add, cells, results
 from benchmarks.compile_for_gpu.table import summary, tabulate
-from posbench.composition import choices
+from posbench.composition import choices, compose
+from posbench.model import shape_of
 from posbench.runs.fingerprints import code_fingerprint
+from posbench.schemes import build_scheme
 
 PATIENCE_SECONDS = 1800.0  # for one cell
 
@@ -42,6 +44,13 @@ def compile_cells(wanted: list[Cell], output: Path, jobs: int, words: list[str])
             add(output, cell, {"code": code, **row})
             print(f"{cell}: {summary(row)}", flush=True)
     return [cell for cell in wanted if has_failed(results(output)[cell])]
+
+
+def is_defined(cell: Cell) -> bool:
+    """Whether the scheme reaches as far as the windows."""
+    config = compose([f"scheme={cell.scheme}", f"model={cell.model}", f"train.context_length={cell.length}"])
+    longest = build_scheme(config.scheme, shape_of(config)).longest
+    return longest is None or longest >= cell.length
 
 
 def compile_one(cell: Cell, words: list[str]) -> dict[str, Any]:
@@ -88,7 +97,10 @@ def main() -> None:
     if not environment.is_set_up():
         raise SystemExit(f"{environment.home()} holds no environment: give --setup first (5 GB)")
     lists = (getattr(given, name).split(",") for name in ("schemes", "models", "dtypes"))
-    wanted = cells(*lists, (int(length) for length in given.lengths.split(",")))
+    every = cells(*lists, (int(length) for length in given.lengths.split(",")))
+    wanted = [cell for cell in every if is_defined(cell)]
+    for cell in set(every) - set(wanted):
+        print(f"{cell}: left out, the scheme is not defined at this length")
     failed = compile_cells(wanted, given.output, given.jobs, words + ["--default-kernels"] * given.default_kernels)
     sys.exit(f"{len(failed)} of {len(wanted)} failed: {', '.join(map(str, failed))}" if failed else 0)
 
