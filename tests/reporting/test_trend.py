@@ -143,7 +143,8 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
 
 def test_ngram_models_stand_below_the_gaps_and_are_left_open_where_a_point_has_none(trend: Trend) -> None:
     first, *others = trend.points
-    line = NgramLine(3, (0, 1), (3.0, 3.1), *[Interval(-0.5, -0.6, -0.4)] * 2, 1.5, 1e6, 1000, (), (), ())
+    loss, gap = Interval(3.05, 2.9, 3.2), Interval(-0.5, -0.6, -0.4)
+    line = NgramLine(3, (0, 1), (3.0, 3.1), loss, gap, 1.5, 1e6, 1000, (), (), ())
     points = [Point(replace(first.findings, ngrams=[line]), first.parameters, first.tokens), *others]
     (gaps, *_) = trend_sections(replace(trend, points=points), [])[1].tables
     assert gaps.foot[1] == ["Kneser-Ney 3", "-0.50 ± 0.10", *["–"] * len(others)]
