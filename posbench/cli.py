@@ -160,7 +160,7 @@ def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="WORDS",
+        metavar="OVERRIDES",
         help="Hydra overrides and flags: scheme=vo_rope train.lr=1e-3, -m for a sweep, --cfg job to see them all.",
         autocompletion=_complete_override,
         show_default=False,
@@ -288,7 +288,7 @@ def tune(
     ] = 0.05,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Find the learning rate of each scheme of an experiment, on text that is never scored. Resumes like a sweep.
+    """Find the learning rate of each scheme of an experiment, on text used for nothing else. Resumes like a sweep.
 
     `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope hydra/launcher=joblib`
     """
@@ -375,7 +375,7 @@ def evaluate(
     at_step: AtStep = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Score again what already has a result.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Rescore even where a result exists.")] = False,
     piece: Annotated[
         int | None,
         typer.Option(
@@ -388,7 +388,7 @@ def evaluate(
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Perplexity of finished runs at other lengths than they were trained at, or on other text.
+    """Score finished runs at lengths other than the training length, or on other text.
 
     `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
     """
@@ -416,7 +416,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="An experiment, or its folder. Default: the only one. Several that differ only in size or tokens: "
+            help="An experiment, or its folder. Default: the only one in the runs folder. Several that differ only in size or tokens: "
             "the trend over them.",
             show_default=False,
             autocompletion=_complete_runs,

@@ -518,7 +518,7 @@ class LaunchConfig:
     """How many processes share one run (docs/distributed.md)."""
 
     nproc: int = 1  # processes on this machine, one per GPU; ignored under an outer torchrun
-    strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (sharded: for models that one GPU cannot hold)
+    strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (parameters, gradients, moments sharded)
 
     def __post_init__(self) -> None:
         _between("launch.nproc", self.nproc, 1, 1024)

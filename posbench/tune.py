@@ -1,4 +1,4 @@
-"""`posbench tune`: which learning rate suits each scheme of an experiment, measured on text that is never scored.
+"""`posbench tune`: which learning rate suits each scheme of an experiment, measured on text that is used for nothing else.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment
     runs/demo-tune/rates.csv                       one row a pilot: scheme, lr, loss, status

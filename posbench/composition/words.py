@@ -107,7 +107,7 @@ def read_command(program: str, words: Sequence[str]) -> tuple[Words, Namespace]:
 def _parser(program: str) -> ArgumentParser:
     """Hydra's own flags, those that posbench takes; Hydra's parser is not public."""
     parser = ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
-    parser.add_argument("words", nargs="*", metavar="WORDS", help="overrides: key=value")
+    parser.add_argument("words", nargs="*", metavar="OVERRIDES", help="overrides: key=value")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--multirun", "-m", action="store_true", help="a sweep: a run for each combination of values")
     mode.add_argument("--run", "-r", action="store_true", help="one run")

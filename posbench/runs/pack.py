@@ -47,7 +47,7 @@ class _Windows:
 def pack(experiment: str | Path, output: str | Path, notice: Notice, without: Collection[str] = ()) -> list[Path]:
     """Write the finished runs of the experiment's folder to the folder `output`, and return the files.
 
-    Arguments: notice, is told which runs and results are left out, and why; without, protocols whose results stay out.
+    Arguments: notice, is told which runs and results are left out, and why; without, protocols to leave out.
     Raises: ConfigError where `output` holds anything, or there is no finished run, or runs lie elsewhere than in
     `experiment/<scheme>/seed=<n>`, or none has results of a protocol in `without`.
     """
