@@ -416,8 +416,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="An experiment, or its folder. Default: the only one in the runs folder. Several that differ only in size or tokens: "
-            "the trend over them.",
+            help="An experiment, or its folder. Default: the only one in the runs folder. Several that differ only in "
+            "size or tokens: the trend over them.",
             show_default=False,
             autocompletion=_complete_runs,
         ),

@@ -1,4 +1,4 @@
-"""`posbench tune`: which learning rate suits each scheme of an experiment, measured on text that is used for nothing else.
+"""`posbench tune`: the learning rate that suits each scheme of an experiment, on text that is used for nothing else.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment
     runs/demo-tune/rates.csv                       one row a pilot: scheme, lr, loss, status
@@ -73,8 +73,8 @@ def tune(
             _train(tuning, schemes, rates, job, say)
         for scheme, rates in wanted.items():
             losses[scheme] |= {lr: _loss(tuning.run(scheme, lr)) for lr in rates}
+        _store(tuning, losses)  # what a kill leaves
         wanted = {s: [wider] for s, found in losses.items() if (wider := wider_rate(found, tuning.lr)) is not None}
-    _store(tuning, losses)
     _show(tuning, losses, console)
     return losses
 

@@ -86,6 +86,18 @@ def test_what_would_not_be_done_in_time_is_not_begun_and_the_rest_is(run, tmp_pa
     assert set(rows) == {"short"} and left == ["long", "waits"]
 
 
+def test_what_a_kill_would_lose_is_brought_home_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "KEEP_SECONDS", 0.0)
+    (tmp_path / "fake_item.py").write_text(FAKE)
+    runner, kept = runner_of(tmp_path, cores=1), []
+    runner.variables, runner.keep = {"PATH": os.environ["PATH"]}, lambda: kept.append(list(runner.results.rows))
+    runner.run([fake("a"), fake("b")])
+    assert kept == [["a"], ["a", "b"]]
+    monkeypatch.setattr(runner_module, "KEEP_SECONDS", 60.0)
+    runner.run([fake("c")])
+    assert len(kept) == 2
+
+
 def test_how_long_items_take_is_learned_from_those_of_their_kind(run):
     first = [fake("a", takes=0.5, seconds=0.01), fake("other", kind="other")]
     rows, left = run([*first, fake("b", seconds=1.0, after=("a",))], seconds=10)

@@ -61,15 +61,14 @@ def main() -> None:
             place=CHECKOUT,
             variables=place.variables(),
             say=lambda line: print(f"{time.monotonic() - began:4.0f} s {line}", flush=True),
+            keep=lambda stage=stage: keep(place, stage),
         )
         items = chosen(STAGES[stage](place), given.only)
         print(f"{stage}: {len(items)} items, {sum(map(runner.is_due, items))} to do", flush=True)
         try:
             left = runner.run(items)
         finally:
-            place.bring_home()
-            if stage == reference.STAGE:
-                reference.pack(place)
+            keep(place, stage)
         rows = {item.name: runner.results_of(item).rows.get(item.name, {}) for item in items}
         broken = [name for name, row in rows.items() if row.get("status") == FAILED]
         failed += len(broken)
@@ -77,6 +76,13 @@ def main() -> None:
         print(f"{stage}: {len(items) - len(left)} of {len(items)} done, {len(broken)} of them failed", flush=True)
     print(f"{time.monotonic() - began:.0f} s in all")
     sys.exit(1 if failed else 0)
+
+
+def keep(place: Place, stage: str) -> None:
+    """Write what is not in the results of single items to the folder of results."""
+    place.bring_home()
+    if stage == reference.STAGE:
+        reference.pack(place)
 
 
 def chosen(items: Sequence[Item], pattern: str) -> list[Item]:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.acceptance import fast, text
@@ -30,7 +31,14 @@ STAGE, EXPERIMENT = "reference", "books_25m"
 TOKENS, MORE_TOKENS, PILOT_TOKENS = 30_000_000, 100_000_000, 8_000_000  # of a run
 PILOTS = ("qk_rope", "nope")
 USUAL_RATE = 1e-3  # where no pilot finished
+WITHIN = (
+    "1024",
+    "2048",
+    "8192",
+)  # tokens: the lengths of position and retrieval, which read four times as much as fixed
 RATE = "rate"
+AT_THE_END = "train.checkpoint_every=1000000"  # alone
+VALIDATE = "train.validate_every=150"  # steps: half a million tokens each time, and 30 million are trained on
 SECONDS, MORE_SECONDS = 75, 180
 SHRUNK = (
     *("model.num_layers=1", "model.d_model=32", "model.num_heads=4", "model.head_dim=8", "model.ffn_dim=32"),
@@ -59,7 +67,7 @@ def rate_item(place: Place) -> Item:
 
     Room is left for it beside everything that this stage compiles, where that did not happen.
     """
-    words, seconds = ("rate", *place.words), 40 if place.shrunk else 60
+    words, seconds = ("rate", *place.words), 40 if place.shrunk else 120
     return Item(RATE, "rate", MODULE, words, seconds, cores=3, after=(text.NAME,), is_of_machine=True)
 
 
@@ -81,9 +89,9 @@ def rate(*place_words: str) -> None:
     texts = json.loads((place.source / "text" / TEXTS).read_text(encoding="utf-8"))
     schemes = PILOTS[:1] if place.shrunk else PILOTS
     words = [*_words(place, "tuning"), f"runs_dir={place.runs}", f"scheme={','.join(schemes)}"]
-    words += [f"train.tokens={128 if place.shrunk else PILOT_TOKENS}", "train.checkpoint_every=1000000"]
+    words += [f"train.tokens={128 if place.shrunk else PILOT_TOKENS}", AT_THE_END]
     if not place.shrunk:
-        words += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={3 * len(PILOTS)}"]
+        words += [VALIDATE, "hydra/launcher=joblib", f"hydra.launcher.n_jobs={3 * len(PILOTS)}"]
     command = [sys.executable, "-m", "posbench", "tune", *words, f"--fraction={texts['tuning']['fraction']}"]
     status = subprocess.run(command).returncode
     emit(**_best_rate(place.runs / f"{EXPERIMENT}-tune" / "rates.csv", len(schemes)))
@@ -126,7 +134,8 @@ def train(tokens: str, scheme: str, seed: str, *words: str) -> None:
                 f"experiment_name={name}",
                 f"train.tokens={tokens}",
                 f"train.lr={lr!r}",
-                "train.checkpoint_every=1000000",  # at the end alone
+                AT_THE_END,
+                VALIDATE,
                 "evaluation.protocols=[fixed,position,order,retrieval]",
                 f"scheme={scheme}",
                 f"seed={seed}",
@@ -146,7 +155,10 @@ def train(tokens: str, scheme: str, seed: str, *words: str) -> None:
         tokens_per_second=costs.tokens_per_second if costs else None,
         first_step_seconds=costs.first_step_seconds if costs else None,
     )
-    frame = posbench.evaluate(run, quiet=True)
+    frame = posbench.evaluate(run, protocols=["fixed", "order"], quiet=True)
+    posbench.evaluate(
+        run, protocols=["position", "retrieval"], lengths=("32", "64") if place.shrunk else WITHIN, quiet=True
+    )
     fixed = frame[frame["protocol"] == "fixed"]
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # half a gigabyte a run, and scored
     emit(perplexities={str(length): float(p) for length, p in zip(fixed["length"], fixed["perplexity"], strict=True)})
@@ -165,7 +177,8 @@ def pack(place: Place) -> None:
             files = [folder / "rates.csv"] if is_tuned else sorted(folder.rglob("*"))
             for each in files:
                 if each.is_file() and "checkpoints" not in each.parts:
-                    packed.add(each, each.relative_to(place.runs))
+                    with suppress(FileNotFoundError):  # a run beside this moved it
+                        packed.add(each, each.relative_to(place.runs))
     beside.replace(file)
 
 

@@ -24,6 +24,7 @@ KEPT_WHERE_DONE = 2000
 KILL_SECONDS = 5.0  # that a killed process may take to end: a driver that hangs keeps it for ever
 STACK_SECONDS = 1.0  # for an item to print where it is, before it is killed
 POLL_SECONDS = 0.1
+KEEP_SECONDS = 100.0
 ADVICE, EXCEPTION = re.compile(r"\s|Set TORCH|For even more|You can suppress"), re.compile(r"[\w.]+: \S")
 COMPILERS_ALONE = 8  # processes that compile for an item which runs alone; beside others it has one
 
@@ -73,11 +74,15 @@ class Runner:
     place: Path  # the working folder of items
     variables: Mapping[str, str]  # their environment
     say: Callable[[str], object] = print
+    keep: Callable[[], object] = lambda: (
+        None
+    )  # now and then, where an item has ended: brings home what a kill would lose
 
     def run(self, items: Sequence[Item]) -> list[Item]:
         """Run what is due, in order. Returns: what was left for the next time."""
         waiting = [item for item in items if self.is_due(item)]
         running: list[Started] = []
+        kept = time.monotonic()
         try:
             while self.remaining > 0:
                 chosen = self.startable(waiting, [each.item for each in running], self.lasting(running))
@@ -86,7 +91,10 @@ class Runner:
                     running.append(self._start(item))
                 if not running:
                     break
-                running = [each for each in running if not self._has_ended(each)]
+                before, running = len(running), [each for each in running if not self._has_ended(each)]
+                if len(running) < before and time.monotonic() - kept > KEEP_SECONDS:
+                    self.keep()
+                    kept = time.monotonic()
                 time.sleep(POLL_SECONDS)
         finally:  # where somebody asks for an end, too
             cut_off = self._stop(running)

@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from posbench import compose, load_run, results
 from posbench.data import Corpus, prepare
-from posbench.tune import best_rate, wider_rate
+from posbench.tune import best_rate, tune, wider_rate
 from tests.cli.commands import Give
 
 
@@ -98,3 +99,20 @@ def test_the_next_rate() -> None:
     down = {2.0**-n: float(-n) for n in range(-1, 4)}
     assert wider_rate(down, 1.0) == 1 / 16 and wider_rate(down | {1 / 16: -9.0}, 1.0) is None, "three beyond the first"
     assert wider_rate(dict.fromkeys((0.5, 1.0, 2.0), math.inf), 1.0) == 0.25, "all died: lower"
+
+
+def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
+    short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps: list[list[float]] = []
+
+    def train(tuning: object, schemes: object, rates: list[float], job: object, say: object) -> None:
+        if sweeps:
+            raise KeyboardInterrupt
+        sweeps.append(rates)
+
+    monkeypatch.setattr("posbench.tune._train", train)
+    monkeypatch.setattr("posbench.tune._loss", lambda run: -float(run.path.parts[-3].removeprefix("lr=")))
+    with pytest.raises(KeyboardInterrupt):
+        tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
+    assert table() == {"nope": {5e-4: -5e-4, 1e-3: -1e-3, 2e-3: -2e-3}}
