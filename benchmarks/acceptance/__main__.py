@@ -61,7 +61,7 @@ def main() -> None:
             place=CHECKOUT,
             variables=place.variables(),
             say=lambda line: print(f"{time.monotonic() - began:4.0f} s {line}", flush=True),
-            keep=lambda stage=stage: keep(place, stage),
+            keep=partial(keep, place, stage),
         )
         items = chosen(STAGES[stage](place), given.only)
         print(f"{stage}: {len(items)} items, {sum(map(runner.is_due, items))} to do", flush=True)
