@@ -102,7 +102,7 @@ def test_the_next_rate() -> None:
 
 
 def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
-    short: list[str], monkeypatch: pytest.MonkeyPatch
+    short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sweeps: list[list[float]] = []
 
@@ -111,6 +111,7 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
             raise KeyboardInterrupt
         sweeps.append(rates)
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posbench.tune._train", train)
     monkeypatch.setattr("posbench.tune._loss", lambda run: -float(run.path.parts[-3].removeprefix("lr=")))
     with pytest.raises(KeyboardInterrupt):
