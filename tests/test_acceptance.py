@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.acceptance import fast, reference, right, tables, text
+from benchmarks.acceptance import fast, mps, reference, right, tables, text
 from benchmarks.acceptance import items as items_module
 from benchmarks.acceptance import runner as runner_module
 from benchmarks.acceptance.__main__ import CORES, STAGES, chosen
@@ -248,6 +249,56 @@ def test_a_format_that_crashes_leaves_the_other_measured(monkeypatch, capsys):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()][-1]["bf16"]["paths"] == {
         "cuda fused": 1.0
     }
+
+
+CONTROL = """#!/bin/sh
+read word
+echo "$1$word $CUDA_MPS_PIPE_DIRECTORY" >> "$0.log"
+echo said so
+exit STATUS
+"""
+
+
+def control(tmp_path, monkeypatch, status=0):
+    """A service whose program writes down what it is told."""
+    file = tmp_path / mps.CONTROL
+    file.write_text(CONTROL.replace("STATUS", str(status)))
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_mps_runs_while_it_is_used_and_ends_also_where_its_user_fails(tmp_path, monkeypatch):
+    control(tmp_path, monkeypatch)
+    with pytest.raises(ZeroDivisionError), mps.service() as variables:
+        folder = variables["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(folder).is_dir() and len(folder) < 60
+        raise ZeroDivisionError
+    assert (tmp_path / f"{mps.CONTROL}.log").read_text().splitlines() == [f"-d {folder}", f"quit {folder}"]
+    assert not Path(folder).exists() and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def test_without_mps_it_is_said_why_and_nothing_is_trained(tmp_path, monkeypatch, capsys):
+    place = Place(tmp_path, tmp_path, tmp_path, shrunk=True)
+    monkeypatch.setattr(fast, "_sweep", None)
+    fast.with_mps(*place.words)
+    control(tmp_path, monkeypatch, status=3)
+    fast.with_mps(*place.words)
+    why = [json.loads(line)["no_mps"] for line in capsys.readouterr().out.splitlines()]
+    assert why == [f"{mps.CONTROL} is not installed", f"{mps.CONTROL} -d ended with 3: said so"]
+
+
+def test_small_runs_at_once_stand_in_the_tables(tmp_path):
+    results = Results(tmp_path / "fast.jsonl")
+    of = {fast.ONE_BY_ONE: {"seconds": 60.0, "runs": 4}, fast.AT_ONCE: {"seconds": 50.0}}
+    items = {item.name: item for item in fast.items(Place(tmp_path, tmp_path, tmp_path))}
+    results.add(items["several"], DONE, 110, "today", result=of)
+    for more, said in (
+        ({fast.WITH_MPS: {"seconds": 30.0}}, "At once with MPS: 30 s, 2.00 times as fast (met)."),
+        ({"no_mps": "it is not there"}, "At once with MPS: not measured, it is not there."),
+    ):
+        results.add(items[fast.WITH_MPS], DONE, 30, "today", result=more)
+        shown = list(tables.fast_tables(results.rows))
+        assert shown[-2:] == ["At once: 50 s, 1.20 times as fast (**missed**).", said]
 
 
 def test_the_learning_rate_is_found_once_on_a_machine_and_stands_in_the_tables(tmp_path):

@@ -15,13 +15,14 @@ from benchmarks.acceptance import text
 from benchmarks.acceptance.items import FAILED, KILLED, Item, Results, emit, run_part
 from benchmarks.acceptance.place import PACKAGE, SLOW, Place, device_of, place_of, schemes
 
-MODULE = f"{PACKAGE}.fast"
+STAGE, MODULE = "fast", f"{PACKAGE}.fast"
 MAIN = ("nope", "qk_rope", "qkvo_rope", "alibi")
 GROUP = 6  # schemes that are measured in turn, beside NoPE
 COMPILED_LAYERS = 4  # one block's code serves all layers; four, for the scheme whose layers take turns of four
 WARM_LLAMA = "compile Llama 125m"
 LLAMA = "posbench nope,posbench qk_rope,transformers Llama"
 SEVERAL = ("nope", "qk_rope", "vo_rope", "qkvo_rope")  # small runs, one after another and at once
+ONE_BY_ONE, AT_ONCE, WITH_MPS = "one after another", "at once", "at once with MPS"
 # Shape, schemes in memory together, and the seconds that they are expected to take.
 SIZES = (("125m", [MAIN], 45), ("350m", [MAIN], 50), ("1b", [MAIN[:2], MAIN[2:]], 60), ("25m", [MAIN], 35))
 
@@ -39,6 +40,7 @@ def items(place: Place) -> list[Item]:
             _bench(shape, ("nope", "qk_rope"), 40, place),
             _peers(shape, "posbench qk_rope,plain GPT-2", place),
             _several(place),
+            _with_mps(place),
         ]
     others = [name for name in schemes() if name not in MAIN and name not in SLOW]
     groups = [_bench("125m", ("nope", *others[n : n + GROUP]), 75, place, "all") for n in range(0, len(others), GROUP)]
@@ -53,6 +55,7 @@ def items(place: Place) -> list[Item]:
         _peers("125m", LLAMA, place, after=(WARM_LLAMA,)),
         *(warm("125m", scheme, place) for scheme in others),
         *groups,
+        _with_mps(place),
         # Nothing may run beside a measurement, so what compiles for minutes would hold up all others.
         *(warm("125m", scheme, place, measured) for scheme in SLOW),
         _bench("125m", ("nope", *SLOW), 75, place, "all"),
@@ -91,6 +94,10 @@ def _warm_llama(place: Place) -> Item:
 def _several(place: Place) -> Item:
     seconds = 80 if place.shrunk else 155
     return Item("several", "several", MODULE, ("several", *place.words), seconds, alone=True, after=(text.NAME,))
+
+
+def _with_mps(place: Place) -> Item:
+    return Item(WITH_MPS, "several", MODULE, ("mps", *place.words), 70, alone=True, after=("several",))
 
 
 def compile_step(shape_name: str, *words: str) -> None:
@@ -155,6 +162,33 @@ def peers(shape_name: str, names: str, *words: str) -> None:
 
 def several(*words: str) -> None:
     """The same small runs one after another and at once: seconds of both sweeps, and whether the losses agree."""
+    place = place_of(*words)
+    one = _sweep(place, ONE_BY_ONE)
+    emit(**{ONE_BY_ONE: one})
+    other = _sweep(place, AT_ONCE, at_once=True)
+    emit(**{AT_ONCE: other})
+    _agree(one["losses"], other["losses"])
+
+
+def with_mps(*words: str) -> None:
+    """The small runs at once under NVIDIA's MPS, where it is there; else why not."""
+    from benchmarks.acceptance.mps import NoService, service
+
+    place = place_of(*words)
+    try:
+        with service() as variables:
+            found = _sweep(place, WITH_MPS, at_once=True, variables=variables)
+            emit(**{WITH_MPS: found})
+    except NoService as none:
+        emit(no_mps=str(none))
+        return
+    one = Results(place.out / f"{STAGE}.jsonl").result("several").get(ONE_BY_ONE)
+    if one:
+        _agree(one["losses"], found["losses"])
+
+
+def _sweep(place: Place, how: str, at_once: bool = False, variables: dict[str, str] | None = None) -> dict[str, Any]:
+    """Train the small runs in one sweep, with an environment. Returns its seconds, the losses and the rates."""
     import shutil
     import subprocess
     import time
@@ -162,7 +196,6 @@ def several(*words: str) -> None:
     from benchmarks import shapes
     from posbench import load_run
 
-    place = place_of(*words)
     names = SEVERAL[:2] if place.shrunk else SEVERAL
     small = shapes.SHAPES["small"]
     size = ["model=small", f"train.context_length={small.context}", f"train.batch_size={small.batch}"]
@@ -170,25 +203,27 @@ def several(*words: str) -> None:
     if place.shrunk:
         size = ["model=tiny", "train.context_length=32", "train.batch_size=2", "train.steps=4", "train.dtype=float32"]
         size += ["train.validation_tokens=256"]
-    words_of_runs = [*place.run_words("main"), *size, "train.checkpoint_every=100000"]
-    command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"train.device={place.device}"]
+    experiment = f"several-{how.replace(' ', '-')}"
+    words_of_runs = [*place.run_words("main"), *size, "train.checkpoint_every=100000", f"train.device={place.device}"]
+    command = [sys.executable, "-m", "posbench", "train", "-m", *words_of_runs, f"experiment_name={experiment}"]
     command += [f"scheme={','.join(names)}", f"runs_dir={place.runs}", "train.lr=1e-3"]
-    losses: dict[str, list[float]] = {}
-    for how, jobs in (("one after another", []), ("at once", [f"--jobs={len(names)}"])):
-        experiment = f"several-{how.replace(' ', '-')}"
-        shutil.rmtree(place.runs / experiment, ignore_errors=True)  # of a try that was cut off
-        began = time.perf_counter()
-        status = subprocess.run([*command, f"experiment_name={experiment}", *jobs]).returncode
-        if status:
-            raise SystemExit(f"the sweep {how} ended with {status}")
-        seconds = time.perf_counter() - began
-        runs = [load_run(place.runs / experiment / name / "seed=0").manifest for name in names]
-        losses[how] = [float(run.loss or "nan") for run in runs]
-        rates = [run.costs.tokens_per_second if run.costs else None for run in runs]
-        emit(**{how: {"seconds": seconds, "losses": losses[how], "tokens_per_second": rates, "runs": len(runs)}})
-    pairs = zip(losses["one after another"], losses["at once"], strict=True)
-    if not all(abs(one - other) < 0.05 for one, other in pairs):  # bf16 by atomics: not to the bit
-        raise SystemExit(f"runs at once have other losses: {losses}")
+    command += [f"--jobs={len(names)}"] * at_once
+    shutil.rmtree(place.runs / experiment, ignore_errors=True)  # of a try that was cut off
+    began = time.perf_counter()
+    status = subprocess.run(command, env=variables).returncode
+    if status:
+        raise SystemExit(f"the sweep {how} ended with {status}")
+    seconds = time.perf_counter() - began
+    runs = [load_run(place.runs / experiment / name / "seed=0").manifest for name in names]
+    losses = [float(run.loss or "nan") for run in runs]
+    rates = [run.costs.tokens_per_second if run.costs else None for run in runs]
+    return {"seconds": seconds, "losses": losses, "tokens_per_second": rates, "runs": len(runs)}
+
+
+def _agree(one: list[float], other: list[float]) -> None:
+    """Raises: SystemExit where losses (nats) differ by more than bf16's sums in another order make them."""
+    if not all(abs(a - b) < 0.05 for a, b in zip(one, other, strict=True)):
+        raise SystemExit(f"runs at once have other losses: {other}, not {one}")
 
 
 def _so_far(rates: dict[str, list[float]]) -> None:
@@ -228,4 +263,4 @@ def _end_with(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run_part({"compile": compile_step, "bench": bench, "peers": peers, "several": several})
+    run_part({"compile": compile_step, "bench": bench, "peers": peers, "several": several, "mps": with_mps})

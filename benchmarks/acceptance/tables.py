@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.acceptance import reference
+from benchmarks.acceptance import fast, reference
 from benchmarks.acceptance.items import DONE, FAILED, Results
 from benchmarks.acceptance.place import schemes
 
@@ -108,7 +108,7 @@ def fast_tables(rows: Rows) -> Iterator[str]:
             yield f"\n{item}: {name} **failed**: {why}"
         if row["status"] == FAILED and "contenders" not in row["result"]:
             yield f"\n{item} **failed**: {row['error'].splitlines()[-1]}"
-    yield from _several(rows.get("several", {}).get("result", {}))
+    yield from _several({**_result(rows, "several"), **_result(rows, fast.WITH_MPS)})
 
 
 def _speed(figures: dict[str, Any], base: dict[str, Any] | None, kind: str | None) -> list[str]:
@@ -148,15 +148,27 @@ def _peer(contender: tuple[str, dict[str, Any]]) -> list[str]:
     return [name, *rates, ratio, f"{of['mfu']:.1%}" if of["mfu"] else ""]
 
 
+def _result(rows: Rows, item: str) -> dict[str, Any]:
+    return dict(rows.get(item, {}).get("result", {}))
+
+
 def _several(result: dict[str, Any]) -> Iterator[str]:
-    one, other = result.get("one after another"), result.get("at once")
-    if one and other:
-        gain = one["seconds"] / other["seconds"]
-        verdict = "met" if gain >= SEVERAL_AIM else "**missed**"
-        yield (
-            f"\n{one['runs']} small runs: {one['seconds']:.0f} s one after another, {other['seconds']:.0f} s at once, "
-            f"{gain:.2f} times as fast (aim {SEVERAL_AIM}: {verdict})."
-        )
+    one = result.get(fast.ONE_BY_ONE)
+    if not one:
+        return
+    alone = f"{one['seconds']:.0f} s {fast.ONE_BY_ONE}"
+    yield f"\n{one['runs']} small runs: {alone} (aim at once: {SEVERAL_AIM} times as fast)."
+    for how in (fast.AT_ONCE, fast.WITH_MPS):
+        if other := result.get(how):
+            gain = one["seconds"] / other["seconds"]
+            verdict = "met" if gain >= SEVERAL_AIM else "**missed**"
+            yield f"{_sentence(how)}: {other['seconds']:.0f} s, {gain:.2f} times as fast ({verdict})."
+    if why := result.get("no_mps"):
+        yield f"{_sentence(fast.WITH_MPS)}: not measured, {why}."
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _kinds() -> dict[str, str]:
