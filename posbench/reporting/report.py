@@ -15,7 +15,7 @@ from posbench.reporting.latex import files as latex_files
 from posbench.reporting.sections import Section, sections
 from posbench.reporting.sections.trend import trend_sections
 from posbench.reporting.statistics import MARGIN
-from posbench.reporting.tables import markdown, markdown_text, print_notes, print_table, printable
+from posbench.reporting.tables import markdown, markdown_prose, markdown_text, print_notes, print_table, printable
 from posbench.reporting.tracked import show_in_wandb, tracked_runs
 from posbench.reporting.trend import find_trend
 
@@ -181,11 +181,11 @@ def as_markdown(experiment: str, made: list[Section]) -> str:
         parts.append(f"## {markdown_text(printable(section.title))}\n")
         shown = 1 if section.chain else 0  # the chain in words stands above its tables
         leading = [*filter(None, [section.lead]), *section.words[:shown]]
-        parts += [f"{markdown_text(printable(words))}\n" for words in leading]
+        parts += [f"{markdown_prose(printable(words))}\n" for words in leading]
         parts += [markdown(table, table.title != section.title) for table in section.tables]
         for stem, caption in section.pictures:
             parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n")
-        parts += [f"{markdown_text(printable(words))}\n" for words in section.words[shown:]]
+        parts += [f"{markdown_prose(printable(words))}\n" for words in section.words[shown:]]
         for what, command in section.commands:
             parts.append(f"{markdown_text(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
     return "\n".join(parts)

@@ -7,6 +7,7 @@ showing escapes what is special to it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -121,6 +122,12 @@ def markdown_text(text: str) -> str:
     ):
         text = text.replace(special, shown)
     return text.replace("~", "\\~")
+
+
+def markdown_prose(text: str) -> str:
+    """A sentence for Markdown: what is between backquotes stays code, the rest is shown as it is."""
+    parts = re.split(r"(`[^`\n]+`)", text)
+    return "".join(part if n % 2 else markdown_text(part) for n, part in enumerate(parts))
 
 
 def csv_text(text: str) -> str:

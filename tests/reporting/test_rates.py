@@ -11,6 +11,7 @@ from fabricate import World, fabricate
 from shown import in_markdown
 
 from posbench.reporting.findings import find
+from posbench.reporting.sections.ranked import ranked
 from posbench.reporting.sections.rates import rates
 from posbench.reporting.spreadsheet import frames
 from posbench.runs import Run
@@ -55,6 +56,19 @@ def test_gaps_at_own_rates_stand_beside_those_at_the_shared_one(tuned: Path) -> 
     assert "Of 3 pairs 2 are significantly reversed: " in words and "nope and qk_rope" in words
     cells = {row[0]: row for row in section.tables[0].rows}
     assert cells["nope"][1] == "0.01 (edge)" and cells["nope"][3] == "0.01" and cells["alibi"][2] == "inf"
+
+
+def test_it_is_said_above_the_losses_for_which_schemes_no_other_rate_was_tried(tuned: Path) -> None:
+    file = tuned.with_name("demo-tune") / "rates.csv"
+    shutil.rmtree(tuned.with_name("demo-own"))
+    rows = file.read_text().splitlines()
+    said = []
+    for without in (("qk_rope", "nope", "alibi"), ("nope", "alibi"), ("nobody",)):
+        file.write_text("\n".join(row for row in rows if not row.startswith(without)) + "\n")
+        said.append(ranked(find(tuned)))
+    assert said[0].endswith("Others were tried (`posbench tune`) for no scheme, so gaps may be due to the rate.")
+    assert said[1].endswith("Others were tried (`posbench tune`) only for qk_rope; other gaps may be due to the rate.")
+    assert "learning rate" not in said[2]
 
 
 def test_without_runs_at_own_rates_the_pilots_stand_alone(tuned: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from posbench.reporting.tables import (
     half_text,
     length_text,
     markdown,
+    markdown_prose,
     markdown_text,
     number,
     perplexity_text,
@@ -102,6 +103,12 @@ def test_markdown_shows_a_name_as_it_is(text: str) -> None:
     shown = markdown_text(text)
     assert not set("<>|[]`*") & set(shown)
     assert len(markdown(Table("t", ["a"], [[text]]), with_title=False).splitlines()) == 3
+
+
+@given(st.text(alphabet="<>&|[]*~_#abc \n"), st.text(alphabet="<>|abc -", min_size=1))
+def test_code_in_a_sentence_is_code_in_markdown_too(words: str, code: str) -> None:
+    assert markdown_prose(f"{words}`{code}`{words}") == f"{markdown_text(words)}`{code}`{markdown_text(words)}"
+    assert markdown_prose(f"{words}`") == markdown_text(f"{words}`")
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(40, 120))

@@ -17,6 +17,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.reporting import trend_report
 from posbench.reporting.ngrams import NgramLine
+from posbench.reporting.rates import OwnRates
 from posbench.reporting.sections.next_runs import settings
 from posbench.reporting.sections.trend import trend_sections
 from posbench.reporting.statistics import Interval
@@ -133,8 +134,14 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
     trend = find_trend(every, against="kexue-10862")
     assert link_verdict(trend.points[0].findings, "k_rope", ">", "nope")[0] == "(confirmed)"
     assert link_verdict(trend.points[0].findings, "nope", ">", "k_rope")[0] == "(contradicted)"
-    tables = {table.title: table for section in trend_sections(trend, []) for table in section.tables}
+    compared, *others = trend_sections(trend, [])
+    tables = {table.title: table for section in (compared, *others) for table in section.tables}
     assert tables["What is compared"].rows[0][-1] == "not tested"
+    assert compared.words[-1].endswith("tried (`posbench tune`) in none, so gaps may be due to the rate.")
+    rates = OwnRates(5e-3, {"nope": {5e-3: 3.0}})
+    points = [replace(trend.points[0], findings=replace(trend.points[0].findings, rates=rates)), trend.points[1]]
+    words = trend_sections(replace(trend, points=points), [])[0].words
+    assert words[-1].endswith("only in small-1M; in the others gaps may be due to the rate.")
     assert "±" not in "".join(cell for row in tables["Gap to qk_rope, nats/token"].rows for cell in row)
     assert tables["Gap to qk_rope, nats/token"].foot == [
         ["loss of qk_rope", *(f"{point.losses['qk_rope'].loss.mean:.3f}" for point in trend.points)]

@@ -1,4 +1,4 @@
-"""What a loss table ranks, in one sentence: how large the models, how long they trained, how far back order matters."""
+"""What a loss table ranks: how large the models, how long they trained, how far back order matters, at what rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,20 @@ def ranked(findings: Findings) -> str:
     tokens = dict.fromkeys(millions(cost.tokens) for cost in costs)
     size = f" of {_from_to(list(sizes))} parameters" if DASH not in sizes else ""
     ratio = f" ({_from_to(list(each))} tokens a parameter)" if DASH not in each else ""
-    return f"These are models{size} after {_from_to(list(tokens))} tokens{ratio}; {_order(findings)}."
+    models = f"These are models{size} after {_from_to(list(tokens))} tokens{ratio}; {_order(findings)}."
+    return " ".join(filter(None, [models, _rate(findings)]))
+
+
+def _rate(findings: Findings) -> str:
+    """For which schemes no learning rate but the shared one was tried; nothing where it was for all."""
+    train, rates = findings.config.train, findings.rates
+    tried = {*(rates.pilots if rates else {}), *(rates.rates if rates else {}), *(train.lr_of or {})}
+    there = [scheme for scheme in findings.schemes if scheme in tried]
+    if len(there) == len(findings.schemes):
+        return ""
+    where = f"only for {', '.join(there)}; other" if there else "for no scheme, so"
+    rate = f"The learning rate is {train.lr:g}{' for all' * (not train.lr_of)}."
+    return f"{rate} Others were tried (`posbench tune`) {where} gaps may be due to the rate."
 
 
 def _from_to(texts: list[str]) -> str:

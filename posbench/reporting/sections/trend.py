@@ -39,7 +39,17 @@ def _compared(trend: Trend) -> Section:
         "learning rate differ. Gaps are taken within an experiment. The tests of one experiment together have a 5% "
         "chance of any false verdict, so among many experiments some have one.",
     ]
+    words += _rates(trend)
     return Section("What is compared", words, [Table("What is compared", headers, rows)])
+
+
+def _rates(trend: Trend) -> list[str]:
+    """Where no learning rate but the shared one was tried, for any scheme."""
+    tried = [point.name for point in trend.points if (rates := point.findings.rates) and rates.pilots]
+    if len(tried) == len(trend.points):
+        return []
+    where = f"only in {', '.join(tried)}; in the others" if tried else "in none, so"
+    return [f"Other learning rates were tried (`posbench tune`) {where} gaps may be due to the rate."]
 
 
 def _gaps(trend: Trend, drawn: list[str]) -> Section:
