@@ -140,6 +140,10 @@ _FAMILIES = {
     "bits_per_byte[": "... in bits per byte of text",
     "fingerprint.": "digest of what must agree between compared runs",
     "version.": "version of the package in training",
+    "scheme.": "setting of the run's scheme (posbench/config.py)",
+    "model.": "setting of its model",
+    "train.": "setting of its training",
+    "device.": "what it was trained on",
 }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
+SETTINGS = ("scheme.", "model.", "train.", "device.")  # groups of the configuration whose fields are columns
 _COLUMN = re.compile(r"perplexity@([0-9]+)/([a-z0-9_]+)(?:\[(.*)\])?")
 
 
@@ -36,7 +37,8 @@ def results(folder: str | Path) -> pd.DataFrame:
     device, dtype, parameters;
     `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended; is_bound (whether
     the results name the weights they were made from); damaged (files that are not results of the run, with the command
-    that makes each again); path.
+    that makes each again); path; and the run's settings by their names, such as `train.lr` and `model.d_model` (lists
+    as JSON; None where a run has no such setting).
 
     Losses are recomputed from the stored windows if there are any. What is unknown or damaged is NaN or None.
     Raises: ConfigError if `folder` does not exist.
@@ -56,7 +58,9 @@ def results(folder: str | Path) -> pd.DataFrame:
     measured = perplexity_columns(columns)
     others = [column for column in columns if column not in measured]
     at = others.index("perplexity") + 1
-    frame = frame[[*others[:at], *measured, *others[at:]]]
+    settings = [column for group in SETTINGS for column in others if column.startswith(group)]
+    others = [column for column in others if not column.startswith(SETTINGS)]
+    frame = frame[[*others[:at], *measured, *others[at:], *settings]]
     return frame.sort_values(["experiment", "scheme", "seed"], ignore_index=True)
 
 
@@ -111,7 +115,14 @@ def row(run: Run) -> dict[str, Any]:
         "is_bound": all(result.is_bound for result in results) if results else None,
         "damaged": "\n".join(dict.fromkeys(map(str, damaged))) or None,
         "path": str(run.path),
+        **_settings(manifest),
     }
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """Those that make the run what it is, by their names in the configuration."""
+    named = {name: value for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
+    return {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in named.items()}
 
 
 def _losses(manifest: Manifest, results: list[Result], damaged: list[Damaged]) -> dict[str, float]:

@@ -30,6 +30,18 @@ def test_one_row_a_run_with_the_loss_of_its_windows(experiment: Path) -> None:
         assert row.bits_per_byte == pytest.approx(math.fsum(windows["nll"]) / math.log(2) / sum(windows["bytes"]))
 
 
+def test_settings_are_columns_by_their_names_and_stand_last(own: Path) -> None:
+    said = {"nope": {"train.lr": 0.25, "path": "elsewhere"}, "qk_rope": {"scheme.sites": ["q", "k"], "train.lr": 0.5}}
+    for scheme, identity in said.items():
+        run_of(own, scheme, 0).update_manifest(identity={**identity, "fingerprint.data": "another"})
+    frame = posbench.results(own)
+    assert list(frame)[-3:] == ["path", "scheme.sites", "train.lr"] and frame["fingerprint.data"].nunique() == 1
+    rows = frame.set_index(["scheme", "seed"])
+    assert rows.loc[("qk_rope", 0), ["scheme.sites", "train.lr"]].tolist() == ['["q", "k"]', 0.5]
+    assert rows.loc[("nope", 0), ["path", "train.lr"]].tolist() == [str(run_of(own, "nope", 0).path), 0.25]
+    assert rows.loc[("nope", 1), ["scheme.sites", "train.lr"]].isna().all()
+
+
 def test_protocols_have_columns_of_their_own(experiment: Path) -> None:
     columns = [c for c in results(experiment) if c.startswith("perplexity@")]
     lengths = (128, 256, 512, 1024, 2048)
