@@ -184,8 +184,8 @@ def as_markdown(experiment: str, made: list[Section]) -> str:
         parts += [f"{markdown_prose(printable(words))}\n" for words in leading]
         parts += [markdown(table, table.title != section.title) for table in section.tables]
         for stem, caption in section.pictures:
-            parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_text(caption)}\n")
+            parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_prose(caption)}\n")
         parts += [f"{markdown_prose(printable(words))}\n" for words in section.words[shown:]]
         for what, command in section.commands:
-            parts.append(f"{markdown_text(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
+            parts.append(f"{markdown_prose(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
     return "\n".join(parts)
