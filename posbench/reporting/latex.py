@@ -45,6 +45,7 @@ _UNICODE = {
     "\N{ZERO WIDTH SPACE}": r"\allowbreak{}",
 }
 
+_FIGURE = r"\includegraphics[width=\linewidth]{%s}"
 # A table in its own size, or as much smaller as the page asks for.
 _FITTED = r"""\newsavebox{\whole}
 \newcommand{\fitted}[1]{%
@@ -64,12 +65,13 @@ def latex_text(text: str) -> str:
     return "".join(f"\\texttt{{{part}}}" if n % 2 else part for n, part in enumerate(parts))
 
 
-def tabular(table: Table) -> str:
-    """The table as a `tabular` in the style of booktabs, with its title as a comment."""
+def tabular(table: Table, notes: Iterable[str] = ()) -> str:
+    """The table as a `tabular` in the style of booktabs. Comments above it have its title and what its figures mean."""
     body = [*table.rows, *table.foot]
     wide = [_is_wide(n, table, body) for n in range(len(table.headers))]
     columns = "".join(_column(n, table, wide[n]) for n in range(len(table.headers)))
     lines = [f"% {latex_text(table.title)} (posbench report); \\usepackage{{booktabs}}"]
+    lines += [f"% {latex_text(note)}" for note in notes]
     lines += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", _row(map(_header, table.headers)), r"\midrule"]
     lines += [_row(map(_cell, row, wide)) for row in table.rows]
     if table.foot:
@@ -78,20 +80,25 @@ def tabular(table: Table) -> str:
 
 
 def files(title: str, made: Sequence[Section], pictures: Iterable[str]) -> dict[str, str]:
-    """File name -> content: a `tabular` for each table, and report.tex, a document of all of them.
+    """File name -> content: a `tabular` for each table, and report.tex, a document of all of them and their words.
 
     Arguments: pictures, the stems of the figures that stand beside them as PDF.
     """
     written: dict[str, str] = {}
-    parts = []
-    for table in [table for section in made for table in section.tables if table.rows]:
-        name = _name(table.title, written)
-        written[f"{name}.tex"] = tabular(table)
-        parts.append(_float("table", table.title, f"\\small\n\\fitted{{\\input{{{name}}}}}", name))
-    captions = {stem: caption for section in made for stem, caption in section.pictures}
-    for stem in pictures:
-        shown = f"\\includegraphics[width=\\linewidth]{{{stem}}}"
-        parts.append(_float("figure", captions.get(stem, stem), shown, stem))
+    parts, drawn = [], list(pictures)
+    for section in made:
+        notes = [*filter(None, [section.lead]), *section.words]
+        parts += [rf"\section*{{{latex_text(section.title)}}}", *map(latex_text, notes)]
+        for table in filter(lambda table: table.rows, section.tables):
+            name = _name(table.title, written)
+            written[f"{name}.tex"] = tabular(table, notes)
+            parts.append(_float("table", table.title, f"\\small\n\\fitted{{\\input{{{name}}}}}", name))
+        for stem, caption in section.pictures:
+            if stem in drawn:
+                parts.append(_float("figure", caption, _FIGURE % stem, stem))
+                drawn.remove(stem)
+        parts += [r"\clearpage"] * bool(section.tables or section.pictures)
+    parts += [_float("figure", stem, _FIGURE % stem, stem) for stem in drawn]
     packages = "\\usepackage[margin=2cm]{geometry}\n\\usepackage{booktabs,graphicx}\n\\usepackage[T1]{fontenc}"
     head = f"\\documentclass{{article}}\n{packages}\n{_FITTED}\n\\title{{{latex_text(title)}}}\n\\date{{}}"
     begin = "\\begin{document}\n\\maketitle"
@@ -103,7 +110,7 @@ def _float(kind: str, caption: str, content: str, label: str) -> str:
     """The caption of a table is above it, that of a figure below."""
     words = f"\\caption{{{latex_text(caption)}}}\n\\label{{{kind}:{label}}}"
     parts = [words, content] if kind == "table" else [content, words]
-    return "\n".join([f"\\begin{{{kind}}}[p]", r"\centering", *parts, f"\\end{{{kind}}}"])
+    return "\n".join([f"\\begin{{{kind}}}[htbp]", r"\centering", *parts, f"\\end{{{kind}}}"])
 
 
 def _name(title: str, taken: Mapping[str, str]) -> str:

@@ -75,6 +75,10 @@ def test_a_paper_has_its_tables_figures_and_a_document_of_all(paper):
     assert all((paper / f"{name}.svg").exists() for name in pictures)
     assert (paper / "latex" / f"{min(pictures)}.pdf").read_bytes().startswith(b"%PDF")
     assert r"\title{50\% \& more}" in document
+    words = r"$\pm$ is half the 95\% interval over 4 seeds"
+    table = (paper / "latex" / "loss-on-held-out-text.tex").read_text()
+    assert f"\n{words}" in document and f"\n% {words}" in table.partition(r"\begin{tabular}")[0]
+    assert len(re.findall(r"\\begin\{figure\}", document)) == len(pictures)
     figure = document.partition(r"\begin{figure}")[2]
     assert figure.index(r"\includegraphics") < figure.index(r"\caption"), "the caption of a figure is below it"
 
