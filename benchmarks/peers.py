@@ -451,7 +451,7 @@ def show(result: dict[str, Any]) -> None:
     print(
         f"\nShape {result['shape']}: {result['layers']} layers of {result['width']}, vocabulary {result['vocab']}, "
         f"context {result['context']}, batch {result['batch']};\n"
-        f"{result['dtype']}, {result['device']['threads']} threads, matrix products {rate:,.0f} GFLOP/s, "
+        f"{result['dtype']}, {result['device']['threads']} threads, matmul {rate:,.0f} GFLOP/s, "
         f"{result['rounds']} rounds of {result['steps_a_round']} steps\n"
     )
     print("| contender | tokens/s | least to most | to Llama | MFU | of datasheet |\n|---|---:|---:|---:|---:|---:|")

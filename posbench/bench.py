@@ -253,7 +253,7 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads", highlight=False)
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matrix products {rate:,.0f} GFLOP/s; times in ms, first step in s",
+        f"matmul {rate:,.0f} GFLOP/s; times in ms, first step in s",
         highlight=False,
     )
     if stated:
