@@ -260,7 +260,7 @@ exit STATUS
 
 
 def control(tmp_path, monkeypatch, status=0):
-    """A service whose program writes down what it is told."""
+    """Put a fake MPS control program on the path, which logs its arguments and input."""
     file = tmp_path / mps.CONTROL
     file.write_text(CONTROL.replace("STATUS", str(status)))
     file.chmod(0o755)

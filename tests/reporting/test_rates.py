@@ -66,7 +66,7 @@ def test_it_is_said_above_the_losses_for_which_schemes_no_other_rate_was_tried(t
     for without in (("qk_rope", "nope", "alibi"), ("nope", "alibi"), ("nobody",)):
         file.write_text("\n".join(row for row in rows if not row.startswith(without)) + "\n")
         said.append(ranked(find(tuned)))
-    assert said[0].endswith("Others were tried (`posbench tune`) for no scheme, so gaps may be due to the rate.")
+    assert said[0].endswith("No other was tried (`posbench tune`), so gaps may be due to the rate.")
     assert said[1].endswith("Others were tried (`posbench tune`) only for qk_rope; other gaps may be due to the rate.")
     assert "learning rate" not in said[2]
 

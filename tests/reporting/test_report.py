@@ -204,7 +204,7 @@ def test_the_first_sentence_says_what_is_ranked(written: Path, losses: Findings)
     assert re.match(
         re.escape(size) + r"the best, (qk_rope|qkvo_rope), uses the order of tokens up to 16 tokens back, "
         r"where it is worth \S+ ± \S+ nats/token\. "
-        r"The learning rate is \S+ for all\. Others were tried \(`posbench tune`\) for no scheme, so gaps may be due",
+        r"The learning rate is \S+ for all\. No other was tried \(`posbench tune`\), so gaps may be due to the rate\.",
         first,
     )
     text = " ".join(on_terminal(losses).split())

@@ -137,7 +137,7 @@ def test_one_seed_has_signs_and_no_verdicts(tmp_path: Path, world: Make) -> None
     compared, *others = trend_sections(trend, [])
     tables = {table.title: table for section in (compared, *others) for table in section.tables}
     assert tables["What is compared"].rows[0][-1] == "not tested"
-    assert compared.words[-1].endswith("tried (`posbench tune`) in none, so gaps may be due to the rate.")
+    assert compared.words[-1] == "No other learning rate was tried (`posbench tune`), so gaps may be due to the rate."
     rates = OwnRates(5e-3, {"nope": {5e-3: 3.0}})
     points = [replace(trend.points[0], findings=replace(trend.points[0].findings, rates=rates)), trend.points[1]]
     words = trend_sections(replace(trend, points=points), [])[0].words

@@ -27,9 +27,11 @@ def _rate(findings: Findings) -> str:
     there = [scheme for scheme in findings.schemes if scheme in tried]
     if len(there) == len(findings.schemes):
         return ""
-    where = f"only for {', '.join(there)}; other" if there else "for no scheme, so"
     rate = f"The learning rate is {train.lr:g}{' for all' * (not train.lr_of)}."
-    return f"{rate} Others were tried (`posbench tune`) {where} gaps may be due to the rate."
+    if there:
+        where = f"only for {', '.join(there)}"
+        return f"{rate} Others were tried (`posbench tune`) {where}; other gaps may be due to the rate."
+    return f"{rate} No other was tried (`posbench tune`), so gaps may be due to the rate."
 
 
 def _from_to(texts: list[str]) -> str:

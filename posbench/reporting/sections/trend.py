@@ -48,8 +48,10 @@ def _rates(trend: Trend) -> list[str]:
     tried = [point.name for point in trend.points if (rates := point.findings.rates) and rates.pilots]
     if len(tried) == len(trend.points):
         return []
-    where = f"only in {', '.join(tried)}; in the others" if tried else "in none, so"
-    return [f"Other learning rates were tried (`posbench tune`) {where} gaps may be due to the rate."]
+    if tried:
+        where = f"only in {', '.join(tried)}; in the others gaps may be due to the rate."
+        return [f"Other learning rates were tried (`posbench tune`) {where}"]
+    return ["No other learning rate was tried (`posbench tune`), so gaps may be due to the rate."]
 
 
 def _gaps(trend: Trend, drawn: list[str]) -> Section:
