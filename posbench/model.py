@@ -6,7 +6,7 @@ in `compute_dtype` (bfloat16 in training where the device is fast in it), norms,
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, cast
@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention import Kind, Past, build_kind
+from posbench.attention import Kind, Past, build_kind, check_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.layers import Block, Linear, RMSNorm
-from posbench.schemes import At, Scheme, Shape, build_scheme
+from posbench.schemes import At, Layers, Shape, build_scheme
+from posbench.schemes.building import seed_of
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
 
@@ -28,13 +29,14 @@ class Decoder(nn.Module):
     """A LLaMA-style language model under one position scheme.
 
     `model(tokens, offset=0)`: tokens [B, T] int64 -> logits [B, T, V]. `offset` shifts every position, in tokens; a
-    relative scheme ignores it.
+    relative scheme ignores it. `positions`, [B, T] int64, ascending in each sequence, takes its place where a batch has
+    positions of its own.
     """
 
-    def __init__(self, config: ModelConfig, scheme: Scheme, make_kind: Callable[[], Kind], vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, scheme: Layers, make_kind: Callable[[], Kind], vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.scheme = scheme
+        self.scheme = scheme  # of all layers
         self.compute_dtype: torch.dtype | None = None  # of the activations; None: the weights' own
         self.piece: int | None = (
             None  # tokens from which on a sequence is read in pieces of as many, without a gradient
@@ -86,18 +88,20 @@ class Decoder(nn.Module):
         for block in self.blocks:
             cast(Block, block).attention.kind.may_compile = True
 
-    def hidden(self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype.
 
         Arguments: pasts, from `self.pasts`, what each layer keeps of the tokens that came before these, one a layer; it
         is extended by these. `offset` stays the position of the window's first token.
         """
         if pasts is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
-            return self._hidden_in_pieces(tokens, offset, self.piece)
+            return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (pasts[0].filled, pasts[0].length) if pasts else (0, tokens.shape[1])
-        x, ats = self._embedded(tokens, offset, begin, length)
+        x, ats = self._embedded(tokens, offset, begin, length, positions)
         given: Sequence[Past | None] = pasts or [None] * len(ats)
-        for block, scheme, at, past in zip(self.blocks, self.schemes, ats, given, strict=True):
+        for block, scheme, at, past in zip(self.blocks, self.scheme, ats, given, strict=True):
             x = block(x, at, scheme, past)
         return self.norm(x)
 
@@ -105,48 +109,49 @@ class Decoder(nn.Module):
         """Room for what each layer keeps of a window of `length` tokens that comes piece by piece."""
         return [cast(Block, block).attention.kind.past(length) for block in self.blocks]
 
-    @property
-    def schemes(self) -> list[Scheme]:
-        """The scheme of each layer."""
-        return [self.scheme.layer(n) for n in range(len(self.blocks))]
-
-    def _embedded(self, tokens: Tensor, offset: int, begin: int, length: int) -> tuple[Tensor, list[At]]:
+    def _embedded(
+        self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
+    ) -> tuple[Tensor, list[At]]:
         """The stream before the first layer, [B, T, C], and for each layer where its queries stand.
 
         Arguments: offset, the position of the window's first token; begin, tokens of it that came before these; length,
-        tokens of the whole window.
+        tokens of the whole window; positions, of its tokens up to the last of these, where they are not consecutive.
         """
-        first = offset + begin
+        first, end = offset + begin, begin + tokens.shape[1]
+        reach = 0 if positions is None else int(positions.max()) + 1
         longest = self.scheme.longest
-        if longest is not None and first + tokens.shape[1] > longest:
+        if longest is not None and (reach or offset + end) > longest:
             raise ConfigError(
                 f"the scheme is defined up to {longest} tokens, and this window reaches position "
-                f"{first + tokens.shape[1] - 1}: give a shorter one"
+                f"{(reach or offset + end) - 1}: give a shorter one"
             )
-        pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        ats: dict[Scheme, At] = {}
-        for scheme in (self.scheme, *self.schemes):
-            if scheme not in ats:
-                prepared = as_wide_as(self.embedding.weight.dtype, scheme.prepare(pos, length))
-                ats[scheme] = At(prepared, first, offset, length)
-        x = self.scheme.embed(self.embedding(tokens), ats[self.scheme].pos)
-        return x.to(self.compute_dtype or x.dtype), [ats[scheme] for scheme in self.schemes]
+        if positions is None:
+            pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        else:
+            positions, pos = positions[:, :end], positions[:, None, begin:end]
+        ats: dict[int, At] = {}
+        for row in self.scheme.rows:
+            if row not in ats:
+                prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
+                ats[row] = At(prepared, first, offset, length, positions, reach)
+        x = self.scheme.first.embed(self.embedding(tokens), ats[0].pos)
+        return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
 
-    def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int) -> Tensor:
+    def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
         """`hidden`, layer by layer: only the stream and what one layer keeps stand in memory whole."""
         length = tokens.shape[1]
         starts = range(0, length, piece)
-        pairs = (self._embedded(tokens[:, start : start + piece], offset, start, length) for start in starts)
+        pairs = (self._embedded(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
         stream, ats = zip(*pairs, strict=True)
         pieces = list(stream)
-        for n, (block, scheme) in enumerate(zip(self.blocks, self.schemes, strict=True)):
+        for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
             past = cast(Block, block).attention.kind.past(length)
             for m in range(len(pieces)):
                 pieces[m] = block(pieces[m], ats[m][n], scheme, past)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
 
-    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        return self.unembedding(self.hidden(tokens, offset))
+    def forward(self, tokens: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
+        return self.unembedding(self.hidden(tokens, offset, positions=positions))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean of `nll`, nats a token, 0-d: what training minimises, with logits chunk by chunk."""
@@ -190,11 +195,17 @@ def initialise(model: Decoder, seed: int) -> None:
     """Set every tensor from (seed, its name): a scheme with parameters of its own changes no shared one.
 
     Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm
-    weights are 1. The packed projection is drawn whole, q, k and v, and a kind of attention takes the parts it has.
+    weights are 1. The packed projection is drawn whole, q, k and v, and a kind of attention takes the parts it has. A
+    scheme's own tensors that are to be drawn (`Scheme.normal`) are too; they are the same where it is one of several.
     """
     config = model.config
     for name, parameter in model.named_parameters():
-        if name.startswith("scheme.") or parameter.ndim < 2:
+        if name.startswith("scheme."):
+            if hasattr(parameter, "is_drawn"):
+                with torch.no_grad():
+                    parameter.copy_(_draw(seed, _without_members(name), tuple(parameter.shape), config.init_std))
+            continue
+        if parameter.ndim < 2:
             continue
         writes_to_stream = name.endswith(("attention.out.weight", "ffn.down.weight"))
         std = config.init_std / (2 * config.num_layers) ** 0.5 if writes_to_stream else config.init_std
@@ -220,14 +231,15 @@ def _rows_of_all(config: ModelConfig) -> int:
     return sum(_rows_by_part(config).values())
 
 
+def _without_members(name: str) -> str:
+    """A scheme's parameter by the name that it has where the scheme stands alone."""
+    return re.sub(r"members\.\d+\.", "", name)
+
+
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
     """Normal numbers from (seed, name), float64: float32 draws differ in their last bits between kinds of CPU."""
-    generator = torch.Generator().manual_seed(_seed_of(seed, name))
+    generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
 def shape_of(config: Config) -> Shape:
@@ -253,13 +265,14 @@ def check_scheme(config: Config) -> None:
     training length is longer than the scheme is defined.
     """
     shape = shape_of(config)
-    longest = build_scheme(config.scheme, shape).longest
+    layers = build_scheme(config.scheme, shape)
+    longest = layers.longest
     if longest is not None and longest < shape.context_length:
         raise ConfigError(
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length="
             f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
         )
-    build_kind(config.scheme, shape)
+    check_kind(build_kind(config.scheme, shape), layers)
 
 
 def build_model(config: Config, vocab_size: int) -> Decoder:
@@ -276,9 +289,8 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
             f"train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
     shape = shape_of(config)
-    with torch.random.fork_rng(devices=[]):  # what a scheme draws for parameters of its own comes from the seed too
-        torch.manual_seed(_seed_of(config.seed, "scheme"))
-        scheme = build_scheme(config.scheme, shape)
+    scheme = build_scheme(config.scheme, shape, config.seed)
     model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
+    check_kind(cast(Block, model.blocks[0]).attention.kind, scheme)
     initialise(model, config.seed)
     return model

@@ -33,9 +33,10 @@ def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
 
 
 def forward_flops_per_token(config: Config, vocab_size: int, length: int) -> float:
-    """Model FLOPs of the forward pass over windows of `length` tokens, per token."""
-    kind, schemes = _kind_and_schemes(config)
-    mixing = sum(kind.flops_per_token(length, scheme) for scheme in schemes)
+    """Model FLOPs of the forward pass over windows of `length` tokens, per token. Hooks count as far as stated."""
+    shape = shape_of(config)
+    kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
+    mixing = sum(kind.flops_per_token(length, scheme) for scheme in layers) + (layers.flops_per_token(length) or 0.0)
     return 2.0 * (_matrices(config) + vocab_size * config.model.d_model) + mixing
 
 
@@ -46,8 +47,9 @@ def training_flops_per_token(config: Config, vocab_size: int) -> float:
 
 def cache(config: Config, dtype: torch.dtype = torch.bfloat16) -> Cache:
     """What is kept where activations are of `dtype`. Not a formula: one layer's kind is given a token, and asked."""
-    kind, schemes = _kind_and_schemes(config)
-    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in schemes) for length in (1, 2))
+    shape = shape_of(config)
+    kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
+    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in layers) for length in (1, 2))
     return Cache(bytes_per_token=two - one, state_bytes=2 * one - two)
 
 
@@ -62,14 +64,6 @@ def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> 
     assert v is not None
     kind.mix(q, k, v, torch.zeros(1, 1, shape.d_model, dtype=dtype), scheme, at, past)
     return past.num_bytes
-
-
-def _kind_and_schemes(config: Config) -> tuple[Kind, list[Scheme]]:
-    """The kind of attention, and the scheme of each layer."""
-    shape = shape_of(config)
-    with torch.random.fork_rng(devices=[]):  # what a scheme draws for itself is not drawn from the caller's numbers
-        scheme = build_scheme(config.scheme, shape)
-    return build_kind(config.scheme, shape), [scheme.layer(n) for n in range(config.model.num_layers)]
 
 
 def _matrices(config: Config) -> int:

@@ -10,11 +10,11 @@ from posbench.attention.decay import Decay
 from posbench.attention.kind import Kind, Past
 from posbench.attention.linear import Linear
 from posbench.attention.softmax import Softmax
-from posbench.config import SchemeConfig
+from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Registry, check_options
-from posbench.schemes import Shape
+from posbench.schemes import Layers, Shape
 
-__all__ = ["KINDS", "Decay", "Kind", "Linear", "Past", "Softmax", "build_kind"]
+__all__ = ["KINDS", "Decay", "Kind", "Linear", "Past", "Softmax", "build_kind", "check_kind"]
 
 KINDS: Registry[Kind] = Registry(
     "kind of attention",
@@ -34,3 +34,13 @@ def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
     kind = KINDS.named("scheme.attention.kind", name)
     check_options("scheme.attention", name, kind, options)
     return kind(shape, **options)
+
+
+def check_kind(kind: Kind, layers: Layers) -> None:
+    """Raises: ConfigError where a scheme's bias reads keys and this kind has none."""
+    readers = [type(scheme).__name__ for scheme in layers if scheme.reads_keys]
+    if readers and not kind.has_keys:
+        raise ConfigError(
+            f"{readers[0]} reads keys, which attention of the kind {type(kind).__name__.lower()} does not keep: take "
+            "scheme.attention={kind: softmax}, or another scheme"
+        )

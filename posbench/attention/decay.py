@@ -12,7 +12,7 @@ other bias.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Decay(Kind):
     Options: `normalise`, whether the weights of a query are divided by their sum.
     """
 
+    has_keys = False
     parts = ("v",)
 
     def __init__(self, shape: Shape, shared_kv: bool = False, normalise: bool = False) -> None:
@@ -46,10 +47,12 @@ class Decay(Kind):
     def mix(
         self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
     ) -> Tensor:
-        way = self.way or (self._quadratic if scheme.log_decay() is None else self._chunks)
-        return scheme.o(way(scheme.v(v, at.pos), scheme.gate(x, at.pos), scheme, at, past).to(v.dtype), at.pos)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
+        in_chunks = scheme.log_decay() is not None and at.positions is None
+        way = self.way or (self._chunks if in_chunks else self._quadratic)
+        return scheme.o(way(scheme.v(v, pos_of_keys), gates, scheme, at, past).to(v.dtype), pos)
 
-    def _chunks(self, v: Tensor, gate: Tensor | None, scheme: Scheme, at: At, past: Past | None) -> Tensor:
+    def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: At, past: Past | None) -> Tensor:
         """In linear time. v [B, Hkv, T, D], behind its hook."""
         v, log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
@@ -63,12 +66,12 @@ class Decay(Kind):
             past.state = (state,)
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
-    def _quadratic(self, v: Tensor, gate: Tensor | None, scheme: Scheme, at: At, past: Past | None) -> Tensor:
+    def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: At, past: Past | None) -> Tensor:
         """The same under any bias, by blocks of queries."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if past is not None:
-            v, gate = cast(tuple[Tensor, Tensor | None], past.extended(v, gate))
-        bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), gate, at)
+            v = cast(Tensor, past.extended(v)[0])
+        bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), torch.zeros_like(v), gates, at)
         v = self._wide(v)
         rows = []
         for _, keys, weights in sums.weight_blocks(bias, B, H, T, v.shape[2], v, self.normalise):

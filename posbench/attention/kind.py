@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes import At, Scheme, Shape
+from posbench.schemes import At, Gates, Scheme, Shape
+from posbench.schemes.composite import Combined
 
 
 class Past:
     """What one layer keeps of the tokens before, as a window is read piece by piece.
 
-    Rows of each token (`extended`: keys, values, gates), or a state of fixed size that a recurrence carries on.
+    Rows of each token (`extended`: keys, values), or a state of fixed size that a recurrence carries on. Gates have a
+    past of their own, `gates`: their rows where a bias reads them, or their last sums.
     """
 
     def __init__(self, length: int) -> None:
         self.length, self.filled = length, 0  # tokens
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
         self.state: tuple[Tensor, ...] = ()  # of fixed size
+        self.gates: dict[tuple[int, ...], Past] = {}  # by member where schemes are combined
 
     def advance(self, tokens: int) -> None:
         """So many more tokens are in. Raises: ConfigError where they are more than the past was made for."""
@@ -44,7 +48,17 @@ class Past:
     def num_bytes(self) -> int:
         """Of memory, for all sequences of the batch."""
         tensors = [x for x in (*self.tensors, *self.state) if x is not None]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        return sum(x.numel() * x.element_size() for x in tensors) + sum(past.num_bytes for past in self.gates.values())
+
+
+def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
+    """The gates for so many heads, where they are of fewer; those of one head as they are, unless `also_one`."""
+    if gates is None or not isinstance(gates, Gates):
+        return gates if gates is None else tuple(_with_heads(each, heads, also_one) for each in gates)
+    G = gates.at_query.shape[1]
+    if heads <= G or (G == 1 and not also_one):
+        return gates
+    return Gates(*(x.expand(-1, heads, -1, -1) if G == 1 else x.repeat_interleave(heads // G, dim=1) for x in gates))
 
 
 class Kind(nn.Module, ABC):
@@ -54,6 +68,7 @@ class Kind(nn.Module, ABC):
     value the key BEFORE the hooks: there is then no projection of values.
     """
 
+    has_keys: bool = True  # may a bias read them?
     parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
     way: Callable[..., Tensor] | None = None  # one of `ways`; None: the best for the scheme and the device
     may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?
@@ -65,6 +80,50 @@ class Kind(nn.Module, ABC):
         if shared_kv and not {"k", "v"} <= set(self.parts):
             raise ConfigError("scheme.attention.shared_kv=true needs a kind of attention that has keys and values")
         self.shape, self.shared_kv = shape, shared_kv
+
+    def placed(self, x: Tensor, scheme: Scheme, at: At, past: Past | None) -> tuple[Any, Any, Any]:
+        """The scheme's gates as `bias` takes them, what q and o get as `pos`, and what k and v get.
+
+        Arguments: x, the stream behind the norm, [B, T, C]. Raises: ConfigError for gates of another form.
+        """
+        if not scheme.overrides("gate", "locate"):
+            return None, at.pos, at.pos
+        gates, H, Hkv = self._gates(scheme.gate(x, at.pos), scheme, past), self.shape.num_heads, self.shape.num_kv_heads
+        pos = scheme.locate(at.pos, _with_heads(gates, H))
+        of_keys = pos if Hkv == H else scheme.locate(at.pos, _with_heads(gates, Hkv))
+        return _with_heads(gates, H, also_one=True), pos, of_keys
+
+    def _gates(self, gate: Any, scheme: Scheme, past: Past | None, path: tuple[int, ...] = ()) -> Any:
+        """`Gates` of what `gate` gave, in tuples where that is in tuples, with sums over all tokens so far."""
+        if isinstance(gate, tuple):
+            members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
+            each = enumerate(zip(gate, members, strict=True))
+            return tuple(self._gates(own, member, past, (*path, n)) for n, (own, member) in each)
+        if gate is None:
+            return None
+        self._check_gate(gate, scheme)
+        own = None if past is None else past.gates.setdefault(path, type(past)(past.length))
+        if own is None or scheme.overrides("bias"):
+            [rows] = (gate,) if own is None else own.extended(gate)
+            sums = rows.cumsum(2)
+            return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
+        sums = gate.cumsum(2)
+        sums = sums + own.state[0] if own.state else sums
+        own.state = (sums[:, :, -1:],)
+        return Gates(gate, gate, sums, sums)
+
+    def _check_gate(self, gate: Tensor, scheme: Scheme) -> None:
+        H, Hkv = self.shape.num_heads, self.shape.num_kv_heads
+        if gate.ndim != 4 or gate.shape[1] not in (1, Hkv, H):
+            raise ConfigError(
+                f"{type(scheme).__name__}.gate gives {list(gate.shape)}: it must give [B, G, T, N] with G of 1, "
+                f"{Hkv} (key heads) or {H} (heads)"
+            )
+        if gate.shape[1] not in (1, Hkv) and scheme.overrides("locate") and {"k", "v"} & scheme.acts_on:
+            raise ConfigError(
+                f"{type(scheme).__name__}.gate gives numbers of {gate.shape[1]} heads, but its locate also moves keys "
+                f"or values, which have {Hkv}: give G of 1 or {Hkv}"
+            )
 
     @property
     def heads(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ so ALiBi here is retention's decay; quadratic, with all rows kept, under any oth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ def features(x: Tensor) -> Tensor:
 class Linear(Kind):
     """Linear attention; sums in at least float32."""
 
+    has_keys = False
+
     def ways(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
@@ -39,17 +41,19 @@ class Linear(Kind):
     ) -> Tensor:
         assert q is not None and k is not None
         q, k = features(q), features(k)
-        way = self.way or (self._quadratic if scheme.log_decay() is None else self._chunks)
-        turned_q, turned_k = scheme.q(q, at.pos), scheme.k(k, at.pos)
-        o = way((q, turned_q), (k, turned_k), scheme.v(v, at.pos), scheme.gate(x, at.pos), scheme, at, past)
-        return scheme.o(o.to(v.dtype), at.pos)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
+        in_chunks = scheme.log_decay() is not None and at.positions is None
+        way = self.way or (self._chunks if in_chunks else self._quadratic)
+        turned_q, turned_k = scheme.q(q, pos), scheme.k(k, pos_of_keys)
+        o = way((q, turned_q), (k, turned_k), scheme.v(v, pos_of_keys), gates, scheme, at, past)
+        return scheme.o(o.to(v.dtype), pos)
 
     def _chunks(
         self,
         qs: tuple[Tensor, Tensor],
         ks: tuple[Tensor, Tensor],
         v: Tensor,
-        gate: Tensor | None,
+        gates: Any,
         scheme: Scheme,
         at: At,
         past: Past | None,
@@ -72,7 +76,7 @@ class Linear(Kind):
         qs: tuple[Tensor, Tensor],
         ks: tuple[Tensor, Tensor],
         v: Tensor,
-        gate: Tensor | None,
+        gates: Any,
         scheme: Scheme,
         at: At,
         past: Past | None,
@@ -80,9 +84,8 @@ class Linear(Kind):
         """The same under any bias, by blocks of queries."""
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # one is kept where they are one
         if past is not None:
-            kept = past.extended(k, turned_k, v, gate)
-            k, turned_k, v, gate = cast(tuple[Tensor, Tensor | None, Tensor, Tensor | None], kept)
-        bias = scheme.bias(qs[1], gate, at)
+            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], past.extended(k, turned_k, v))
+        bias = scheme.bias(qs[1], k if turned_k is None else turned_k, gates, at)
         (q, turned_q), v = self._wide(qs), self._wide((v,))[0]
         k, turned_k = self._wide((k, k if turned_k is None else turned_k))
         rows = []

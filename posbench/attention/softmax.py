@@ -14,7 +14,7 @@ from posbench.schemes import At, Bias, Scheme
 
 
 class Softmax(Kind):
-    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys, values and gates are kept.
+    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys and values are kept.
 
     A shared key and value that stay equal behind their hooks are one tensor, kept once (kexue.fm/archives/10862).
     """
@@ -39,14 +39,14 @@ class Softmax(Kind):
         self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
     ) -> Tensor:
         assert q is not None and k is not None
-        gate = scheme.gate(x, at.pos)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
         is_one = self.shared_kv and scheme.moves_k_and_v_alike
-        q, k, values = scheme.q(q, at.pos), scheme.k(k, at.pos), None if is_one else scheme.v(v, at.pos)
+        q, k, values = scheme.q(q, pos), scheme.k(k, pos_of_keys), None if is_one else scheme.v(v, pos_of_keys)
         if past is not None:
-            k, values, gate = cast(tuple[Tensor, Tensor | None, Tensor | None], past.extended(k, values, gate))
-        bias, reads_rows = scheme.bias(q, gate, at), scheme.log_decay() is None  # else slopes, numbers of heads alone
+            k, values = cast(tuple[Tensor, Tensor | None], past.extended(k, values))
+        bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else slopes of heads alone
         o = self.attend(q, k, k if values is None else values, bias, self.scale, reads_rows)
-        return scheme.o(o, at.pos)
+        return scheme.o(o, pos)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         return 2.0 * self.shape.num_heads * self.shape.head_dim * length

@@ -103,7 +103,7 @@ def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock
     length = config.train.context_length
     special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
     if stock is None:
-        is_streaming = all(scheme.is_streaming for scheme in (model.scheme, *model.schemes))
+        is_streaming = model.scheme.is_streaming
         ours = PosbenchConfig.of(config, model.embedding.num_embeddings, use_cache=is_streaming, **special)
         theirs: Any = PosbenchForCausalLM(ours)
         theirs.decoder.load_state_dict(model.state_dict())

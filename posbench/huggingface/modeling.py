@@ -106,7 +106,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         return x
 
     def _check_streams(self) -> None:
-        if not all(scheme.is_streaming for scheme in (self.decoder.scheme, *self.decoder.schemes)):
+        if not self.decoder.scheme.is_streaming:
             raise ValueError(
                 "this scheme's positions follow the length of the whole window, so earlier tokens cannot "
                 "be cached: pass use_cache=False,  or export it with a factor (--under factor=4)"

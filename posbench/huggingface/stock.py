@@ -63,7 +63,7 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv for kind in kinds) or "embed" in model.scheme.acts_on:
         return None
-    rotations = [None if type(scheme) is Scheme else scheme for scheme in model.schemes]
+    rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
     if any(scheme is not None and not _rotates_alone(scheme) for scheme in rotations):
         return None
     return cast(list[Rotary | None], rotations) if len({*rotations} - {None}) <= 1 else None

@@ -9,6 +9,6 @@ Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.
 
 from posbench.reference.decoder import logits
 from posbench.reference.definition import Definition, NoDefinitionError
-from posbench.reference.schemes import DEFINITIONS, define
+from posbench.reference.schemes import define, definitions
 
-__all__ = ["DEFINITIONS", "Definition", "NoDefinitionError", "define", "logits"]
+__all__ = ["Definition", "NoDefinitionError", "define", "definitions", "logits"]

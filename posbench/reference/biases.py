@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from functools import cache
 from math import cos, exp, floor, log, sin, sqrt
+from typing import Any
 
 import numpy as np
 
 from posbench.config import Config
-from posbench.reference.definition import Array, Definition, Gates
+from posbench.reference.definition import Array, Definition, Rows
 
 
 class Alibi(Definition):
     """`-m_h (i - j)`."""
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        return -alibi_slopes(self.config.model.num_heads)[h] * (i - j)
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        return -alibi_slopes(self.config.model.num_heads)[h] * rows.distance(t, s)
 
 
 class T5(Definition):
@@ -32,8 +32,8 @@ class T5(Definition):
         super().__init__(config, weights)
         self.exact, self.last, self.max_distance = num_buckets // 2, num_buckets - 1, max_distance
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        d, n = i - j, self.exact
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        d, n = rows.distance(t, s), self.exact
         wider = n + floor(n * log(d / n) / log(self.max_distance / n)) if d >= n else 0
         return float(self.weights["table"][d if d < n else min(self.last, wider), h])
 
@@ -41,9 +41,9 @@ class T5(Definition):
 class Kerple(Definition):
     """`-a ln(1 + b d)` (arXiv 2205.09921)."""
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         a, b = (softplus(float(self.weights[name][h])) for name in "ab")
-        return -a * log(1 + b * (i - j))
+        return -a * log(1 + b * rows.distance(t, s))
 
 
 def softplus(x: float) -> float:
@@ -57,66 +57,57 @@ class Fire(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], hidden: int = 32) -> None:
         super().__init__(config, weights)
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W = self.weights
         c, L = softplus(float(W["c"])), softplus(float(W["L"])) * self.config.train.context_length
-        share = log(1 + c * (i - j)) / log(1 + c * max(L, i))
+        share = log(1 + c * rows.distance(t, s)) / log(1 + c * max(L, rows.positions[t]))
         hidden = np.maximum(0, W["hidden_weight"][:, 0] * share + W["hidden_bias"])
         return float(W["output_weight"][h] @ hidden + W["output_bias"][h])
 
 
-class Layered(Definition):
-    """What learns tensors of each layer's own, `layers.n.name`; in the definition of layer n they are `name`."""
-
-    def layer(self, n: int) -> Definition:
-        layer, prefix = copy(self), f"layers.{n}."
-        layer.weights = {name.removeprefix(prefix): array for name, array in self.weights.items()}
-        return layer
-
-
-class Shaw(Layered):
+class Shaw(Definition):
     """`q_i . a_d / sqrt(D)`, with one a for all d from `clip` on (arXiv 1803.02155)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], clip: int = 16) -> None:
         super().__init__(config, weights)
         self.clip = clip
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        a = self.weights["table"][min(i - j, self.clip)]
-        return float(q[: len(a)] @ a) / sqrt(len(a))
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        a = self.weights["table"][min(rows.distance(t, s), self.clip)]
+        return float(rows.queries[h][t][: len(a)] @ a) / sqrt(len(a))
 
 
-class TransformerXL(Layered):
+class TransformerXL(Definition):
     """`(q_i + u) . k_j + (q_i + v) . W r_d`, all by sqrt(D), r the sines and then the cosines (arXiv 1901.02860)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], channels: int | None = None) -> None:
         super().__init__(config, weights)
 
-    def q(self, x: Array, p: int, h: int) -> Array:
+    def q(self, x: Array, p: Any, h: int) -> Array:
         return x + self.weights["content"][h]
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        D, W = len(q), self.weights["matrix"]
-        frequencies = [10000 ** (-2 * t / W.shape[1]) for t in range(W.shape[1] // 2)]
-        r = np.array([sin((i - j) * w) for w in frequencies] + [cos((i - j) * w) for w in frequencies])
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        q, d, W = rows.queries[h][t], rows.distance(t, s), self.weights["matrix"]
+        D, frequencies = len(q), [10000 ** (-2 * c / W.shape[1]) for c in range(W.shape[1] // 2)]
+        r = np.array([sin(d * w) for w in frequencies] + [cos(d * w) for w in frequencies])
         q = q - self.weights["content"][h] + self.weights["position"][h]
         return float(q @ W[h * D : (h + 1) * D] @ r) / sqrt(D)
 
 
-class Fox(Layered):
+class Fox(Definition):
     """`sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
 
-    def gate(self, x: Array, h: int) -> Array | None:
-        return np.array([-log(1 + exp(-float(self.weights["w"][h] @ x + self.weights["b"][h])))])
+    def gate(self, x: Array, h: int) -> float:
+        return -log(1 + exp(-float(self.weights["w"][h] @ x + self.weights["b"][h])))
 
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        return sum(float(gates(p)[0]) for p in range(j + 1, i + 1))
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        return float(sum(rows.gates[h][s + 1 : t + 1]))
 
 
-class Ssmax(Layered):
+class Ssmax(Definition):
     """`s_h ln(i + 1) q_i` (arXiv 2501.19399)."""
 
-    def q(self, x: Array, p: int, h: int) -> Array:
+    def q(self, x: Array, p: Any, h: int) -> Array:
         return np.asarray(float(self.weights["s"][h]) * log(p + 1) * x)
 
 

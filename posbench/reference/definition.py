@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +12,30 @@ from numpy.typing import NDArray
 from posbench.config import Config
 
 Array = NDArray[np.float64]
-Gates = Callable[[int], Array]  # position -> what the scheme's gate gives for the token there, in one head
 
 
 class NoDefinitionError(LookupError):
-    """This page does not define the scheme's kind (a plug-in, say): there is nothing independent to hold it to."""
+    """The reference does not define the scheme's kind (one of your own, say): nothing independent can check it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a bias may look at: of every token t of the window, in every head h."""
+
+    positions: Sequence[int]  # [T], tokens
+    queries: Sequence[Sequence[Array]]  # [H][T], vectors behind their hook
+    keys: Sequence[Sequence[Array]]  # [H][T], vectors behind their hook, those of the key head of each head
+    gates: Sequence[Sequence[Any]]  # [H][T], what `Definition.gate` gave
+
+    def distance(self, t: int, s: int) -> int:
+        """Tokens between the query at row t and the key at row s."""
+        return self.positions[t] - self.positions[s]
 
 
 class Definition:
-    """The hooks of a scheme. Unchanged it is NoPE.
+    """The hooks of a scheme in one layer. Unchanged it is NoPE.
 
-    Arguments: config, of the run; weights, the scheme's learned tensors by name; then the options of its YAML.
+    Arguments: config, of the run; weights, the scheme's learned tensors in this layer; then the options of its YAML.
     """
 
     def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:
@@ -29,34 +44,34 @@ class Definition:
     def window(self, length: int) -> None:
         """The tokens of the whole window, told before any hook is asked."""
 
-    def layer(self, n: int) -> Definition:
-        """The definition of layer n."""
-        return self
-
     def embed(self, x: Array, p: int) -> Array:
         """A token's embedding [C] at position p."""
         return x
 
-    def q(self, x: Array, p: int, h: int) -> Array:
+    def gate(self, x: Array, h: int) -> Any:
+        """Numbers of a token for head h, of the stream behind the norm [C]."""
+        return None
+
+    def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
+        """What q, k, v and o of head h get as the position of a token, whose gate and all before are `gates`."""
+        return p
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
         """A query [D] at position p in head h."""
         return x
 
-    def k(self, x: Array, p: int, h: int) -> Array:
+    def k(self, x: Array, p: Any, h: int) -> Array:
         """A key [D] at position p, for head h."""
         return x
 
-    def v(self, x: Array, p: int, h: int) -> Array:
+    def v(self, x: Array, p: Any, h: int) -> Array:
         """A value [D] at position p, for head h."""
         return x
 
-    def o(self, x: Array, p: int, h: int) -> Array:
+    def o(self, x: Array, p: Any, h: int) -> Array:
         """The output [D] of head h at the query's position p."""
         return x
 
-    def gate(self, x: Array, h: int) -> Array | None:
-        """Numbers of a token for head h, of the stream behind the norm, [C] -> [N]."""
-        return None
-
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        """What is added to the scaled score of the query at position i, behind its hook, and the key at j."""
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        """What is added to the scaled score of the query at row t and the key at row s, in head h."""
         return 0.0

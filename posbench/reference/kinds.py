@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from posbench.reference.definition import Array, Definition, Gates
+from posbench.reference.definition import Array, Definition, Rows
 
-# (definition of the scheme, q, k, v [T, D] before the hooks, stream x [T, C], positions, head) -> o [T, D]
-Kind = Callable[[Definition, Array | None, Array | None, Array, Array, Sequence[int], int], Array]
+# (definition of the scheme, q, k, v [H][T, D] before the hooks, stream x [T, C], positions) -> o [H][T, D]
+Kind = Callable[..., list[Array]]
 
 
 def softmax_weights(scores: Sequence[float]) -> Array:
@@ -21,41 +21,40 @@ def softmax_weights(scores: Sequence[float]) -> Array:
 
 
 def softmax(
-    scheme: Definition, q: Array | None, k: Array | None, v: Array, x: Array, positions: Sequence[int], h: int
-) -> Array:
+    scheme: Definition, q: list[Array], k: list[Array], v: list[Array], x: Array, positions: Sequence[int]
+) -> list[Array]:
     """`o_i = sum_j a_ij v_j`, where a_i. is the softmax over j <= i of `q_i . k_j / sqrt(D) + bias_ij`."""
-    assert q is not None and k is not None
-    D = q.shape[1]
-    gates = gates_of(scheme, x, positions, h)
-    queries = [scheme.q(q[t], p, h) for t, p in enumerate(positions)]
-    keys = [scheme.k(k[t], p, h) for t, p in enumerate(positions)]
-    values = np.stack([scheme.v(v[t], p, h) for t, p in enumerate(positions)])
-    rows = []
-    for t, i in enumerate(positions):
-        products = np.stack(keys[: t + 1]) @ queries[t] / sqrt(D)
-        biases = [scheme.bias(h, i, j, queries[t], gates) for j in positions[: t + 1]]
-        weights = softmax_weights(products + np.array(biases))
-        rows.append(scheme.o(weights @ values[: t + 1], i, h))
-    return np.stack(rows)
+    rows, places = _rows(scheme, q, k, x, positions, len(v))
+    heads = []
+    for h, place in enumerate(places):
+        values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
+        o = []
+        for t, p in enumerate(place):
+            products = np.stack(rows.keys[h][: t + 1]) @ rows.queries[h][t] / sqrt(q[h].shape[1])
+            weights = softmax_weights(products + np.array([scheme.bias(h, t, s, rows) for s in range(t + 1)]))
+            o.append(scheme.o(weights @ values[: t + 1], p, h))
+        heads.append(np.stack(o))
+    return heads
 
 
 def linear(
-    scheme: Definition, q: Array | None, k: Array | None, v: Array, x: Array, positions: Sequence[int], h: int
-) -> Array:
+    scheme: Definition, q: list[Array], k: list[Array], v: list[Array], x: Array, positions: Sequence[int]
+) -> list[Array]:
     """`o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i."""
-    assert q is not None and k is not None
-    gates = gates_of(scheme, x, positions, h)
-    q, k = elu(q) + 1, elu(k) + 1
-    rows = []
-    for t, i in enumerate(positions):
-        turned = scheme.q(q[t], i, h)
-        above, below = np.zeros(v.shape[1]), 0.0
-        for s, j in enumerate(positions[: t + 1]):
-            e = exp(scheme.bias(h, i, j, turned, gates))
-            above = above + (turned @ scheme.k(k[s], j, h)) * e * scheme.v(v[s], j, h)
-            below = below + (q[t] @ k[s]) * e
-        rows.append(scheme.o(above / below, i, h))
-    return np.stack(rows)
+    q, k = [elu(head) + 1 for head in q], [elu(head) + 1 for head in k]
+    rows, places = _rows(scheme, q, k, x, positions, len(v))
+    heads = []
+    for h, place in enumerate(places):
+        o = []
+        for t, p in enumerate(place):
+            above, below = np.zeros(v[h].shape[1]), 0.0
+            for s in range(t + 1):
+                e = exp(scheme.bias(h, t, s, rows))
+                above = above + (rows.queries[h][t] @ rows.keys[h][s]) * e * scheme.v(v[h][s], place[s], h)
+                below = below + (q[h][t] @ k[h][s]) * e
+            o.append(scheme.o(above / below, p, h))
+        heads.append(np.stack(o))
+    return heads
 
 
 def elu(x: Array) -> Array:
@@ -65,38 +64,49 @@ def elu(x: Array) -> Array:
 
 def decay(
     scheme: Definition,
-    q: Array | None,
-    k: Array | None,
-    v: Array,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
     x: Array,
     positions: Sequence[int],
-    h: int,
     normalise: bool = False,
-) -> Array:
+) -> list[Array]:
     """`o_i = sum_j e^bias v_j` over j <= i, divided by the sum of the weights where that is asked for."""
-    gates = gates_of(scheme, x, positions, h)
-    nothing = np.zeros(v.shape[1])  # there are no queries
-    rows = []
-    for i in positions:
-        o, total = nothing, 0.0
-        for s, j in enumerate(positions):
-            if j <= i:
-                e = exp(scheme.bias(h, i, j, nothing, gates))
-                o, total = o + e * scheme.v(v[s], j, h), total + e
-        rows.append(scheme.o(o / total if normalise else o, i, h))
-    return np.stack(rows)
+    nothing = [np.zeros_like(head) for head in v]  # there are no queries and no keys
+    rows, places = _rows(scheme, nothing, nothing, x, positions, len(v), moved=False)
+    heads = []
+    for h, place in enumerate(places):
+        o = []
+        for t, p in enumerate(place):
+            mixed, total = np.zeros(v[h].shape[1]), 0.0
+            for s in range(t + 1):
+                e = exp(scheme.bias(h, t, s, rows))
+                mixed, total = mixed + e * scheme.v(v[h][s], place[s], h), total + e
+            o.append(scheme.o(mixed / total if normalise else mixed, p, h))
+        heads.append(np.stack(o))
+    return heads
 
 
-def gates_of(scheme: Definition, x: Array, positions: Sequence[int], h: int) -> Gates:
-    """What the scheme's gate gives for the token at each position, none where it has no gate."""
-    none = np.zeros(0)
-    gates = {p: scheme.gate(x[t], h) for t, p in enumerate(positions)}
-    return lambda p: none if (gate := gates[p]) is None else gate
+def _rows(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    num_heads: int,
+    moved: bool = True,
+) -> tuple[Rows, list[list[Any]]]:
+    """What a bias may look at, and what the hooks get as the position of each token in each head."""
+    gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
+    places = [[scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)]
+
+    def behind(hook: Callable[[Array, Any, int], Array], parts: list[Array]) -> list[list[Array]]:
+        return [
+            [hook(parts[h][t], p, h) if moved else parts[h][t] for t, p in enumerate(places[h])]
+            for h in range(num_heads)
+        ]
+
+    return Rows(positions, behind(scheme.q, q), behind(scheme.k, k), gates), places
 
 
-KINDS: dict[str, Callable[..., Array]] = {"softmax": softmax, "linear": linear, "decay": decay}
-
-
-def options_of(attention: dict[str, Any]) -> dict[str, Any]:
-    """The options of the kind itself: what is not its name, nor where its values come from."""
-    return {name: value for name, value in attention.items() if name not in ("kind", "shared_kv")}
+KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import cos, exp, floor, log1p, pi, sin
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from posbench.reference.definition import Array, Definition
 from posbench.reference.rescaling import rescaled, temperature
 
 
-class Rotated(Definition):
+class Rotary(Definition):
     """R_p on the sites q, k, v; its transpose, the way back, on o."""
 
     def __init__(
@@ -47,19 +48,19 @@ class Rotated(Definition):
     def s(self) -> float:
         return max(1.0, self.length / self.L) if self.factor is None else self.factor
 
-    def q(self, x: Array, p: int, h: int) -> Array:
+    def q(self, x: Array, p: Any, h: int) -> Array:
         both = "q" in self.sites and "k" in self.sites
         softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
         hot = temperature(self.rescale, self.s) if both and softmax else 1.0
         return hot * (self.matrix(p, len(x)) @ x) if "q" in self.sites else x
 
-    def k(self, x: Array, p: int, h: int) -> Array:
+    def k(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x)) @ x if "k" in self.sites else x
 
-    def v(self, x: Array, p: int, h: int) -> Array:
+    def v(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x)) @ x if "v" in self.sites else x
 
-    def o(self, x: Array, p: int, h: int) -> Array:
+    def o(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x)).T @ x if "o" in self.sites else x
 
 
@@ -74,7 +75,7 @@ def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Ar
     return R
 
 
-class LearnedFrequencies(Rotated):
+class LearnedFrequencies(Rotary):
     """Each frequency times the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
@@ -82,14 +83,14 @@ class LearnedFrequencies(Rotated):
         return [scale * w for scale, w in zip(scales, super().frequencies(D), strict=True)]
 
 
-class LearnedBase(Rotated):
+class LearnedBase(Rotary):
     """The base times the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
         return [(self.base * exp(self.weights["log_scale"][0])) ** (-2 * t / D) for t in range(D // 2)]
 
 
-class Fraction(Rotated):
+class Fraction(Rotary):
     """Of the channels, or of the frequencies."""
 
     def __init__(
@@ -106,7 +107,7 @@ class PartialRotary(Fraction):
         return super().frequencies(int(D * self.fraction))
 
 
-class ProportionalRotary(Fraction):
+class PRope(Fraction):
     """All D channels; the slowest pairs do not turn."""
 
     def frequencies(self, D: int) -> list[float]:
@@ -114,14 +115,14 @@ class ProportionalRotary(Fraction):
         return [w if t < kept else 0.0 for t, w in enumerate(super().frequencies(D))]
 
 
-class Hope(Rotated):
+class Hope(Rotary):
     """What does not come round within the training length does not turn."""
 
     def frequencies(self, D: int) -> list[float]:
         return [0.0 if 2 * pi / w > self.L else w for w in super().frequencies(D)]
 
 
-class XPos(Rotated):
+class Xpos(Rotary):
     """`zeta_t ** (d / span)` on pair t: q takes the power of its position, k the inverse."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], span: float = 512.0, **options: object) -> None:
@@ -132,30 +133,24 @@ class XPos(Rotated):
         zetas = [(t / (D / 2) + 0.4) / 1.4 for t in range(D // 2)]
         return np.array([zeta ** (p / self.span) for zeta in zetas + zetas])
 
-    def q(self, x: Array, p: int, h: int) -> Array:
+    def q(self, x: Array, p: Any, h: int) -> Array:
         return super().q(x, p, h) * self.power(p, len(x))
 
-    def k(self, x: Array, p: int, h: int) -> Array:
+    def k(self, x: Array, p: Any, h: int) -> Array:
         return super().k(x, p, h) * self.power(-p, len(x))
 
 
 class Pope(Definition):
     """`sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, the cosine of a difference by two products."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], base: float = 10000.0, delta: Array | None = None
-    ) -> None:
+    def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 10000.0) -> None:
         super().__init__(config, weights)
-        self.base, self.delta = base, delta
+        self.base = base
 
-    def layer(self, n: int) -> Definition:
-        return Pope(self.config, self.weights, self.base, self.weights[f"layers.{n}.delta"])
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return self.polar(x, p, self.weights["delta"][h])
 
-    def q(self, x: Array, p: int, h: int) -> Array:
-        assert self.delta is not None
-        return self.polar(x, p, self.delta[h])
-
-    def k(self, x: Array, p: int, h: int) -> Array:
+    def k(self, x: Array, p: Any, h: int) -> Array:
         return self.polar(x, p, np.zeros(len(x)))
 
     def polar(self, x: Array, p: int, delta: Array) -> Array:

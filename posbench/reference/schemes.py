@@ -1,46 +1,22 @@
 """What each scheme is, by the kind that its YAML names; and schemes that are made of others.
 
 It shares no line with `posbench.schemes` and no kernel with torch. What a scheme is, it learns from its YAML alone, and
-its learned numbers from the weights.
+its learned numbers from the weights. A definition is registered by being here: its class's name in snake case is the
+kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import pkgutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-import numpy as np
-
+import posbench.reference as package
 from posbench.config import Config, SchemeConfig
-from posbench.reference.biases import T5, Alibi, Fire, Fox, Kerple, Shaw, Ssmax, TransformerXL
-from posbench.reference.definition import Array, Definition, Gates, NoDefinitionError
-from posbench.reference.embeddings import Learned, Sinusoidal
-from posbench.reference.rotations import (
-    Hope,
-    LearnedBase,
-    LearnedFrequencies,
-    PartialRotary,
-    Pope,
-    ProportionalRotary,
-    Rotated,
-    XPos,
-)
-
-
-class Interleaved(Definition):
-    """The members by turns: layer n has the one at place n modulo their number."""
-
-    def __init__(self, config: Config, weights: Mapping[str, Array], layers: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(config, weights)
-        self.members = members_of(layers, config, weights)
-
-    def window(self, length: int) -> None:
-        for member in self.members:
-            member.window(length)
-
-    def layer(self, n: int) -> Definition:
-        return self.members[n % len(self.members)].layer(n)
+from posbench.reference.definition import Array, Definition, NoDefinitionError, Rows
+from posbench.scheme_file import snake_case
 
 
 class Combined(Definition):
@@ -48,108 +24,85 @@ class Combined(Definition):
 
     def __init__(self, config: Config, weights: Mapping[str, Array], of: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(config, weights)
-        self.members = members_of(of, config, weights)
-        self.widths = [0] * len(self.members)  # of each member's gate
+        distinct = list({str(row): None for row in of})  # equal rows share their weights, numbered by first appearance
+        self.members = []
+        for row in of:
+            prefix = f"members.{distinct.index(str(row))}."
+            own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
+            self.members.append(define(SchemeConfig.from_mapping(dict(row)), config, own))
 
     def window(self, length: int) -> None:
         for member in self.members:
             member.window(length)
-
-    def layer(self, n: int) -> Definition:
-        layer = Combined(self.config, self.weights, [])
-        layer.members, layer.widths = [member.layer(n) for member in self.members], self.widths
-        return layer
 
     def embed(self, x: Array, p: int) -> Array:
         for member in self.members:
             x = member.embed(x, p)
         return x
 
-    def q(self, x: Array, p: int, h: int) -> Array:
-        for member in self.members:
-            x = member.q(x, p, h)
+    def gate(self, x: Array, h: int) -> list[Any]:
+        return [member.gate(x, h) for member in self.members]
+
+    def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
+        return [member.locate(p, [gate[n] for gate in gates], h) for n, member in enumerate(self.members)]
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        for member, place in zip(self.members, p, strict=True):
+            x = member.q(x, place, h)
         return x
 
-    def k(self, x: Array, p: int, h: int) -> Array:
-        for member in self.members:
-            x = member.k(x, p, h)
+    def k(self, x: Array, p: Any, h: int) -> Array:
+        for member, place in zip(self.members, p, strict=True):
+            x = member.k(x, place, h)
         return x
 
-    def v(self, x: Array, p: int, h: int) -> Array:
-        for member in self.members:
-            x = member.v(x, p, h)
+    def v(self, x: Array, p: Any, h: int) -> Array:
+        for member, place in zip(self.members, p, strict=True):
+            x = member.v(x, place, h)
         return x
 
-    def o(self, x: Array, p: int, h: int) -> Array:
-        for member in reversed(self.members):
-            x = member.o(x, p, h)
+    def o(self, x: Array, p: Any, h: int) -> Array:
+        for member, place in reversed(list(zip(self.members, p, strict=True))):
+            x = member.o(x, place, h)
         return x
 
-    def gate(self, x: Array, h: int) -> Array | None:
-        gates = [member.gate(x, h) for member in self.members]
-        self.widths = [0 if gate is None else len(gate) for gate in gates]
-        numbers = [gate for gate in gates if gate is not None]
-        return np.concatenate(numbers) if numbers else None
-
-    def bias(self, h: int, i: int, j: int, q: Array, gates: Gates) -> float:
-        total, begin = 0.0, 0
-        for member, width in zip(self.members, self.widths, strict=True):
-            part = partial(_numbers, gates, begin, begin + width)
-            total, begin = total + member.bias(h, i, j, q, part), begin + width
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        total = 0.0
+        for n, member in enumerate(self.members):
+            gates = [[gate[n] for gate in head] for head in rows.gates]
+            total += member.bias(h, t, s, Rows(rows.positions, rows.queries, rows.keys, gates))
         return total
 
 
-def _numbers(gates: Gates, begin: int, end: int, p: int) -> Array:
-    """One member's numbers among those of all."""
-    return gates(p)[begin:end]
+def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
+    """The row of layer n: of interleaved ones the member at place n modulo their number."""
+    if scheme.kind != "interleaved":
+        return scheme
+    members = scheme.options["layers"]
+    return row_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
 
 
-def members_of(rows: Sequence[Mapping[str, Any]], config: Config, weights: Mapping[str, Array]) -> list[Definition]:
-    """The definitions of a scheme's members. Equal rows share their weights, which are numbered by first appearance."""
-    distinct = list({str(row): None for row in rows})
-    members = []
-    for row in rows:
-        prefix = f"members.{distinct.index(str(row))}."
-        inside = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
-        members.append(define(SchemeConfig.from_mapping(dict(row)), config, inside))
-    return members
-
-
-DEFINITIONS: dict[str, Callable[..., Definition]] = {
-    "nope": Definition,
-    "rotary": Rotated,
-    "learned_frequencies": LearnedFrequencies,
-    "learned_base": LearnedBase,
-    "partial_rotary": PartialRotary,
-    "p_rope": ProportionalRotary,
-    "hope": Hope,
-    "xpos": XPos,
-    "pope": Pope,
-    "alibi": Alibi,
-    "t5": T5,
-    "kerple": Kerple,
-    "fire": Fire,
-    "shaw": Shaw,
-    "transformer_xl": TransformerXL,
-    "fox": Fox,
-    "ssmax": Ssmax,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "interleaved": Interleaved,
-    "combined": Combined,
-}
+@cache
+def definitions() -> dict[str, type[Definition]]:
+    """Kind -> its definition."""
+    found = {"nope": Definition}
+    for module in pkgutil.iter_modules(package.__path__):
+        for value in vars(import_module(f"{package.__name__}.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Definition) and value is not Definition:
+                found[snake_case(value.__name__)] = value
+    return found
 
 
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:
-    """What a scheme's YAML asks for.
+    """What a scheme's YAML asks for in one layer.
 
-    Arguments: weights, the scheme's learned tensors by name.
-    Raises: NoDefinitionError for a kind, or an option of it, that this page does not know.
+    Arguments: weights, the scheme's learned tensors there by name.
+    Raises: NoDefinitionError for a kind, or an option of it, that is not defined here.
     """
     try:
-        return DEFINITIONS[scheme.kind](config, weights, **scheme.options)
+        return definitions()[scheme.kind](config, weights, **scheme.options)
     except (KeyError, TypeError) as error:
         raise NoDefinitionError(
-            f"posbench/reference/schemes.py does not define a scheme of kind {scheme.kind!r} with the options "
+            f"posbench/reference does not define a scheme of kind {scheme.kind!r} with the options "
             f"{list(scheme.options)}"
         ) from error

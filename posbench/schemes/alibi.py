@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ class Alibi(Scheme):
         super().__init__(shape)
         self.register_buffer("exponents", exponents(shape.num_heads), persistent=False)
 
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
         def penalty(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return torch.exp2(self.exponents[h]) * ((j + at.key) - (i + at.query))
+            return torch.exp2(self.exponents[h]) * -at.distance(b, i, j)
 
         return penalty
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
@@ -30,36 +31,85 @@ class Shape:
 
 
 class At(NamedTuple):
-    """Where a piece of a window stands. All but `pos` are tokens.
+    """Where a piece of a window stands: rows of queries and of keys as tokens of distance.
 
-    Row `i` of the queries is at position `i + query`, row `j` of the keys at `j + key`, so their distance is
-    `i + at.query - (j + at.key)` whether a window passes whole, in pieces or token by token.
+    `distance` is the same whether a window passes whole, in pieces or token by token.
     """
 
     pos: Any  # what `Scheme.prepare` made of the positions of the queries
-    query: int  # the position of the first query
-    key: int  # the position of the first key that is kept
-    length: int  # of the whole window
+    query: int  # the position of the first query, tokens
+    key: int  # the position of the first key that is kept, tokens
+    length: int  # of the whole window, tokens
+    positions: Tensor | None = None  # of all keys that are kept, [B, keys] int64, where a batch has its own
+    reach: int = 0  # above all positions of a batch that has its own
+
+    def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Tokens from key row `j` to query row `i` in sequence `b`; below 0 for later keys, which are masked."""
+        if self.positions is None:
+            return (i + self.query) - (j + self.key)
+        return self.positions[b, i + self.query - self.key] - self.positions[b, j]
+
+    def is_later(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether key row `j` comes after query row `i`: for a bias that sums over keys, and must not sum over these."""
+        return j + self.key > i + self.query
+
+    def distances(self, q: Tensor) -> Tensor:
+        """0, 1, ... up to the longest distance that queries [B, H, T, .] of this piece meet, int64."""
+        count = self.reach or self.query + q.shape[2] - self.key
+        return torch.arange(count, device=q.device)
+
+    def of_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
+        """Of `values` at the positions of the queries, [T] as `pos` is ([B, 1, T] where a batch has its own), row `i`."""
+        return values[i] if self.positions is None else values[b, 0, i]
+
+    def look_up(self, by_distance: Tensor) -> Bias:
+        """The bias that is `by_distance[h, d]`, [H, distances]. Each entry is read at one distance, as GPUs want it."""
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return by_distance[h, self.distance(b, i, j).clamp(min=0)]
+
+        return bias
+
+
+class Gates(NamedTuple):
+    """What `Scheme.gate` gave, [B, G, rows, N] each, and running sums of it up to and with each row of the window.
+
+    In `bias` there are G = H heads. Tensors of queries and of keys are separate ones, because FlexAttention gives a
+    gradient only to what is read once.
+    """
+
+    at_query: Tensor
+    at_key: Tensor
+    sum_at_query: Tensor
+    sum_at_key: Tensor
 
 
 class Scheme(nn.Module):
-    """A position scheme. A subclass overrides one or two hooks and says in `is_relative` what its algebra promises.
+    """A position scheme of one layer. A subclass overrides one or two hooks; `is_relative` is its promise.
 
-    Hooks take `pos`: what `prepare` made of the positions, once a forward pass and shared by all layers of one scheme.
-    By default that is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the sequence.
+    Hooks take `pos`: what `prepare` made of the positions, once a forward pass and shared by the layers that have this
+    scheme. By default that is the positions themselves, [T] int64, in tokens, counted from 0 at the window's start.
 
-    Arguments of the constructor after `shape` are the options of the scheme's YAML file, by name.
+    Arguments of the constructor after `shape` are the options of the scheme's YAML file, by name. A parameter made by
+    `normal` begins as the decoder's matrices do, from (seed, its name); others begin as the constructor made them.
     """
 
     is_relative: bool = True  # do the logits depend on differences of positions alone? measured by `posbench verify`
     keeps_norms: bool = True  # do q, k, v and o leave their hooks as long as they came in? measured too
     is_streaming: bool = True  # do the tokens before a position decide its logits, however many come after it? measured
-    gate_width: int = 0  # N, the numbers a head that `gate` gives for each token
+    per_layer: bool | tuple[str, ...] = False  # own parameters that each layer has for itself: none, all, or the names
+    reads_keys: bool = False  # does `bias` look at the keys? A kind of attention without keys refuses it
     decayed: frozenset[str] = frozenset()  # own parameters that weight decay shrinks; a decayed table is pulled to 0
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+
+    def normal(self, *sizes: int) -> nn.Parameter:
+        """A parameter that begins normal, with the standard deviation of the decoder's matrices."""
+        parameter = nn.Parameter(torch.empty(sizes))
+        parameter.is_drawn = True  # type: ignore[attr-defined]  # by `posbench.model.initialise`
+        return parameter
 
     @property
     def group(self) -> str:
@@ -71,13 +121,12 @@ class Scheme(nn.Module):
     @property
     def acts_on(self) -> frozenset[str]:
         """Where position enters: any of embed, q, k, v, o and bias; by default the hooks that the class overrides."""
-        sites = ("embed", "q", "k", "v", "o", "bias")
-        return frozenset(site for site in sites if getattr(type(self), site) is not getattr(Scheme, site))
+        return frozenset(site for site in ("embed", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
     def moves_k_and_v_alike(self) -> bool:
         """Do the hooks k and v change a tensor in the same way? With a shared K = V only one of them is then cached."""
-        return type(self).k is Scheme.k and type(self).v is Scheme.v
+        return not (self.overrides("k") or self.overrides("v"))
 
     @property
     def longest(self) -> int | None:
@@ -87,18 +136,28 @@ class Scheme(nn.Module):
         """
         return None
 
+    @classmethod
+    def overrides(cls, *hooks: str) -> bool:
+        """Whether the class has any of these hooks of its own."""
+        return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
+
     def describe(self) -> str:
         """A phrase for the report about what the options mean in this decoder; empty if they need none."""
         return ""
 
-    def layer(self, n: int) -> Scheme:
-        """The scheme of layer `n` (from 0): this one, unless it is made of several. Its hooks are then called there."""
-        return self
+    def flops_per_token(self, length: int) -> float | None:
+        """Model FLOPs of this layer's hooks in a forward pass over windows of `length` tokens, per token.
+
+        What is done number by number, such as a rotation, is not counted in posbench, as in most publications. None:
+        not stated, which is so for a class of your own until it overrides this; reports then claim no equal compute.
+        """
+        return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """What the hooks need to know of the positions [T], such as the cosines and sines of a rotation.
+        """What the hooks need to know of the positions, such as the cosines and sines of a rotation.
 
-        Arguments: pos, [T] int64, any whole numbers from 0 to millions; length, tokens of the whole window.
+        Arguments: pos, [T] int64, any whole numbers from 0 to millions ([B, 1, T] where a batch has its own); length,
+        tokens of the whole window. Parameters that each layer has for itself are not for it.
         Returns: a tensor or a tuple of tensors, in float64 where it is not whole numbers: the decoder rounds them once
         to its own dtype.
         """
@@ -107,6 +166,22 @@ class Scheme(nn.Module):
     def embed(self, x: Tensor, pos: Any) -> Tensor:
         """Token embeddings [B, T, C] in, the same shape out; before the first layer."""
         return x
+
+    def gate(self, x: Tensor, pos: Any) -> Any:
+        """Numbers of each token that follow from the stream, [B, G, T, N], G being 1, Hkv or H. None: none.
+
+        `locate` and `bias` get them and their running sums. In the dtype of the parameters, since sums grow long.
+        Arguments: x, the stream behind the layer's norm, [B, T, C].
+        """
+        return None
+
+    def locate(self, pos: Any, gates: Any) -> Any:
+        """What q, k, v and o of this layer get as `pos`: by default what came in.
+
+        Arguments: gates, `Gates` of the rows at hand, with 1 head or as many as the tensors that are to be moved: where
+        G = Hkv < H it is called for q and o (H heads) and for k and v (Hkv). G = H > Hkv can move q and o alone.
+        """
+        return pos
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
         """Queries [B, H, T, D]. They may come back wider, with the keys; the scale stays 1 / sqrt(head_dim)."""
@@ -124,22 +199,18 @@ class Scheme(nn.Module):
         """Attention output [B, H, T, D] at the query's position, before the output projection."""
         return x
 
-    def gate(self, x: Tensor, pos: Any) -> Tensor | None:
-        """Numbers of each token that `bias` looks at, [B, H, T, N]; they are kept beside keys and values. None: none.
-
-        Arguments: x, the stream behind the layer's norm, [B, T, C].
-        """
-        return None
-
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias | None:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias | None:
         """What is added to the scaled scores, as a function (b, h, i, j) of sequence, head, query row and key row.
 
         Pointwise on integer tensors of shapes that broadcast (0-d ones included), so that blocks, masks,
         FlexAttention's score function and linear attention's decay all use this one definition. None, for nothing,
-        keeps the fused kernel. A learned table is expanded to [H, T] by distance here, before the function is made.
+        keeps the fused kernel. A learned table is expanded to [H, distances] here, before the function is made. It may
+        build a [B, H, rows, keys] tensor here and index it: slow, and allowed. Later keys are masked behind it; if it
+        sums over keys, it leaves them out itself (`at.is_later`).
 
-        Arguments: q, the queries behind their hook, [B, H, T, .]; gate, [B, H, T of the keys, N] of all tokens that
-        are kept, so the row of query `i` is `i + at.query - at.key`; at, where the rows stand.
+        Arguments: q, the queries behind their hook, [B, H, T, .]; k, the keys that are kept behind theirs, [B, Hkv,
+        keys, .], to be read where `reads_keys` says so; both unscaled. gates, `Gates` with H heads, or what `gate`
+        gave in that form; at, where the rows stand: `at.distance(b, i, j)` is in tokens.
         """
         return None
 
@@ -149,28 +220,51 @@ class Scheme(nn.Module):
         0 where nothing is added, None where the bias is another function. Attention without a softmax runs in linear
         time where this is known, and gives what it gives by `bias`.
         """
-        return 0.0 if type(self).bias is Scheme.bias else None
+        return None if self.overrides("bias") else 0.0
 
 
-_HOOKS = ("layer", "prepare", "embed", "q", "k", "v", "o", "gate", "bias", "log_decay")
+HOOKS = ("prepare", "embed", "gate", "locate", "q", "k", "v", "o", "bias", "log_decay", "flops_per_token")
 
 
 def check_hooks(scheme: type[Scheme]) -> None:
-    """Hold the hooks of another package's class to the parameters of today's form.
+    """Hold the hooks of a class that is not ours to the parameters of today's form.
 
-    Raises: ConfigError that names the hook, the form it has and the form it must have.
+    Raises: ConfigError that names the hook, its place, the form it has and the form it must have.
     """
-    for hook in _HOOKS:
-        has, wants = (list(inspect.signature(getattr(cls, hook)).parameters) for cls in (scheme, Scheme))
-        if [name.lstrip("_") for name in has] != wants:
+    for hook in HOOKS:
+        own = getattr(scheme, hook)
+        has, wants = (list(inspect.signature(function).parameters) for function in (own, getattr(Scheme, hook)))
+        if len(has) != len(wants):
             raise ConfigError(
-                f"{scheme.__module__}.{scheme.__name__}.{hook}({', '.join(has)}) has the form of another version of "
-                f"posbench: it is {hook}({', '.join(wants)}) now{_MOVED.get(hook, '')}; see docs/adding-a-scheme.md"
+                f"{_place(own)}{scheme.__name__}.{hook}({', '.join(has)}) must be {hook}({', '.join(wants)}): "
+                "see docs/adding-a-scheme.md"
             )
 
 
-_MOVED = {
-    "bias": " and returns None or a function (b, h, i, j) of sequence, head, query row and key row, whose distance is "
-    "i + at.query - (j + at.key)",
-    "prepare": ", with the tokens of the whole window",
-}
+def _place(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}: " if code else ""
+
+
+def whole(key: str, value: object, least: int, usual: str) -> int:
+    """`value` as an option that counts something. Raises: ConfigError for what is not a whole number from `least` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"scheme.{key}={value} must be a whole number, {least} or more ({usual})")
+    return value
+
+
+def number(key: str, value: object, low: float, high: float, usual: str) -> float:
+    """`value` as an option between `low` and `high`. Raises: ConfigError for what is not such a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigError(f"scheme.{key}={value} must lie between {low:g} and {high:g} ({usual})")
+    return float(value)
+
+
+def all_of(schemes: Iterable[Scheme], promise: str) -> bool:
+    """Whether all of them promise it, such as `is_relative`."""
+    return all(getattr(scheme, promise) for scheme in schemes)
+
+
+def shortest(schemes: Iterable[Scheme]) -> int | None:
+    """Tokens up to which all of them are defined; None: any length."""
+    return min((scheme.longest for scheme in schemes if scheme.longest is not None), default=None)

@@ -2,139 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import At, Bias, Scheme, Shape
-
-
-def _members(option: str, members: Sequence[Scheme]) -> nn.ModuleList:
-    if not (isinstance(members, Sequence) and members and all(isinstance(member, Scheme) for member in members)):
-        raise ConfigError(f"scheme.{option} must be a list of schemes, such as scheme.{option}=[qk_rope,nope]")
-    return nn.ModuleList(dict.fromkeys(members))
-
-
-def _shortest(members: Iterable[Scheme]) -> int | None:
-    """Tokens up to which all of them are defined; None: any length."""
-    return min((member.longest for member in members if member.longest is not None), default=None)
+from posbench.schemes.base import At, Bias, Scheme, Shape, all_of, shortest
 
 
 class Interleaved(Scheme):
     """The schemes of `layers` by turns: layer n has the one at place n modulo their number.
 
     A scheme that is named more than once is one scheme, with one set of parameters and one preparation of positions.
-    Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
-    Raises: ConfigError where one of them adds to the token embeddings, which belong to no layer.
+    Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope]. No layer has an `Interleaved`:
+    `posbench.schemes.build_scheme` takes the member of each layer.
     """
 
-    def __init__(self, shape: Shape, layers: Sequence[Scheme]) -> None:
+    def __init__(self, shape: Shape, layers: Sequence[Any]) -> None:
         super().__init__(shape)
-        self.members = _members("layers", layers)
-        self.turns = [list(self.members).index(member) for member in layers]
-        for member in self.members:
-            if isinstance(member, Scheme) and "embed" in member.acts_on:
-                raise ConfigError(
-                    f"scheme.layers holds {type(member).__name__}, which adds positions to the token embeddings once, "
-                    "before any layer: take schemes that act inside attention"
-                )
-
-    @property
-    def group(self) -> str:
-        return "layers"
-
-    @property
-    def is_relative(self) -> bool:  # type: ignore[override]
-        return all(member.is_relative for member in self._used)
-
-    @property
-    def keeps_norms(self) -> bool:  # type: ignore[override]
-        return all(member.keeps_norms for member in self._used)
-
-    @property
-    def is_streaming(self) -> bool:  # type: ignore[override]
-        return all(member.is_streaming for member in self._used)
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset[str]().union(*(member.acts_on for member in self._used))
-
-    @property
-    def longest(self) -> int | None:
-        return _shortest(self._used)
-
-    @property
-    def _used(self) -> list[Scheme]:
-        return [self.layer(n) for n in range(self.shape.num_layers)]
-
-    def layer(self, n: int) -> Scheme:
-        member = self.members[self.turns[n % len(self.turns)]]
-        assert isinstance(member, Scheme)
-        return member.layer(n)
 
 
 class Combined(Scheme):
     """All schemes of `of` at once: hooks one after another, biases added; relative if all of them are.
+
+    Keys in a bias (`reads_keys`) are those behind the hooks of all members.
 
     Options: `of`, names of schemes, such as [alibi, qk_rope].
     """
 
     def __init__(self, shape: Shape, of: Sequence[Scheme]) -> None:
         super().__init__(shape)
-        self.members = _members("of", of)
-        self.gate_width = sum(member.gate_width for member in self._all)
-        self._of_layers = self._by_layer()  # a plain list: their parameters are registered under `members`
+        if not (isinstance(of, Sequence) and of and all(isinstance(member, Scheme) for member in of)):
+            raise ConfigError("scheme.of must be a list of schemes, such as scheme.of=[qk_rope,nope]")
+        self.members = nn.ModuleList(dict.fromkeys(of))
 
     @property
-    def _all(self) -> list[Scheme]:
+    def parts(self) -> list[Scheme]:
+        """The members, each once."""
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        return all(member.is_relative for member in self._all)
+        return all_of(self.parts, "is_relative")
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        return all(member.keeps_norms for member in self._all)
+        return all_of(self.parts, "keeps_norms")
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        return all(member.is_streaming for member in self._all)
+        return all_of(self.parts, "is_streaming")
+
+    @property
+    def reads_keys(self) -> bool:  # type: ignore[override]
+        return any(member.reads_keys for member in self.parts)
 
     @property
     def acts_on(self) -> frozenset[str]:
-        return frozenset[str]().union(*(member.acts_on for member in self._all))
+        return frozenset[str]().union(*(member.acts_on for member in self.parts))
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        return all(member.moves_k_and_v_alike for member in self._all)
+        return all_of(self.parts, "moves_k_and_v_alike")
 
     @property
     def longest(self) -> int | None:
-        return _shortest(self._all)
+        return shortest(self.parts)
 
-    def layer(self, n: int) -> Scheme:
-        return self._of_layers[n % len(self._of_layers)]
-
-    def _by_layer(self) -> list[Scheme]:
-        """The scheme of each layer: this one, or one of the members' own of that layer, each combination once."""
-        combined: dict[tuple[Scheme, ...], Scheme] = {tuple(self._all): self}
-        layers = []
-        for n in range(self.shape.num_layers):
-            members = tuple(member.layer(n) for member in self._all)
-            if members not in combined:
-                combined[members] = Combined(self.shape, members)
-            layers.append(combined[members])
-        return layers
+    def flops_per_token(self, length: int) -> float | None:
+        stated = [member.flops_per_token(length) for member in self.parts]
+        return None if None in stated else sum(flops for flops in stated if flops is not None)
 
     def prepare(self, pos: Tensor, length: int) -> tuple[Any, ...]:
-        return tuple(member.prepare(pos, length) for member in self._all)
+        return tuple(member.prepare(pos, length) for member in self.parts)
 
     def embed(self, x: Tensor, pos: Any) -> Tensor:
         return self._chained("embed", x, pos)
+
+    def gate(self, x: Tensor, pos: Any) -> tuple[Any, ...]:
+        return tuple(member.gate(x, prepared) for member, prepared in zip(self.parts, pos, strict=True))
+
+    def locate(self, pos: Any, gates: Any) -> tuple[Any, ...]:
+        return tuple(member.locate(*each) for member, *each in zip(self.parts, pos, gates, strict=True))
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
         return self._chained("q", x, pos)
@@ -146,21 +96,13 @@ class Combined(Scheme):
         return self._chained("v", x, pos)
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        for member, prepared in reversed(list(zip(self._all, pos, strict=True))):  # what went in last comes out first
+        for member, prepared in reversed(list(zip(self.parts, pos, strict=True))):  # what went in last comes out first
             x = member.o(x, prepared)
         return x
 
-    def gate(self, x: Tensor, pos: Any) -> Tensor | None:
-        gates = [member.gate(x, prepared) for member, prepared in zip(self._all, pos, strict=True)]
-        numbers = [gate for gate in gates if gate is not None]
-        return torch.cat(numbers, dim=-1) if numbers else None
-
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias | None:
-        parts = [None] * len(self._all) if gate is None else gate.split([m.gate_width for m in self._all], dim=-1)
-        biases = [
-            member.bias(q, part, at._replace(pos=prepared))
-            for member, part, prepared in zip(self._all, parts, at.pos, strict=True)
-        ]
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias | None:
+        each = zip(self.parts, gates, at.pos, strict=True)
+        biases = [member.bias(q, k, own, at._replace(pos=prepared)) for member, own, prepared in each]
         terms = [bias for bias in biases if bias is not None]
         if not terms:
             return None
@@ -175,13 +117,13 @@ class Combined(Scheme):
 
     def log_decay(self) -> Tensor | float | None:
         total: Tensor | float = 0.0
-        for decay in [member.log_decay() for member in self._all]:
+        for decay in [member.log_decay() for member in self.parts]:
             if decay is None:
                 return None
             total = total + decay
         return total
 
     def _chained(self, hook: str, x: Tensor, pos: Any) -> Tensor:
-        for member, prepared in zip(self._all, pos, strict=True):
+        for member, prepared in zip(self.parts, pos, strict=True):
             x = getattr(member, hook)(x, prepared)
         return x

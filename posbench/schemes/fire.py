@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.config import ConfigError
-from posbench.schemes.base import At, Bias, Scheme, Shape
-from posbench.schemes.distances import distances
+from posbench.schemes.base import At, Bias, Scheme, Shape, whole
 
 
 def before_softplus(x: float) -> float:
@@ -33,26 +32,25 @@ class Fire(Scheme):
 
     def __init__(self, shape: Shape, hidden: int = 32) -> None:
         super().__init__(shape)
-        if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
-            raise ConfigError(f"scheme.hidden={hidden} must be a whole number above 0 (32 is the paper's)")
+        whole("hidden", hidden, 1, "32 in the paper")
         self.c = nn.Parameter(torch.tensor(before_softplus(0.1)))
         self.L = nn.Parameter(torch.tensor(before_softplus(1.0)))  # in training lengths
-        self.hidden_weight = nn.Parameter(torch.empty(hidden, 1))
+        self.hidden_weight = self.normal(hidden, 1)
         self.hidden_bias = nn.Parameter(torch.zeros(hidden))
-        self.output_weight = nn.Parameter(torch.empty(shape.num_heads, hidden))
+        self.output_weight = self.normal(shape.num_heads, hidden)
         self.output_bias = nn.Parameter(torch.zeros(shape.num_heads))
-        for matrix in (self.hidden_weight, self.output_weight):
-            nn.init.normal_(matrix, std=shape.embedding_std)  # as the model's matrices
 
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
         c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
-        by_distance = torch.log1p(c * distances(q, at))
+        by_distance = torch.log1p(c * at.distances(q))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
         knots, constants, slopes = self._pieces()
         constants_of_heads, slopes_of_heads = constants.t().contiguous(), slopes.t().contiguous()  # [H, pieces]
 
         def mlp(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            share = by_distance[(i + at.query - (j + at.key)).clamp(min=0)] / by_query[i]  # later keys are masked
+            share = by_distance[at.distance(b, i, j).clamp(min=0)] / at.of_query(
+                by_query, b, i
+            )  # later keys are masked
             piece = torch.zeros_like(share, dtype=torch.long)
             for knot in knots:
                 piece = piece + (share > knot)

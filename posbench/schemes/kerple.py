@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.schemes.base import At, Bias, Scheme, Shape
-from posbench.schemes.distances import distances, look_up
 
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
@@ -25,6 +25,6 @@ class Kerple(Scheme):
         self.a = nn.Parameter(torch.full((shape.num_heads,), ONE))  # before the softplus, as b
         self.b = nn.Parameter(torch.full((shape.num_heads,), ONE))
 
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
         a, b = F.softplus(self.a)[:, None], F.softplus(self.b)[:, None]
-        return look_up(-a * torch.log1p(b * distances(q, at)), at)
+        return at.look_up(-a * torch.log1p(b * at.distances(q)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench.schemes.base import Scheme, Shape
 
@@ -19,11 +18,11 @@ class Learned(Scheme):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.table = nn.Parameter(torch.empty(shape.context_length, shape.d_model).normal_(0, shape.embedding_std))
+        self.table = self.normal(shape.context_length, shape.d_model)
 
     @property
     def longest(self) -> int:
         return len(self.table)
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
-        return x + self.table[pos].to(x.dtype)
+        return x + self.table[pos].to(x.dtype).reshape(-1, *x.shape[1:])

@@ -1,7 +1,7 @@
 """Rotations that leave part of each head without position, three ways: they agree at position 0 and part with distance.
 
 PartialRotary       the first r channels are rotated, with r in the schedule; the rest never is (GPT-NeoX)
-ProportionalRotary  the schedule of all D channels with its slowest frequencies set to 0 (p-RoPE)
+PRope  the schedule of all D channels with its slowest frequencies set to 0 (p-RoPE)
 Hope                ... with those set to 0 whose period exceeds the training length (HoPE)
 """
 
@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Shape
+from posbench.schemes.base import Shape, number
 from posbench.schemes.rotary import Rotary
-
-
-def _check_fraction(fraction: float) -> None:
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
-        raise ConfigError(f"scheme.fraction={fraction} must lie between 0 and 1 (0.25 is usual)")
 
 
 class PartialRotary(Rotary):
@@ -41,7 +36,7 @@ class PartialRotary(Rotary):
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
-        _check_fraction(fraction)
+        number("fraction", fraction, 0, 1, "0.25 is usual")
         self._width = int(fraction * shape.head_dim)
         if self._width < 2 or self._width % 2 or self._width != fraction * shape.head_dim:
             raise ConfigError(
@@ -54,7 +49,7 @@ class PartialRotary(Rotary):
         return self._width
 
 
-class ProportionalRotary(Rotary):
+class PRope(Rotary):
     """`inv_freq = base ** (-2t / D)` for the first `floor(fraction * D / 2)` pairs (t, t + D/2), 0 for the others.
 
     p-RoPE (Barbero et al. 2024, arXiv 2410.06205); Gemma 4. Options: those of `Rotary`, and `fraction`. Rescaled, D is
@@ -71,7 +66,7 @@ class ProportionalRotary(Rotary):
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
-        _check_fraction(fraction)
+        number("fraction", fraction, 0, 1, "0.25 is usual")
         self.kept = math.floor(fraction * shape.head_dim / 2)  # pairs
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.base import Scheme, Shape, number
 from posbench.schemes.rescaling import Rescaling, Trained
 
 SITES = ("q", "k", "v", "o")
@@ -90,12 +90,10 @@ class Rotary(Scheme):
             raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once")
         if base == "context_length":
             base = shape.context_length
-        if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e15:
-            raise ConfigError(f"scheme.base={base} must lie above 1 and below 1e15 (10000 is usual)")
         if rescale is None and factor is not None:
             raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
-        self.base = float(base)
+        self.base = number("base", base, 1.001, 1e15, "10000 is usual")
         self.rescaling = None if rescale is None else Rescaling(rescale, factor)
 
     @property
@@ -139,7 +137,7 @@ class Rotary(Scheme):
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
             inv_freq = self.rescaling.inv_freq(Trained(inv_freq, self.base, self.shape.context_length), length)
-        return pos.to(torch.float64)[:, None] * inv_freq
+        return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
         """Cosines and sines of the angles at the positions, computed in float64."""

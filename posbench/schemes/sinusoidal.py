@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.base import Scheme, Shape, number
 
 
 class Sinusoidal(Scheme):
@@ -26,11 +26,8 @@ class Sinusoidal(Scheme):
             raise ConfigError(
                 f"model.d_model={shape.d_model} is odd: sines and cosines pair up channels, so take an even one"
             )
-        if isinstance(amplitude, bool) or not isinstance(amplitude, (int, float)) or not 0 <= amplitude < 1e6:
-            raise ConfigError(f"scheme.amplitude={amplitude} must lie between 0 and 1e6 (1 is the paper's proportion)")
-        if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e15:
-            raise ConfigError(f"scheme.base={base} must lie above 1 and below 1e15 (10000 is usual)")
-        self.amplitude, self.base = float(amplitude), float(base)
+        self.amplitude = number("amplitude", amplitude, 0, 1e6, "1 is the paper's proportion")
+        self.base = number("base", base, 1.001, 1e15, "10000 is usual")
 
     def describe(self) -> str:
         std = self.shape.embedding_std
@@ -40,8 +37,8 @@ class Sinusoidal(Scheme):
         """The table to add, [T, C] float64."""
         width = self.shape.d_model
         inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)
-        angles = pos.to(torch.float64)[:, None] * inv_freq
-        return self.amplitude * self.shape.embedding_std * torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+        angles = pos.to(torch.float64)[..., None] * inv_freq
+        return self.amplitude * self.shape.embedding_std * torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
-        return x + pos.to(x.dtype)
+        return x + pos.to(x.dtype).reshape(-1, *x.shape[1:])

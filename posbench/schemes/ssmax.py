@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench.schemes.base import Scheme, Shape
-from posbench.schemes.layered import Layered
 
 
-class Ssmax(Layered):
+class Ssmax(Scheme):
     """`q_i -> s_h ln(i + 1) q_i`, s learned in each layer and head; without the bias that the paper tries beside it.
 
     s begins at 1 / ln(training length), so that the last query of a training window begins unscaled. `i` is the
@@ -19,16 +18,9 @@ class Ssmax(Layered):
     """
 
     group = "biases on the scores"  # by way of q
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, [SsmaxLayer(shape) for _ in range(shape.num_layers)])
-
-
-class SsmaxLayer(Scheme):
-    """The factors of one layer."""
-
     is_relative = False
     keeps_norms = False
+    per_layer = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -36,7 +28,7 @@ class SsmaxLayer(Scheme):
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
         """`ln(i + 1)`, [T, 1] float64."""
-        return (pos.to(torch.float64)[:, None] + 1).log()
+        return (pos.to(torch.float64)[..., None] + 1).log()
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)

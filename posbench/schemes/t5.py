@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import At, Bias, Scheme, Shape
-from posbench.schemes.distances import distances, look_up
+from posbench.schemes.base import At, Bias, Scheme, Shape, whole
 
 
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -37,20 +37,16 @@ class T5(Scheme):
 
     def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)
-        if not _whole(num_buckets) or num_buckets < 2 or num_buckets % 2:
-            raise ConfigError(f"scheme.num_buckets={num_buckets} must be an even whole number above 0 (32 is usual)")
-        if not _whole(max_distance) or max_distance <= num_buckets // 2:
+        if whole("num_buckets", num_buckets, 2, "32 is usual") % 2:
+            raise ConfigError(f"scheme.num_buckets={num_buckets} is odd: half of the buckets hold single distances")
+        if whole("max_distance", max_distance, 1, "128 is usual") <= num_buckets // 2:
             raise ConfigError(
-                f"scheme.max_distance={max_distance} must be a whole number of tokens above scheme.num_buckets / 2 = "
+                f"scheme.max_distance={max_distance} must be above scheme.num_buckets / 2 = "
                 f"{num_buckets // 2} (128 is usual): shorter distances have a bucket each"
             )
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, shape.num_heads))
 
-    def bias(self, q: Tensor, gate: Tensor | None, at: At) -> Bias:
-        buckets = buckets_of(distances(q, at), len(self.table), self.max_distance)
-        return look_up(self.table[buckets].t(), at)
-
-
-def _whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+        buckets = buckets_of(at.distances(q), len(self.table), self.max_distance)
+        return at.look_up(self.table[buckets].t())

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape
-from posbench.schemes.layered import Layered
 from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
-class TransformerXL(Layered):
+class TransformerXL(Scheme):
     """u and v, [H, D] each, learned from 0 and shared by all layers as in the paper; a W [H D, channels] in each layer.
 
     Options: `channels` of r: those of a head by default (scores are then over 2 D channels), d_model in the paper.
@@ -30,38 +29,29 @@ class TransformerXL(Layered):
     """
 
     group = "biases on the scores"  # by way of q and k
+    keeps_norms = False
+    per_layer = ("matrix",)
+    decayed = frozenset({"matrix"})
 
     def __init__(self, shape: Shape, channels: int | None = None) -> None:
+        super().__init__(shape)
         channels = shape.head_dim if channels is None else channels
         if not isinstance(channels, int) or isinstance(channels, bool) or channels < 2 or channels % 2:
             raise ConfigError(
                 f"scheme.channels={channels} must be an even number above 0, since sines and cosines pair up: "
                 f"{shape.head_dim + shape.head_dim % 2} is as wide as a head, {shape.d_model} the paper's choice"
             )
-        super().__init__(shape, [TransformerXLLayer(shape, channels, self) for _ in range(shape.num_layers)])
         self.content = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))  # u
         self.position = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))  # v
-
-
-class TransformerXLLayer(Scheme):
-    """The matrix of one layer, and the scores by it and the vectors that all layers share."""
-
-    keeps_norms = False
-    decayed = frozenset({"matrix"})
-
-    def __init__(self, shape: Shape, channels: int, of: TransformerXL) -> None:
-        super().__init__(shape)
-        self.matrix = nn.Parameter(torch.empty(shape.num_heads * shape.head_dim, channels))
-        nn.init.normal_(self.matrix, std=shape.embedding_std)  # as the model's matrices
-        self._of = (of,)  # in a tuple: u and v are registered there, once
+        self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
         """Cosines and sines of `p w_t`, `w_t = 10000 ** (-2t / channels)`, [T, channels / 2] float64."""
-        angles = pos.to(torch.float64)[:, None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
+        angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
         return Turn(angles.cos(), angles.sin())
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
-        u, v = (each.to(x.dtype)[:, None] for each in (self._of[0].content, self._of[0].position))  # [H, 1, D]
+        u, v = (each.to(x.dtype)[:, None] for each in (self.content, self.position))  # [H, 1, D]
         by_head = self.matrix.to(x.dtype).unflatten(0, (self.shape.num_heads, -1))  # [H, D, channels]
         a, c = ((x + v) @ by_head).chunk(2, dim=-1)
         return torch.cat((x + u, turn(torch.cat((c, -a), dim=-1), pos)), dim=-1)
@@ -69,3 +59,7 @@ class TransformerXLLayer(Scheme):
     def k(self, x: Tensor, pos: Turn) -> Tensor:
         waves = torch.cat((pos.cos, pos.sin), dim=-1).to(x.dtype)  # the same for every key: they know no content
         return torch.cat((x, waves.expand(*x.shape[:2], -1, -1)), dim=-1)
+
+    def flops_per_token(self, length: int) -> float:
+        """Of W, and of the appended channels; each query meets half the keys on average."""
+        return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length

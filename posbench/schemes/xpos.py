@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.config import ConfigError
-from posbench.schemes.base import Shape
+from posbench.schemes.base import Shape, number
 from posbench.schemes.rotary import Rotary, Turn
 
 _LARGEST = 108 * math.log(2)  # float32 ends at 2 ** 128; the rest is left for q and k themselves
 
 
-class XPos(Rotary):
+class Xpos(Rotary):
     """QK whose pair t is multiplied by `zeta_t ** (d / span)`, `zeta_t = (t / (D/2) + 0.4) / 1.4`, d the distance.
 
     q takes the power of its own position and k the inverse, both counted from the middle of the window, so that they
@@ -35,9 +34,7 @@ class XPos(Rotary):
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, ("q", "k"), base, rescale, factor)
-        if isinstance(span, bool) or not isinstance(span, (int, float)) or not 0 < span < 1e9:
-            raise ConfigError(f"scheme.span={span} must lie above 0 and below 1e9 tokens (512 as in the paper)")
-        self.span = float(span)
+        self.span = number("span", span, 1e-3, 1e9, "512 tokens in the paper")
 
     @property
     def longest(self) -> int:
@@ -52,7 +49,7 @@ class XPos(Rotary):
         by = super().prepare(pos, length)
         pairs = torch.arange(self.width // 2, dtype=torch.float64, device=pos.device)
         zeta = (pairs / (self.width // 2) + 0.4) / 1.4
-        power = zeta ** ((pos.to(torch.float64)[:, None] - length / 2) / self.span)
+        power = zeta ** ((pos.to(torch.float64)[..., None] - length / 2) / self.span)
         return by._replace(cos=by.cos * power, sin=by.sin * power), Turn(by.cos / power, by.sin / power)
 
     def q(self, x: Tensor, pos: Any) -> Tensor:

@@ -37,6 +37,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
 
     identity = fingerprints.identity(config, device.describe())
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
+    has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
     return Manifest(
         format=runs.FORMAT,
         status=runs.RUNNING,
@@ -63,7 +64,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         num_steps=config.train.num_steps,
         tokens=tokens,
         text_tokens=corpus.train.num_tokens,
-        training_flops=tokens * training_flops_per_token(config, entries),
+        training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
         started=now(),
     )
 

@@ -199,7 +199,7 @@ def path_errors(
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch
-        for scheme, exact in zip(dict.fromkeys(narrow.schemes), specimen.schemes, strict=True):
+        for scheme, exact in zip(dict.fromkeys(narrow.scheme), specimen.schemes, strict=True):
             at = torch.arange(specimen.far, specimen.far + specimen.length)
             rounded, precise = scheme.prepare(at.to(device), specimen.length), exact.prepare(at, specimen.length)
             for site, heads in specimen.heads.items():

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from posbench.composition import choices, compose, conf_dir
 from posbench.composition.choices import load_choice
 from posbench.composition.rows import expand
 from posbench.config import Config, ConfigError, SchemeConfig
-from posbench.model import Decoder, build_model
+from posbench.model import Block, Decoder, build_model
 from posbench.schemes import At, Scheme, takes_option, with_option
 
 SHIFT = 37  # tokens
@@ -133,7 +134,7 @@ class Specimen:
     @cached_property
     def schemes(self) -> list[Scheme]:
         """The distinct schemes of the layers, in float64."""
-        return list(dict.fromkeys(self.wide.schemes))
+        return list(dict.fromkeys(self.wide.scheme))
 
     @cached_property
     def is_defined(self) -> bool:
@@ -174,9 +175,11 @@ class Specimen:
     def has_bias(self) -> bool:
         """Whether any layer adds to its scores."""
         stream = torch.from_numpy(np.random.RandomState(2).standard_normal((1, self.length, self.config.model.d_model)))
+        kind = cast(Block, self.wide.blocks[0]).attention.kind
         for scheme in self.schemes:
             at = At(scheme.prepare(torch.arange(self.length), self.length), 0, 0, self.length)
-            q = scheme.q(self.heads["q"], at.pos)
-            if scheme.bias(q, scheme.gate(stream, at.pos), at) is not None:
+            gates, pos, pos_of_keys = kind.placed(stream, scheme, at, None)
+            q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], pos_of_keys)
+            if scheme.bias(q, k, gates, at) is not None:
                 return True
         return False

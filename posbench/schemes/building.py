@@ -1,0 +1,247 @@
+"""From a row of a table to the scheme of every layer: classes by name, members, and what layers share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+import posbench.schemes as package
+from posbench.config import ConfigError, SchemeConfig
+from posbench.machine.plugins import Registry, check_options, option_names
+from posbench.scheme_file import load, snake_case, split
+from posbench.schemes.base import Scheme, Shape, all_of, check_hooks, shortest
+from posbench.schemes.composite import Interleaved
+
+
+def _ours() -> dict[str, type[Scheme]]:
+    """The classes of this package by their kinds, the base class first."""
+    kinds: dict[str, type[Scheme]] = {"nope": Scheme}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name == "building":
+            continue
+        for value in vars(import_module(f"{package.__name__}.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Scheme) and value is not Scheme:
+                kinds[snake_case(value.__name__)] = value
+    return kinds
+
+
+SCHEMES: Registry[Scheme] = Registry("position scheme kind", "posbench.schemes", Scheme, _ours(), check_hooks)
+
+
+def scheme_class(kind: str) -> type[Scheme]:
+    """The class that a row's `kind` names: a registered one, or that of a file, `my_scheme.py:Faded`.
+
+    Raises: ConfigError for an unknown kind, and for what is wrong in the file.
+    """
+    if split(kind) is None:
+        return SCHEMES.named("scheme.kind", kind)
+    cls = load(kind, Scheme)
+    check_hooks(cls)
+    return cls
+
+
+class Layers(nn.Module):
+    """The scheme of every layer of a decoder, and what they promise together.
+
+    Layers of one scheme are one object, unless it has parameters in each layer: then each layer has its own, with the
+    other parameters in common. `rows[n]` is the first layer that has the scheme of layer `n`.
+    """
+
+    def __init__(self, schemes: list[Scheme], rows: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(schemes)
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.layers)
+
+    def __getitem__(self, n: int) -> Scheme:
+        scheme = self.layers[n]
+        assert isinstance(scheme, Scheme)
+        return scheme
+
+    @property
+    def first(self) -> Scheme:
+        """The scheme of the first layer, which adds to the token embeddings."""
+        return self[0]
+
+    @property
+    def shape(self) -> Shape:
+        """The decoder's."""
+        return self.first.shape
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether all layers are."""
+        return all_of(self, "is_relative")
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether all layers do."""
+        return all_of(self, "keeps_norms")
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether all layers are."""
+        return all_of(self, "is_streaming")
+
+    @property
+    def acts_on(self) -> frozenset[str]:
+        """Where position enters in any layer."""
+        return frozenset[str]().union(*(scheme.acts_on for scheme in self))
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens up to which all layers are defined; None: any length."""
+        return shortest(self)
+
+    @property
+    def group(self) -> str:
+        """Its heading in `posbench schemes`."""
+        return self.first.group if len(set(self.rows)) == 1 else "layers"
+
+    def describe(self) -> str:
+        """What the options mean in this decoder."""
+        return "; ".join(dict.fromkeys(words for scheme in self if (words := scheme.describe())))
+
+    def flops_per_token(self, length: int) -> float | None:
+        """Model FLOPs of the hooks of all layers, per token; None where a scheme does not state its own."""
+        total = 0.0
+        for scheme in self:
+            flops = scheme.flops_per_token(length)
+            if flops is None:
+                return None
+            total += flops
+        return total
+
+
+def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
+    """The scheme that `config` names, for every layer of a decoder of `shape`.
+
+    Arguments: seed, of what constructors draw for themselves, which is also a matter of the class and the layer.
+    Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, and a scheme that
+    adds to the token embeddings in some layers alone.
+    """
+    builder = _Builder(shape, seed)
+    rows = [_row_of_layer(config, n) for n in range(shape.num_layers)]
+    keys = [_key(row) for row in rows]
+    layers = Layers([builder.build(row, n) for n, row in enumerate(rows)], [keys.index(key) for key in keys])
+    if "embed" in layers.acts_on and len(set(keys)) > 1:
+        name = next(row.name for row, scheme in zip(rows, layers, strict=True) if "embed" in scheme.acts_on)
+        raise ConfigError(
+            f"scheme.layers holds {name}, which adds positions to the token embeddings once, before any layer: take "
+            "schemes that act inside attention"
+        )
+    return layers
+
+
+class _Builder:
+    """Builds the schemes of one decoder, so that layers share what they should."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.seed = shape, seed
+        self.first: dict[str, Scheme] = {}  # of each row
+
+    def build(self, row: SchemeConfig, n: int) -> Scheme:
+        """The scheme of layer `n`, which has this row."""
+        cls = scheme_class(row.kind)
+        check_options("scheme", row.kind, cls, row.options)
+        options = {name: self._with_members(value, n) for name, value in row.options.items()}
+        first = self.first.get(_key(row))
+        if first is not None and not cls.per_layer and not _differ(first, options):
+            return first
+        with torch.random.fork_rng(devices=[]), _default_dtype(torch.float64):
+            # Rounded once: float32 draws differ in their last bits between kinds of CPU.
+            torch.manual_seed(seed_of(self.seed, f"{row.kind}/{n}"))
+            scheme = cls(self.shape, **options).float()
+        if first is None:
+            self.first[_key(row)] = scheme
+        elif cls.per_layer is not True:
+            members = [name + "." for name, part in scheme.named_modules() if name and isinstance(part, Scheme)]
+            for name, parameter in first.named_parameters():
+                if name.partition(".")[0] not in (cls.per_layer or ()) and not name.startswith(tuple(members)):
+                    place, _, last = name.rpartition(".")
+                    scheme.get_submodule(place).register_parameter(last, parameter)
+        return scheme
+
+    def _with_members(self, option: Any, n: int) -> Any:
+        """The option, with schemes in place of a list of their mappings; equal ones are one scheme."""
+        if not rows_in(option):
+            return option
+        built: dict[str, Scheme] = {}
+        for member in rows_in(option):
+            row = SchemeConfig.from_mapping(dict(member))
+            built[_key(row)] = built.get(_key(row)) or self.build(row, n)
+        return [built[_key(SchemeConfig.from_mapping(dict(member)))] for member in rows_in(option)]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def seed_of(seed: int, name: str) -> int:
+    """A seed for one name, from that of a run."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+
+
+def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
+    """Whether any member of a scheme is another one in this layer."""
+    members = {member for value in options.values() if isinstance(value, list) for member in value}
+    return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
+
+
+def _row_of_layer(row: SchemeConfig, n: int) -> SchemeConfig:
+    """The row of layer `n`: of interleaved ones a member's."""
+    if split(row.kind) is not None or row.kind not in SCHEMES or SCHEMES[row.kind] is not Interleaved:
+        return row
+    check_options("scheme", row.kind, Interleaved, row.options)
+    members = rows_in(row.options["layers"])
+    if not members:
+        raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
+    return _row_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
+
+
+def _key(row: SchemeConfig) -> str:
+    """What makes two rows the same scheme."""
+    return json.dumps({"kind": row.kind, **row.options}, sort_keys=True, default=str)
+
+
+def rows_in(option: Any) -> list[Mapping[str, Any]]:
+    """The option where it is a list of schemes, none otherwise."""
+    are_rows = isinstance(option, list) and all(isinstance(each, Mapping) and "kind" in each for each in option)
+    return option if are_rows else []
+
+
+def takes_option(row: Mapping[str, Any], option: str) -> bool:
+    """Whether a scheme, in the flat form of its YAML, has the option, or one of those that it is made of has."""
+    return _has(row, option) or any(takes_option(member, option) for value in row.values() for member in rows_in(value))
+
+
+def with_option(row: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
+    """The row with its option set; where it has none such, those that it is made of have theirs set."""
+    if _has(row, option) or not takes_option(row, option):
+        return {**row, option: value}
+
+    def changed(member: Mapping[str, Any]) -> Mapping[str, Any]:
+        return with_option(member, option, value) if takes_option(member, option) else member
+
+    return {name: list(map(changed, rows_in(part))) if rows_in(part) else part for name, part in row.items()}
+
+
+def _has(row: Mapping[str, Any], option: str) -> bool:
+    kind = str(row.get("kind"))
+    return (split(kind) is not None or kind in SCHEMES) and option in option_names(scheme_class(kind))
