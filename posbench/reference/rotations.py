@@ -67,9 +67,14 @@ class Rotary(Definition):
 @cache
 def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Array:
     """R_p, [D, D]: block t turns the coordinates (t, t + r/2) by p * frequencies[t] radians; those after r stay."""
-    R, half = np.eye(head_dim), len(frequencies)
-    for t, frequency in enumerate(frequencies):
-        angle, u = position * frequency, t + half
+    return rotation_by(tuple(position * frequency for frequency in frequencies), head_dim)
+
+
+def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
+    """The rotation of the coordinates (t, t + r/2) by angles[t] radians, [D, D]; those after r stay."""
+    R, half = np.eye(head_dim), len(angles)
+    for t, angle in enumerate(angles):
+        u = t + half
         R[t, t], R[t, u] = cos(angle), -sin(angle)
         R[u, t], R[u, u] = sin(angle), cos(angle)
     return R

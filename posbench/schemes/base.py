@@ -170,7 +170,8 @@ class Scheme(nn.Module):
     def gate(self, x: Tensor, pos: Any) -> Any:
         """Numbers of each token that follow from the stream, [B, G, T, N], G being 1, Hkv or H. None: none.
 
-        `locate` and `bias` get them and their running sums. In the dtype of the parameters, since sums grow long.
+        `locate` and `bias` get them and their running sums. In the dtype of the parameters at least, float64 where the
+        sums become angles: they grow with the length.
         Arguments: x, the stream behind the layer's norm, [B, T, C].
         """
         return None

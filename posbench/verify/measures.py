@@ -50,14 +50,11 @@ def shift_drift(model: Decoder, tokens: Tensor) -> float:
 def norm(specimen: Specimen) -> float:
     """How far the hooks change the length of a vector, as a part of it."""
     return max(
-        float((getattr(scheme, site)(x, _prepared(scheme, specimen)).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        float((getattr(scheme, site)(x, places[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in specimen.schemes
+        for places in [specimen.places(scheme)]
         for site, x in specimen.heads.items()
     )
-
-
-def _prepared(scheme: Scheme, specimen: Specimen) -> object:
-    return scheme.prepare(torch.arange(specimen.length), specimen.length)
 
 
 def is_rotary(specimen: Specimen) -> bool:
@@ -75,7 +72,7 @@ def round_trip(specimen: Specimen) -> float:
     worst = 0.0
     for scheme in specimen.schemes:
         if _rotates(scheme):
-            pos, r = _prepared(scheme, specimen), scheme.width
+            pos, r = specimen.places(scheme)["q"], scheme.width
             angles = scheme.angles(torch.arange(specimen.length), specimen.length)
             for site in scheme.sites:
                 turned = getattr(scheme, site)(specimen.heads[site], pos)
@@ -200,12 +197,11 @@ def path_errors(
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), specimen.schemes, strict=True):
-            at = torch.arange(specimen.far, specimen.far + specimen.length)
-            rounded, precise = scheme.prepare(at.to(device), specimen.length), exact.prepare(at, specimen.length)
+            rounded, precise = specimen.places(scheme, specimen.far, device), specimen.places(exact, specimen.far)
             for site, heads in specimen.heads.items():
                 x = heads.to(device, dtype)
-                expected = getattr(exact, site)(x.double().cpu(), precise)
-                yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded), expected)
+                expected = getattr(exact, site)(x.double().cpu(), precise[site])
+                yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded[site]), expected)
         if compiled or device == "cuda":
             for path, roundings in training_errors(specimen, narrow, dtype, rounding, compiled):
                 yield f"{device} {path}", roundings / stretch
@@ -213,13 +209,13 @@ def path_errors(
 
 def _stretch(specimen: Specimen) -> float:
     """How many times larger hooks make the products of q and k, at least 1: they are rounded in proportion (SSMax)."""
-    at, stretch = torch.arange(specimen.far, specimen.far + specimen.length), 1.0
+    stretch = 1.0
     for scheme in specimen.schemes:
         if not scheme.keeps_norms:
-            pos, D = scheme.prepare(at, specimen.length), scheme.shape.head_dim
+            places, D = specimen.places(scheme, specimen.far), scheme.shape.head_dim
             q, k = specimen.heads["q"], specimen.heads["k"]
             # Of the channels that came in: those that are appended were measured to need no allowance.
-            products = (_products(scheme.q(q, pos)[..., :D], scheme.k(k, pos)[..., :D]), _products(q, k))
+            products = (_products(scheme.q(q, places["q"])[..., :D], scheme.k(k, places["k"])[..., :D]), _products(q, k))
             stretch = max(stretch, products[0] / products[1])
     return stretch
 

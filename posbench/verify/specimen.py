@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from posbench import reference
+from posbench.attention import Kind
 from posbench.composition import choices, compose, conf_dir
 from posbench.composition.choices import load_choice
 from posbench.composition.rows import expand
@@ -172,14 +173,33 @@ class Specimen:
         }
 
     @cached_property
+    def stream(self) -> Tensor:
+        """A random stream behind a norm, [1, T, C] float64."""
+        random = np.random.RandomState(2)
+        return torch.from_numpy(random.standard_normal((1, self.length, self.config.model.d_model)))
+
+    def places(self, scheme: Scheme, first: int = 0, device: str = "cpu") -> dict[str, Any]:
+        """What the hooks q, k, v and o of a scheme get as `pos`, from the position `first` on."""
+        at = self._at(scheme, first, device)
+        dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
+        _, pos, of_keys = self._kind.placed(self.stream.to(device, dtype), scheme, at, None)
+        return {"q": pos, "k": of_keys, "v": of_keys, "o": pos}
+
+    @cached_property
     def has_bias(self) -> bool:
         """Whether any layer adds to its scores."""
-        stream = torch.from_numpy(np.random.RandomState(2).standard_normal((1, self.length, self.config.model.d_model)))
-        kind = cast(Block, self.wide.blocks[0]).attention.kind
         for scheme in self.schemes:
-            at = At(scheme.prepare(torch.arange(self.length), self.length), 0, 0, self.length)
-            gates, pos, pos_of_keys = kind.placed(stream, scheme, at, None)
-            q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], pos_of_keys)
+            at = self._at(scheme, 0, "cpu")
+            gates, pos, of_keys = self._kind.placed(self.stream, scheme, at, None)
+            q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], of_keys)
             if scheme.bias(q, k, gates, at) is not None:
                 return True
         return False
+
+    def _at(self, scheme: Scheme, first: int, device: str) -> At:
+        positions = torch.arange(first, first + self.length, device=device)
+        return At(scheme.prepare(positions, self.length), first, first, self.length)
+
+    @property
+    def _kind(self) -> Kind:
+        return cast(Block, self.wide.blocks[0]).attention.kind

@@ -1,0 +1,73 @@
+"""Schemes whose positions depend on content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, floor, sqrt
+from typing import Any
+
+import numpy as np
+
+from posbench.config import Config
+from posbench.reference.biases import alibi_slopes
+from posbench.reference.definition import Array, Definition, Rows
+from posbench.reference.rotations import rotation_by
+
+
+class Cope(Definition):
+    """`q . e[p] / sqrt(D)`, p the sum of the sigmoids of the scores from the key to the query (arXiv 2405.18719)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], positions: int = 64) -> None:
+        super().__init__(config, weights)
+        self.last = positions - 1
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        q, e = rows.queries[h][t], self.weights["e"]
+        D = e.shape[1]
+        p = min(sum(1 / (1 + exp(-float(q @ rows.keys[h][u]) / sqrt(D))) for u in range(s, t + 1)), self.last)
+        low = floor(p)
+        vector = e[low] + (p - low) * (e[min(low + 1, self.last)] - e[low])
+        return float(q[:D] @ vector) / sqrt(D)
+
+
+class Dape(Definition):
+    """ALiBi's bias a, and of it and the scores of all heads what a small network makes (arXiv 2405.14722)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 32) -> None:
+        super().__init__(config, weights)
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        W, H, D = self.weights, len(rows.queries), self.config.model.head_dim
+        assert D is not None
+        a = [-slope * rows.distance(t, s) for slope in alibi_slopes(H)]
+        scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(D) for g in range(H)]
+        hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
+        hidden = np.array([y if y > 0 else 0.01 * y for y in hidden])
+        return float(a[h] + W["outer"][h] @ hidden + W["outer_constant"][h])
+
+
+class SelectiveRope(Definition):
+    """q and k turned by sums, from the first token on, of what each token adds to the angles (arXiv 2511.17388)."""
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16
+    ) -> None:
+        super().__init__(config, weights)
+        model = config.model
+        assert model.head_dim is not None and model.num_kv_heads is not None
+        self.half, self.group = model.head_dim // 2, model.num_heads // model.num_kv_heads
+        self.w = np.array([base ** (-t / self.half) for t in range(self.half)])
+
+    def gate(self, x: Array, h: int) -> Array:
+        own = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        direction = x / sqrt(float(x @ x))
+        return np.asarray(np.exp(self.weights["b"][own]) + self.weights["u"][own] @ (self.weights["V"] @ direction))
+
+    def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
+        return np.asarray(self.w * np.sum(gates, axis=0))
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)) @ x
+
+    def k(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)) @ x

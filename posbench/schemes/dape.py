@@ -1,0 +1,53 @@
+"""DAPE: ALiBi's bias, adapted to the scores by a small network over all heads (Zheng et al. 2024, arXiv 2405.14722)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.schemes.alibi import Alibi
+from posbench.schemes.base import At, Bias, Shape, whole
+from posbench.schemes.cope import scaled_scores
+
+
+class Dape(Alibi):
+    """`a_h + f_h(s_1 .. s_H, a_1 .. a_H)` on the scaled scores s, with ALiBi's bias a, at each pair of query and key.
+
+    f is linear, LeakyReLU (slope 0.01), linear, in each layer (version 1 of the paper, as its authors' code has it). Its
+    matrices begin as the model's, its constants at 0.
+
+    Options: `width` of f (32 in the paper). Raises: ConfigError where that is not a whole number above 0.
+    """
+
+    per_layer = True
+    reads_keys = True
+    decayed = frozenset({"inner", "outer"})
+
+    def __init__(self, shape: Shape, width: int = 32) -> None:
+        super().__init__(shape)
+        self.inner = self.normal(whole("width", width, 1, "32 in the paper"), 2 * shape.num_heads)
+        self.inner_constant = nn.Parameter(torch.zeros(width))
+        self.outer = self.normal(shape.num_heads, width)
+        self.outer_constant = nn.Parameter(torch.zeros(shape.num_heads))
+
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+        alibi = super().bias(q, k, gates, at)
+        scores = scaled_scores(q, k, self.shape.head_dim)  # [B, H, T, keys]
+        B, H, T, keys = scores.shape
+        rows = [torch.arange(n, device=q.device) for n in (B, H, T, keys)]
+        prior = alibi(rows[0][:, None, None, None], rows[1][:, None, None], rows[2][:, None], rows[3])
+        both = torch.cat((scores, prior.to(scores.dtype).expand_as(scores)), dim=1).movedim(1, -1)
+        hidden = F.leaky_relu(F.linear(both, self.inner, self.inner_constant))
+        added = F.linear(hidden, self.outer, self.outer_constant).movedim(-1, 1)
+        return lambda b, h, i, j: alibi(b, h, i, j) + added[b, h, i, j]
+
+    def log_decay(self) -> None:
+        """None: the bias depends on the scores."""
+        return None
+
+    def flops_per_token(self, length: int) -> float:
+        """Of both matrices for half the keys on average."""
+        return 1.0 * length * (self.inner.numel() + self.outer.numel())
