@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ class Kind(nn.Module, ABC):
         self._check_gate(gate, scheme)
         own = None if past is None else past.gates.setdefault(path, type(past)(past.length))
         if own is None or scheme.overrides("bias"):
-            [rows] = (gate,) if own is None else own.extended(gate)
+            rows = gate if own is None else cast(Tensor, own.extended(gate)[0])
             sums = rows.cumsum(2)
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
         sums = gate.cumsum(2)

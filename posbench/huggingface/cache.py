@@ -58,6 +58,6 @@ class PosbenchCache:
         """Let row `n` go on from what row `beam_idx[n]` keeps (beam search), both of one group."""
         for group in self.groups:
             chosen = torch.searchsorted(group.rows, beam_idx.to(group.rows.device)[group.rows])
-            for past in (each for past in group.pasts for each in (past, *past.gates.values())):
+            for past in [each for layer in group.pasts for each in (layer, *layer.gates.values())]:
                 past.tensors = tuple(None if x is None else x[chosen] for x in past.tensors)
                 past.state = tuple(cast(Tensor, None) if x is None else x[chosen] for x in past.state)

@@ -49,9 +49,7 @@ class Dape(Definition):
 class SelectiveRope(Definition):
     """q and k turned by sums, from the first token on, of what each token adds to the angles (arXiv 2511.17388)."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16
-    ) -> None:
+    def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(config, weights)
         model = config.model
         assert model.head_dim is not None and model.num_kv_heads is not None

@@ -46,6 +46,6 @@ class Alibi(Scheme):
 
         return penalty
 
-    def log_decay(self) -> Tensor:
+    def log_decay(self) -> Tensor | float | None:
         """[H]: under linear attention e^bias is retention's decay (arXiv 2307.08621), at ALiBi's slopes."""
         return -torch.exp2(self.exponents)

@@ -50,7 +50,7 @@ class At(NamedTuple):
         return self.positions[b, i + self.query - self.key] - self.positions[b, j]
 
     def is_later(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether key row `j` comes after query row `i`: for a bias that sums over keys, and must not sum over these."""
+        """Whether key row `j` comes after query row `i`: a bias that sums over keys must leave these out."""
         return j + self.key > i + self.query
 
     def distances(self, q: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class At(NamedTuple):
         return torch.arange(count, device=q.device)
 
     def of_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
-        """Of `values` at the positions of the queries, [T] as `pos` is ([B, 1, T] where a batch has its own), row `i`."""
+        """Row `i` of `values` at the queries' positions, [T] like these, [B, 1, T] where a batch has its own."""
         return values[i] if self.positions is None else values[b, 0, i]
 
     def look_up(self, by_distance: Tensor) -> Bias:
@@ -248,7 +248,7 @@ def _place(function: Any) -> str:
 
 
 def whole(key: str, value: object, least: int, usual: str) -> int:
-    """`value` as an option that counts something. Raises: ConfigError for what is not a whole number from `least` on."""
+    """`value` as an option that counts something. Raises: ConfigError for all but whole numbers from `least` on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"scheme.{key}={value} must be a whole number, {least} or more ({usual})")
     return value

@@ -215,7 +215,10 @@ def _stretch(specimen: Specimen) -> float:
             places, D = specimen.places(scheme, specimen.far), scheme.shape.head_dim
             q, k = specimen.heads["q"], specimen.heads["k"]
             # Of the channels that came in: those that are appended were measured to need no allowance.
-            products = (_products(scheme.q(q, places["q"])[..., :D], scheme.k(k, places["k"])[..., :D]), _products(q, k))
+            products = (
+                _products(scheme.q(q, places["q"])[..., :D], scheme.k(k, places["k"])[..., :D]),
+                _products(q, k),
+            )
             stretch = max(stretch, products[0] / products[1])
     return stretch
 
