@@ -1,19 +1,26 @@
-"""A scheme of one's own: a class in a Python file, named `my_scheme.py:Faded` where a scheme's name may stand."""
+"""A scheme of one's own: a class in a Python file, named `my_scheme.py:Faded` where a scheme's name may stand.
+
+The words of a command may name any file. What a run folder or a pack of somebody else names is imported only where it
+lies below the working directory, outside of run folders, or was named on the command line.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 import traceback
-from functools import cache
+from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
+
+_named: set[Path] = set()  # files that the words of this process named
 
 
 class SchemeFile(NamedTuple):
@@ -31,21 +38,77 @@ def split(kind: str) -> SchemeFile | None:
     return SchemeFile(Path(path).expanduser(), class_name)
 
 
+def tidy(kind: str) -> str:
+    """The same kind with its file as a run records it: below the working directory relative to it, else absolute."""
+    if (file := split(kind)) is None:
+        return kind
+    path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links stay as they were named)
+    here = Path.cwd()
+    return f"{(path.relative_to(here) if path.is_relative_to(here) else path).as_posix()}:{file.class_name}"
+
+
 def snake_case(class_name: str) -> str:
     """`WindowedNope` -> `windowed_nope`, `TransformerXL` -> `transformer_xl`: a class's name as that of a row."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-@cache
+def kinds_in(row: Any) -> list[str]:
+    """The kinds that a scheme's mapping names as classes of files, its own and its members'."""
+    if isinstance(row, Mapping):
+        kind = row.get("kind")
+        own = [kind] if isinstance(kind, str) and split(kind) is not None else []
+        return own + [each for value in row.values() for each in kinds_in(value)]
+    return [each for value in row for each in kinds_in(value)] if isinstance(row, list) else []
+
+
+def name_files(row: Any) -> None:
+    """Let the files be imported that a scheme's mapping names: it was composed of the user's own words."""
+    _named.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := split(kind)))
+
+
+def name_file(path: Path) -> None:
+    """Let a file be imported, in place of one of that name that a run records. Raises: ConfigError for no such file."""
+    digest(path)
+    _named.add(path.expanduser().resolve())
+
+
+def recorded_files(row: Any) -> dict[str, str]:
+    """The files that a scheme's mapping names, with their SHA-256: what a run records. Raises: ConfigError."""
+    return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := split(kind))}
+
+
+def changed_files(recorded: Mapping[str, str]) -> list[str]:
+    """The files that are not what a run recorded. Raises: ConfigError for one that is missing or may not be imported."""
+    return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
+
+
+def source(path: Path) -> str:
+    """What stands in the file that a run records."""
+    return _place(path).read_text(encoding="utf-8")
+
+
 def load(kind: str, base: type[T]) -> type[T]:
     """The class that `my_scheme.py:Faded` names, from the file as it is now.
 
-    Raises: ConfigError, with the file and line, where there is no such file or class, or where importing it fails.
+    Raises: ConfigError, with the file and line, where there is no such file or class, where importing it fails, or
+    where a run folder named it that is not to be trusted with that.
     """
     file = split(kind)
     assert file is not None
-    path, class_name = file
-    name = f"posbench_scheme_{path.stem}_{digest(path)}"
+    path = _place(file.path)
+    name = f"posbench_scheme_{path.stem}_{digest(path)[:16]}"
+    if name not in sys.modules:
+        _execute(path, name)
+    cls = getattr(sys.modules[name], file.class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        own = vars(sys.modules[name]).items()
+        defined = [n for n, v in own if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
+        known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
+        raise ConfigError(f"{path} has no position scheme {file.class_name!r}{nearest(file.class_name, defined)} ({known})")
+    return cls
+
+
+def _execute(path: Path, name: str) -> None:
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
@@ -54,12 +117,22 @@ def load(kind: str, base: type[T]) -> type[T]:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{path}, line {_line_in(path, error)}: {type(error).__name__}: {error}") from error
-    cls = getattr(module, class_name, None)
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        defined = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]
-        known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
-        raise ConfigError(f"{path} has no position scheme {class_name!r}{nearest(class_name, defined)} ({known})")
-    return cls
+
+
+def _place(path: Path) -> Path:
+    """Where a file that a configuration names is to be imported from. Raises: ConfigError where it may not be."""
+    place = path.expanduser().resolve()
+    if place in _named:
+        return place
+    if other := next((each for each in _named if each.name == path.name and not place.exists()), None):
+        return other
+    in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
+    if place.is_relative_to(Path.cwd().resolve()) and not in_run_folder:
+        return place
+    raise ConfigError(
+        f"the run's scheme is in {path}, which {'is part of a run folder' if in_run_folder else 'lies outside of the working directory'}: "
+        f"if you trust that file, name it with --scheme-file {path}"
+    )
 
 
 def _line_in(path: Path, error: BaseException) -> int:
@@ -73,6 +146,8 @@ def _line_in(path: Path, error: BaseException) -> int:
 def digest(path: Path) -> str:
     """The SHA-256 of the file. Raises: ConfigError where there is none."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(path.expanduser().read_bytes()).hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): give the path of the scheme's file") from error
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): give the path of the scheme's file, from the working directory"
+        ) from error

@@ -162,7 +162,9 @@ class _Scorer:
         step = question.at_step
         is_last = step in (None, manifest.num_steps)
         self.at_step = None if is_last else step
-        self.under = (*question.under, *(() if is_last else (f"step={step}",)), *question.text_words)
+        marks = [*(() if is_last else (f"step={step}",))]
+        marks += ["file=changed"] if run.check_scheme_files(question.scheme_changed) else []
+        self.under = (*question.under, *marks, *question.text_words)
         self._model: Decoder | None = None
 
     @cached_property
@@ -270,5 +272,5 @@ class _Scorer:
 
     def _loaded(self) -> Decoder:
         if self._model is None:
-            self._model = self.run.load_model(self.question.under, self.at_step)
+            self._model = self.run.load_model(self.question.under, self.at_step, self.question.scheme_changed)
         return self._model

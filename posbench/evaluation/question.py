@@ -30,6 +30,7 @@ class Question:
     dtype: str = "auto"
     again: bool = False  # whether what is stored is scored once more
     piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
+    scheme_changed: bool = False  # go on where the file of a scheme of one's own is another one than it was
 
     def __post_init__(self) -> None:
         for name in self.protocols:

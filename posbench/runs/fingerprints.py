@@ -137,7 +137,8 @@ def changes_in(config: Config, manifest: Manifest) -> list[str]:
 
 def _texts(manifest: Manifest) -> dict[str, str]:
     prints = manifest.fingerprints
-    return {"fingerprint of data": prints.data, "fingerprint of tokenizer": prints.tokenizer}
+    files = {f"file {name}": sha[:12] for name, sha in manifest.scheme_files.items()}
+    return {"fingerprint of data": prints.data, "fingerprint of tokenizer": prints.tokenizer, **files}
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:

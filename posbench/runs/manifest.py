@@ -80,6 +80,7 @@ class Manifest:
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished, and in format 1
     branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
     wandb: dict[str, Any] | None = field(default=None)
+    scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own, by path as recorded: SHA-256
 
     @property
     def run_name(self) -> str:

@@ -25,6 +25,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
 from posbench.machine.files import MOST_NUMBERS, parse_json, parse_yaml, read_bytes, remove_leftovers, write_json
 from posbench.runs import ngrams, readings
@@ -191,11 +192,27 @@ class Run:
                 f"{self.remedy}"
             )
 
-    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
+    def check_scheme_files(self, may_have_changed: bool = False) -> bool:
+        """Whether a file with the run's scheme is another one than it was trained with.
+
+        Raises: ConfigError where it is and may not be, where it is missing, or where it may not be imported.
+        """
+        changed = scheme_file.changed_files(self.manifest.scheme_files)
+        if changed and not may_have_changed:
+            raise ConfigError(
+                f"{changed[0]} has changed since {self.name} was trained: restore it (the run folder has a copy, "
+                f"{self.path / Path(changed[0]).name}), or add --scheme-changed to go on with the file as it is now "
+                "(results are marked)"
+            )
+        return bool(changed)
+
+    def load_model(
+        self, under: Sequence[str] = (), at_step: int | None = None, scheme_changed: bool = False
+    ) -> Decoder:
         """The trained model with the weights of the run's last step, in float32 on the CPU.
 
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`; at_step, the step of an
-        older checkpoint.
+        older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was.
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the intact steps), if the
         configuration is another run's, or if those options change the model's parameters.
         """
@@ -206,6 +223,7 @@ class Run:
 
         self.check_can_be_evaluated()
         self.check_config()
+        self.check_scheme_files(scheme_changed)
         manifest = self.manifest
         model = build_model(self.config, manifest.vocab_size)
         if under:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from posbench import runs
+from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus
 from posbench.machine.device import Device
@@ -66,6 +66,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         text_tokens=corpus.train.num_tokens,
         training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
         started=now(),
+        scheme_files=scheme_file.recorded_files(config.scheme.to_mapping()),
     )
 
 
@@ -148,6 +149,8 @@ def begin(training: Training) -> None:
         training.run.write_manifest(training.manifest)
         write_text(folder / "config.yaml", yaml.safe_dump(training.config.to_mapping(), sort_keys=False))
         write_text(folder / "tokenizer.json", training.corpus.tokenizer.to_str(pretty=True))
+        for name in training.manifest.scheme_files:
+            write_text(folder / Path(name).name, scheme_file.source(Path(name)))  # to read: it is never imported
     newest, trunk = processes.broadcast(_found(training) if training.is_first else None)
     if newest is not None:
         resume(training, newest)
