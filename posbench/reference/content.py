@@ -59,10 +59,11 @@ class SelectiveRope(Definition):
     def gate(self, x: Array, h: int) -> Array:
         own = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
         direction = x / sqrt(float(x @ x))
-        return np.asarray(np.exp(self.weights["b"][own]) + self.weights["u"][own] @ (self.weights["V"] @ direction))
+        return np.asarray(self.weights["u"][own] @ (self.weights["V"] @ direction))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
-        return np.asarray(self.w * np.sum(gates, axis=0))
+        own = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        return np.asarray(self.w * (p * np.exp(self.weights["b"][own]) + np.sum(gates, axis=0)))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x

@@ -31,7 +31,8 @@ class Fox(Scheme):
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
-        return lambda b, h, i, j: gates.sum_at_query[b, h, i, 0] - gates.sum_at_key[b, h, j, 0]
+        until_query, until_key = gates.sum_at_query[..., 0], gates.sum_at_key[..., 0]
+        return lambda b, h, i, j: until_query[b, h, i] - until_key[b, h, j]
 
     def flops_per_token(self, length: int) -> float:
         return 2.0 * self.w.numel()

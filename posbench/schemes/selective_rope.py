@@ -1,4 +1,4 @@
-"""Selective RoPE: rotations by angles that each token adds to (Movahedi et al. 2025, arXiv 2511.17388)."""
+"""Selective RoPE: rotations by angles that each token moves on or back (Movahedi et al. 2025, arXiv 2511.17388)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
 class SelectiveRope(Scheme):
-    """q and k turned by `w_t sum_{l=0..i} (e^b_t + u_t . V x_l / |x_l|)` in pair t, `w_t = base ** (-2t / D)`.
+    """q and k turned by `w_t (i e^b_t + sum_{l=0..i} u_t . V x_l / |x_l|)` in pair t, `w_t = base ** (-2t / D)`.
 
     x is the stream behind the layer's norm. V [rank, C], u [D/2, rank] and b [D/2] are of each layer, u and b of each
     key head, whose queries turn alike. V and u begin as the model's matrices and b at 0, near RoPE. Of the paper's
@@ -35,13 +35,15 @@ class SelectiveRope(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """What each token adds, [B, Hkv, T, D/2] float64: sums of thousands become angles."""
+        """What each token adds beside the constant, [B, Hkv, T, D/2] float64: sums of thousands become angles."""
         selected = F.linear(F.linear(F.normalize(x.to(self.V.dtype), dim=-1), self.V), self.u)
-        added = selected.double() + self.b.double().exp()
-        return added.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
+        return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 
     def locate(self, pos: Any, gates: Any) -> Turn:
-        angles = gates.sum_at_query * inverse_frequencies(self.shape.head_dim, self.base, gates.sum_at_query.device)
+        selected, Hkv = gates.sum_at_query, self.shape.num_kv_heads
+        each = self.b.double().exp().unflatten(-1, (Hkv, 1, -1)).repeat_interleave(selected.shape[1] // Hkv, dim=0)
+        turns = pos.double()[..., None] * each + selected  # [B, heads, T, D/2]
+        angles = turns * inverse_frequencies(self.shape.head_dim, self.base, selected.device)
         return Turn(angles.cos(), angles.sin())
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
