@@ -16,7 +16,7 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from posbench import compose
-from posbench.composition import run_application
+from posbench.sweep import run_application
 from posbench.config import Config
 from posbench.machine.device import spread
 from posbench.machine.signals import Stopped

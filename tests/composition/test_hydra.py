@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 import posbench
 from posbench import cli, compose
-from posbench.composition import complete, run_application, sweep_of
+from posbench.composition import complete
+from posbench.sweep import run_application, sweep_of
 from posbench.composition.choices import GROUPS
 
 LOADER = hydra._internal.config_loader_impl.ConfigLoaderImpl

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from posbench import compose
-from posbench.composition import checked, run_application
+from posbench.composition import checked
+from posbench.sweep import run_application
 from posbench.config import Config, ConfigError
 
 NOPE = {"name": "nope", "kind": "nope"}

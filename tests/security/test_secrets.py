@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from posbench import ConfigError, compose
-from posbench.composition import sweep_of
+from posbench.sweep import sweep_of
 from tests.cli.commands import Give
 
 SECRETS = {
