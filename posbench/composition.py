@@ -346,9 +346,11 @@ def expand(scheme: Any, within: tuple[str, ...] = ()) -> Any:
             )
         if value not in rows:
             hydra = HydraConfig.get()
-            words = [*hydra.overrides.hydra, f"scheme={value}" if "'" in value else f"scheme='{value}'"]
+            words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
             loader = GlobalHydra.instance().config_loader()
-            composed = loader.load_configuration(hydra.job.config_name, words, run_mode=RunMode.RUN)
+            composed = loader.load_configuration(
+                hydra.job.config_name, [*words, hydra_word(f"scheme={value}")], RunMode.RUN
+            )
             row: Any = OmegaConf.to_container(composed, resolve=False)
             rows[value] = expand(row["scheme"], (*within, value))
         return rows[value]
@@ -438,7 +440,8 @@ def _no_choice(path: str, options: Sequence[str]) -> str:
     if not group:
         return f"there is no root {path}.yaml{nearest(name, known)}: leave --config-name out, or give its folder too"
     own = f"put your own into FOLDER/{group} and give --config-dir FOLDER"
-    own = f"a class of your own is scheme=my_scheme.py:Name; {own}" if group == "scheme" else own
+    if group == "scheme":
+        own = f"a class of your own is scheme=my_scheme.py:Name; {own}"
     return f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; {own})"
 
 

@@ -78,8 +78,6 @@ def run_application(
     try:
         with explained():
             application()
-    except ConfigError as refusal:
-        raise task.error or refusal from None
     except (Stopped, KeyboardInterrupt) as interrupted:
         for outcome in _failed(task):
             task.say(f"posbench: {outcome}")
@@ -87,6 +85,8 @@ def run_application(
             where = "while several runs were training" if task.has_workers else "between two runs"
             raise Stopped(signal.SIGINT, f"interrupted {where}: give the same command again to resume") from None
         raise
+    if task.error is not None:
+        raise task.error
     failed = _failed(task)
     alike = len(failed) == len(task.outcomes) and len({str(outcome.error) for outcome in failed}) == 1
     if alike and failed[0].error is not None and not isinstance(failed[0].error, JobFailed):
@@ -157,14 +157,16 @@ class Task:
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended, filled by the sweeper
     has_workers: bool = False  # whether jobs were handed to other processes, set by the sweeper
 
-    def __call__(self, composed: DictConfig) -> object:
+    def __call__(self, composed: DictConfig) -> Outcome:
         """Raises: Stopped and KeyboardInterrupt in the sweep's own process, to end the whole sweep."""
         if self.progress is None:
             try:
-                return self.job(typed(composed))
+                return Outcome("", result=self.job(typed(composed)))
             except Exception as error:
-                self.error = error
-                raise
+                if HydraConfig.get().mode == RunMode.MULTIRUN:  # a job of another sweeper
+                    raise
+                self.error = error  # raised when Hydra is done, which would print it in words of its own
+                return Outcome("", error)
         number = int(HydraConfig.get().job.num)
         name = self.progress.names[number]
         self.say(self.progress.begins(number))
@@ -228,12 +230,12 @@ class Job(NamedTuple):
     @property
     def names(self) -> tuple[str, str, int]:
         """What names its run folder: experiment, scheme, seed."""
-        return self.master.experiment_name, self.master.scheme.name, self.master.seed
+        return self.config.experiment_name, self.config.scheme.name, self.config.seed
 
     @property
     def name(self) -> str:
         """`demo/vo_rope/seed=0`: the run folder below the runs folder."""
-X
+        return "{}/{}/seed={}".format(*self.names)
 
 
 class PosbenchSweeper(Sweeper):
@@ -264,7 +266,10 @@ class PosbenchSweeper(Sweeper):
                 "its own torchrun, or sweep with launch.nproc=..."
             )
         values = swept_values(self.master)
-        trunks = [self._composed(words, number) for number, words in enumerate(itertools.product(*values.values()))]
+        trunks = [
+            self._composed(words, number)
+            for number, words in enumerate(dict.fromkeys(itertools.product(*values.values())))
+        ]
         if not trunks:
             none = " ".join(word for word in arguments if "," in word or "(" in word)
             raise ConfigError(f"{none} matches nothing, so there is no run to train: see the names in conf/")
@@ -360,7 +365,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
             "posbench train -m experiment=NAME"
         )
     return {
-        key: [f"{key}={value}" for value in override.sweep_string_iterator()]
+        key: [f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator()]
         if override.is_sweep_override()
         else [str(override.input_line)]
         for key, override in overrides.items()
@@ -373,8 +378,9 @@ def _overrides(composed: DictConfig) -> dict[str, Override]:
     The default experiment's sweep is not taken: `posbench train -m seed=0,1` is two runs. So where the words name no
     experiment, only what they say of `hydra.sweeper.params` themselves counts.
     """
-    words = [str(word) for word in composed.hydra.overrides.task]
-    given = [str(word).lstrip("+").partition("=")[0] for word in composed.hydra.overrides.hydra]
+    said: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
+    words: list[str] = said["task"]
+    given = [word.lstrip("+").partition("=")[0] for word in said["hydra"]]
     names_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
     takes_all = names_experiment or composed.hydra.job.config_name != "config"
     params = {
