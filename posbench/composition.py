@@ -177,8 +177,8 @@ def hydra_word(word: str) -> str:
 
     def part_as_read(part: re.Match[str]) -> str:
         text = (part[1] or "").strip()
-        if key.startswith("hydra"):  # of ours, posbench/config.py expands `~`
-            text = os.path.expanduser(text)  # noqa: PTH111
+        if key.startswith("hydra") and text.startswith("~"):  # of ours, posbench/config.py expands it
+            return f"'{os.path.expanduser(text)}'"  # noqa: PTH111
         is_read = _READABLE.fullmatch(re.sub(_REFERENCE, "", text)) and not (is_text and _NO_TEXT.fullmatch(text))
         return part[0] if is_read else f"'{text}'"
 
