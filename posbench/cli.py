@@ -168,17 +168,11 @@ Overrides = Annotated[
 ]
 
 
-def _folder_of_choices(name: str) -> Path:
-    from posbench.composition import choice_folder
-
-    return choice_folder(name)
-
-
 ConfigDir = Annotated[
     Path | None,
     typer.Option(
         "--config-dir",
-        parser=_folder_of_choices,
+        parser=path,
         metavar="FOLDER",
         help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.",
         show_default=False,
@@ -670,6 +664,10 @@ def schemes(
 
     `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
     """
+    from posbench.composition import choice_folder
+
+    if config_dir:
+        choice_folder(str(config_dir))
     if plot is None:
         from posbench.verify import list_schemes
 

@@ -34,6 +34,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import (
     ConfigCompositionException,
@@ -245,19 +246,19 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     overrides, folder = read_words(words)
     with explained(), _hydra() as loader:
         if folder is not None:
-            given = [each for each in parse(overrides) if each.key_or_group == "hydra.searchpath"]
-            overrides = [word for word in overrides if word not in [each.input_line for each in given]]
-            others: Any = given[-1].value() if given else []
-            places = ",".join(f"'{place}'" for place in [*others, f"file://{folder.resolve()}"])
-            overrides.append(f"hydra.searchpath=[{places}]")
+            others: list[Any] = [each for each in parse(overrides) if each.key_or_group == "hydra.searchpath"]
+            places: Any = [place for each in others for place in each.value()] + [f"file://{folder.resolve()}"]
+            quoted = ",".join(QuotedString(place, Quote.single).with_quotes() for place in places)
+            overrides = [f"hydra.searchpath=[{quoted}]", *overrides]  # the first counts
         composed = loader.load_configuration("config", overrides, run_mode=mode)
         HydraConfig.instance().set_config(composed)
         yield composed
 
 
-def parse(words: Sequence[str]) -> list[Any]:
+def parse(words: Sequence[str]) -> list[Override]:
     """The `Override`s that Hydra reads in words. Raises: Hydra's OverrideParseException."""
-    return list(OverridesParser.create().parse_overrides(list(words)))
+    overrides: list[Override] = OverridesParser.create().parse_overrides(list(words))
+    return overrides
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:

@@ -59,7 +59,7 @@ def row_of_file(kind: str) -> dict[str, str]:
     if file.class_name not in [*classes, *imported]:
         lacks = f"has no class {file.class_name!r}" if file.class_name else "has no class named"
         raise ConfigError(
-            f"scheme={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): give "
-            f"scheme={file.path}:Name"
+            f"scheme={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): "
+            f"give scheme={file.path}:Name"
         )
     return {"name": snake_case(file.class_name), "kind": f"{file.path}:{file.class_name}"}

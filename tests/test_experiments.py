@@ -8,8 +8,8 @@ import pytest
 
 from posbench import compose
 from posbench.composition import choices, conf_dir
-from posbench.sweep import sweep_of
 from posbench.reporting.published import load_published
+from posbench.sweep import sweep_of
 from posbench.training import train
 
 EXPERIMENTS = choices("experiment")
