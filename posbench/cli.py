@@ -64,7 +64,14 @@ AtStep = Annotated[
     int | None,
     typer.Option(help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
+
+
+def path(text: str) -> Path:
+    """A path with `~` expanded, which no shell does behind `--output=`."""
+    return Path(text).expanduser()
+
+
+RunsDir = Annotated[Path, typer.Option("--runs-dir", parser=path, help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
     typer.Argument(
@@ -111,11 +118,11 @@ def _explained() -> Iterator[None]:
     except ConfigError as error:
         _fail(error, 2)
     except Stopped as stopped:
-        _say(str(stopped))
+        say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
     except SystemExit as ended:
         if ended.code == 130:  # typer's, for Ctrl-C
-            _say("stopped")
+            say("stopped")
         raise
     except BrokenPipeError:
         to_nobody(sys.stdout)
@@ -133,15 +140,8 @@ def _explained() -> Iterator[None]:
 def _fail(error: Exception, status: int, message: str = "") -> None:
     if os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
         raise error
-    _say(f"posbench: {message or error}")
+    say(f"posbench: {message or error}")
     raise SystemExit(status) from None
-
-
-def _say(text: str) -> None:
-    """A line for a person, without secrets of the environment that were typed and are repeated."""
-    from posbench.composition.credentials import scrub
-
-    say(scrub(text))
 
 
 def _console(for_show: bool = True) -> Terminal:
@@ -167,10 +167,15 @@ Overrides = Annotated[
     ),
 ]
 
+
 ConfigDir = Annotated[
     Path | None,
     typer.Option(
-        "--config-dir", help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.", show_default=False
+        "--config-dir",
+        parser=path,
+        metavar="FOLDER",
+        help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.",
+        show_default=False,
     ),
 ]
 
@@ -199,11 +204,11 @@ def train(
     from posbench.machine.signals import Stopped
 
     try:
-        from posbench.composition import run_application
+        from posbench.sweep import run_application
 
         given = [*(words or []), *ctx.args]
         given += _side_by_side(jobs, given)
-        outcomes = run_application("posbench train", given, _train_job, _say, _is_finished)
+        outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
     from posbench.sweep_table import show_outcomes
@@ -211,7 +216,7 @@ def train(
     show_outcomes(outcomes, _console(for_show=False))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
-        _say(f"posbench: {outcome}")
+        say(f"posbench: {outcome}")
     if failed:
         raise SystemExit(1)
 
@@ -294,7 +299,7 @@ def tune(
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, _say, _console(for_show=False), seed, fraction)
+    tune_rates(_words(words, ctx, config_dir), _train_job, say, _console(for_show=False), seed, fraction)
 
 
 @app.command(context_settings=HYDRA)
@@ -310,7 +315,7 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
 
     def notice(text: str) -> None:
         noticed.extend(text.splitlines())
-        _say(text)
+        say(text)
 
     corpus = prepare_text(config, notice=notice)
     console = _console(for_show=False)
@@ -458,7 +463,10 @@ def report(
     output: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Where the files go. Default: report in the experiment's folder.", show_default=False
+            parser=os.path.expanduser,
+            metavar="PATH",
+            help="Where the files go. Default: report in the experiment's folder.",
+            show_default=False,
         ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
@@ -520,7 +528,7 @@ def list_runs(
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
-        _say(f"skipped: {len(named) - len(own)} packed runs (such as the reference results); name them to list them")
+        say(f"skipped: {len(named) - len(own)} packed runs (such as the reference results); name them to list them")
     rows = listing.list_runs(own)
     if as_json:
         typer.echo(listing.as_json(rows))
@@ -562,7 +570,7 @@ def pack(
         raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
     console = _console(for_show=False)
     left_out = [word for words in without or [] for word in words.split(",")]
-    files = write_pack(experiment_named(experiment, runs_dir), output, _say, left_out)
+    files = write_pack(experiment_named(experiment, runs_dir), output, say, left_out)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)
@@ -594,7 +602,7 @@ def sample(
     drawing, console = Drawing(temperature, top_k, seed), _console()
     for run in runs_named([name or "." for name in runs], runs_dir):
         written = draw(run, prompt, tokens, drawing)
-        _say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
+        say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
         console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -643,7 +651,10 @@ def schemes(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Draw what each scheme does at each distance, into this folder.", show_default=False
+            parser=path,
+            metavar="FOLDER",
+            help="Draw what each scheme does at each distance, into this folder.",
+            show_default=False,
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -653,10 +664,10 @@ def schemes(
 
     `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
     """
-    from posbench.composition.words import refuse_folder
+    from posbench.composition import choice_folder
 
     if config_dir:
-        refuse_folder(config_dir)
+        choice_folder(str(config_dir))
     if plot is None:
         from posbench.verify import list_schemes
 
@@ -715,7 +726,9 @@ def bench(
         int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.")
     ] = 7,
     steps: Annotated[int, typer.Option(help="Training steps per turn.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(parser=path, help="Write the figures here as JSON.", show_default=False)
+    ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Measure tokens per second of a whole training step, beside the machine's matrix-product rate.

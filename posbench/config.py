@@ -14,12 +14,14 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posbench.schedule import decay_begins, warmup_steps
+from posbench.units import short_count, whole_number
 
 MISSING: Any = (
     "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
@@ -32,7 +34,6 @@ TOKENIZERS = ("bpe", "bytes", "file", "hub")
 TRACKERS = ("none", "wandb")
 STRATEGIES = ("ddp", "fsdp")
 _MOST_TOKENS = 1 << 45  # of one run: 35 trillion
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _MODEL_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -49,29 +50,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """Hold a name that becomes a folder to letters, digits and `._=+-`, at most 100 of them.
+    """Hold a name that becomes a folder to letters of any script, digits and `._=+-`, at most 100 of them.
 
-    Raises: ConfigError, so that no name can leave the runs folder or surprise a shell.
+    Raises: ConfigError, so that no name leaves the runs folder or is hidden in it.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    is_name = isinstance(name, str) and 1 <= len(name) <= 100 and name[0].isalnum()
+    is_name = is_name and all(letter in "._=+-" or unicodedata.category(letter)[0] in "LMN" for letter in name)
+    if not is_name or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
-            f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + -, beginning "
-            "with a letter or digit"
+            f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + - (at most 240 bytes), "
+            "beginning with a letter or digit"
         )
-
-
-def short_count(count: int) -> str:
-    """`2.05M`: three digits and a unit."""
-    size, unit = next((each for each in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if count >= each[0]), (1, ""))
-    return f"{float(f'{count / size:.3g}'):g}{unit}"
-
-
-def short_bytes(count: float) -> str:
-    """`1.2 GB`: three digits and a unit."""
-    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if count >= size:
-            return f"{count / size:.3g} {name}"
-    return f"{count / 1e3:.3g} kB"
 
 
 def branch_name(trunk: str, tokens: int) -> str:
@@ -100,18 +89,42 @@ def _check_rate(what: str, value: float) -> None:
     _between(what, value, 1e-12, 10)
 
 
-def _check_path(what: str, value: Any) -> None:
-    """Hold a path, or a list of them, to what the file system can look up on this machine."""
-    for word in value if isinstance(value, list) else [value]:
-        _require(word is None or isinstance(word, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
-        if isinstance(word, str):
-            _require("\0" not in word, f"{what}={word!r} contains a NUL character: remove it")
-            address = _ADDRESS.match(word)
-            _require(
-                address is None,
-                f"{what} is a web address ({address and address[0]}...), but only files of this machine are read: "
-                "download it first, or see data=fineweb_edu for text of the Hugging Face hub",
-            )
+def count(what: str, value: Any) -> int:
+    """A number of tokens, of `200k`, `20M` or `1e6` too. Arguments: what, the field. Raises: ConfigError."""
+    number = whole_number(value)
+    if number is None:
+        raise ConfigError(f"{what}={value!r} is not a number of tokens: give a whole number, or 200k, 20M, 2.5B, 1e6")
+    return number
+
+
+def length(what: str, value: Any) -> int:
+    """`count` of a window's length: `8k` is 8192, `1m` 1048576."""
+    number = whole_number(value, 1024)
+    if number is None:
+        raise ConfigError(f"{what}={value!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
+    return number
+
+
+def _each(read: Callable[[str, Any], int], what: str, values: Any) -> list[int]:
+    _require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
+    return [read(what, value) for value in values]
+
+
+def _path(what: str, value: Any) -> Any:
+    """A path, or a list of them, with `~` expanded. Raises: ConfigError for what cannot be one on this machine."""
+    if isinstance(value, list):
+        return [_path(what, word) for word in value]
+    _require(value is None or isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
+    if value is None:
+        return None
+    _require("\0" not in str(value), f"{what}={value!r} contains a NUL character: remove it")
+    address = _ADDRESS.match(str(value))
+    _require(
+        address is None,
+        f"{what} is a web address ({address and address[0]}...), but only files of this machine are read: "
+        "download it first, or see data=fineweb_edu for text of the Hugging Face hub",
+    )
+    return os.path.expanduser(value)  # noqa: PTH111 (`~` of an unknown user stays as it is)
 
 
 @dataclass
@@ -224,7 +237,7 @@ class DataConfig:
     train_split: str = "train"  # hub: the repository's own split names; a null one is cut from train by hash
     validation_split: str | None = None
     test_split: str | None = None
-    token_budget: int | None = None  # stop reading train text once it gave this many tokens (about); null: all of it
+    token_budget: Any = None  # stop reading train text once it gave this many tokens (about); null: all of it
     validation_fraction: float = 0.05  # of the documents, where validation or test is cut from `path` or train by hash
     test_fraction: float = 0.10
     tuning_fraction: float = 0.0  # above 0, for tuning: this part of train becomes validation, without a test split
@@ -243,9 +256,10 @@ class DataConfig:
         if self.cut_bytes is not None:
             _between("data.cut_bytes", self.cut_bytes, 1000, 1 << 27)
         if self.token_budget is not None:
+            self.token_budget = count("data.token_budget", self.token_budget)
             _between("data.token_budget", self.token_budget, 1, 1 << 50)
         for name in ("path", "train_path", "validation_path", "test_path", "cache_dir"):
-            _check_path(f"data.{name}", getattr(self, name))
+            setattr(self, name, _path(f"data.{name}", getattr(self, name)))
         explicit = [self.train_path, self.validation_path, self.test_path]
         if self.source == "files":
             _require(
@@ -287,7 +301,7 @@ class TokenizerConfig:
         _one_of("tokenizer.kind", self.kind, TOKENIZERS)
         _between("tokenizer.vocab_size", self.vocab_size, 258, 1 << 20)
         _between("tokenizer.training_bytes", self.training_bytes, 1000, 1 << 40)
-        _check_path("tokenizer.path", self.path)
+        self.path = _path("tokenizer.path", self.path)
         _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
         _require(
             self.kind != "hub" or bool(_MODEL_REPOSITORY.fullmatch(str(self.name))),
@@ -301,8 +315,8 @@ class TrainConfig:
     """The pre-training loop."""
 
     steps: int | None = None  # optimizer steps; null: as many whole steps as `tokens` allows
-    tokens: int | None = None  # token budget; ignored if `steps` is set
-    context_length: int = MISSING  # T, tokens
+    tokens: Any = None  # token budget; ignored if `steps` is set
+    context_length: Any = MISSING  # T, tokens
     batch_size: int = MISSING  # B, sequences per step (all micro-batches together)
     accumulation: int = 1  # micro-batches per step
     lr: float = MISSING  # peak learning rate
@@ -311,8 +325,8 @@ class TrainConfig:
     warmup_ratio: float = 0.05  # fraction of the steps
     schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
     decay_ratio: float = 0.2  # wsd: the fraction of the steps in which the rate decays
-    branch_tokens: list[int] = field(default_factory=list)  # wsd: shorter runs that branch off this one, ascending
-    trunk_tokens: int | None = None  # wsd: tokens of the run that this one branches off; null: it is no branch
+    branch_tokens: Any = field(default_factory=list)  # wsd: shorter runs that branch off this one, ascending
+    trunk_tokens: Any = None  # wsd: tokens of the run that this one branches off; null: it is no branch
     weight_decay: float = 0.1  # matrices only
     beta1: float = 0.9
     beta2: float = 0.95
@@ -323,13 +337,20 @@ class TrainConfig:
     compile: bool | None = None  # null: where it pays
     cuda_graph: bool | None = None  # the whole step as one CUDA graph, on one GPU; null: where blocks are compiled
     validate_every: int | None = None  # steps; null: ten times per run
-    validation_tokens: int = 65_536  # scored at each of these and after the last step, for curve and loss table alike
+    validation_tokens: Any = 65_536  # scored at each of these and after the last step, for curve and loss table alike
     checkpoint_every: int | None = None  # steps; null: ten times per run
     keep_checkpoints: int = 2
     log_every: int = 10  # steps between lines of metrics.jsonl
     max_skipped_steps: int = 10  # steps that may be skipped for NaN or infinity; with more the run has died
 
     def __post_init__(self) -> None:
+        self.context_length = length("train.context_length", self.context_length)
+        self.validation_tokens = count("train.validation_tokens", self.validation_tokens)
+        self.branch_tokens = _each(count, "train.branch_tokens", self.branch_tokens)
+        if self.tokens is not None:
+            self.tokens = count("train.tokens", self.tokens)
+        if self.trunk_tokens is not None:
+            self.trunk_tokens = count("train.trunk_tokens", self.trunk_tokens)
         _require(
             self.steps is not None or self.tokens is not None,
             "give train.steps=... or train.tokens=...: neither is set",
@@ -405,7 +426,6 @@ class TrainConfig:
             self.steps is None and self.tokens is not None,
             "train.branch_tokens and train.trunk_tokens are counted in tokens: set train.steps=null and train.tokens",
         )
-        assert self.tokens is not None
         self._check_whole("train.tokens", self.tokens)
         _require(self.decay_ratio > 0, "train.decay_ratio=0 leaves branches without a decay: raise it")
         _require(
@@ -449,8 +469,7 @@ class TrainConfig:
         """Optimizer steps of the whole run."""
         if self.steps is not None:
             return self.steps
-        assert self.tokens is not None
-        return self.tokens // self.tokens_per_step
+        return int(self.tokens // self.tokens_per_step)
 
     @property
     def is_branch(self) -> bool:
@@ -487,22 +506,24 @@ class TrainConfig:
 class EvaluationConfig:
     """What `posbench eval` scores. Lengths in tokens."""
 
-    lengths: list[int] = field(
-        default_factory=list
-    )  # [] : half the training length to 32 times it, and +1 +10 +50 +100
+    lengths: Any = field(default_factory=list)  # [] : half the training length to 32 times it, and +1 +10 +50 +100
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = 64  # fixed and sliding: the targets scored at the end of each window
     windows: int = 64  # fixed and retrieval: windows, spread over all documents
     order_windows: int = 64  # order: windows, spread over all documents
-    max_tokens: int = 1_000_000  # the others: read at most this many tokens per length
+    max_tokens: Any = 1_000_000  # the others: read at most this many tokens per length
     passage: int = 32  # retrieval: tokens of the passage that comes twice
-    ngram_tokens: int = 20_000_000  # n-gram models for runs of at most this many tokens; 0: for none
-    batch_tokens: int = 16_384  # tokens in a forward pass
-    piece: int = 1 << 18  # longer sequences are split into pieces of this many tokens: less memory, the same losses
+    ngram_tokens: Any = 20_000_000  # n-gram models for runs of at most this many tokens; 0: for none
+    batch_tokens: Any = 16_384  # tokens in a forward pass
+    piece: Any = 1 << 18  # longer sequences are split into pieces of this many tokens: less memory, the same losses
 
     def __post_init__(self) -> None:
-        for length in self.lengths:
-            _between("evaluation.lengths", length, 2, 1 << 24)
+        self.lengths = _each(length, "evaluation.lengths", self.lengths)
+        self.piece = length("evaluation.piece", self.piece)
+        for name in ("max_tokens", "ngram_tokens", "batch_tokens"):
+            setattr(self, name, count(f"evaluation.{name}", getattr(self, name)))
+        for tokens in self.lengths:
+            _between("evaluation.lengths", tokens, 2, 1 << 24)
         _between("evaluation.targets", self.targets, 1, 1 << 20)
         _between("evaluation.windows", self.windows, 1, 1 << 24)
         _between("evaluation.order_windows", self.order_windows, 1, 1 << 20)
@@ -589,9 +610,7 @@ class Config:
         )
         check_name("experiment_name", self.experiment_name)
         _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
-        _check_path("runs_dir", self.runs_dir)
-        if self.runs_dir.startswith("~"):  # not every shell replaces it behind runs_dir=
-            self.runs_dir = os.path.expanduser(self.runs_dir)  # noqa: PTH111 (of nobody's home it stays)
+        self.runs_dir = _path("runs_dir", self.runs_dir)
         _between("seed", self.seed, 0, (1 << 63) - 1)
         _require(isinstance(self.seed, int), f"seed={self.seed} is not a whole number: give one, such as 0")
 

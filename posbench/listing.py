@@ -12,11 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.config import ConfigError, short_bytes, short_count
+from posbench.config import ConfigError
 from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.packed_run import PackedRun
 from posbench.runs.readings import Reading
+from posbench.units import short_bytes, short_count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from posbench.attention import build_kind
-from posbench.composition import compose, sweep_of
-from posbench.config import Config, ConfigError, nearest, short_bytes
+from posbench.composition import compose
+from posbench.config import Config, ConfigError, nearest
 from posbench.data.preparation import prepared_tokens
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
+from posbench.sweep import sweep_of
+from posbench.units import short_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

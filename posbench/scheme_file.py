@@ -6,6 +6,7 @@ lies below the working directory, outside of run folders, or was named on the co
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -50,6 +51,41 @@ def tidy(kind: str) -> str:
 def snake_case(class_name: str) -> str:
     """`WindowedNope` -> `windowed_nope`, `TransformerXL` -> `transformer_xl`: a class's name as that of a row."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
+
+
+def names_file(kind: object) -> bool:
+    """Whether a kind means a file of one's own: `my_scheme.py:Faded`, or `my_scheme.py` without its class."""
+    return isinstance(kind, str) and (kind.endswith(".py") or split(kind) is not None)
+
+
+def row_of_file(kind: str) -> dict[str, str]:
+    """The row that `my_scheme.py:Faded` stands for: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
+
+    The file is read and not imported. Raises: ConfigError where there is no such file, or no such class in it.
+    """
+    file = split(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
+    if not file.path.is_file():
+        beside = [path.name for path in file.path.parent.glob("*.py")]
+        raise ConfigError(
+            f"scheme={kind}: there is no file {file.path}{nearest(file.path.name, beside)} (seen from {Path.cwd()}): "
+            "give the path of a Python file and a class in it, such as scheme=my_scheme.py:Faded"
+        )
+    try:
+        tree = ast.parse(file.path.read_bytes())
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ConfigError(f"{file.path}{line}: {getattr(error, 'msg', error)}; fix that line") from error
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    imported = [
+        name.asname or name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names
+    ]
+    if file.class_name not in [*classes, *imported]:
+        lacks = f"has no class {file.class_name!r}" if file.class_name else "has no class named"
+        raise ConfigError(
+            f"scheme={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): "
+            f"give scheme={file.path}:Name"
+        )
+    return {"name": snake_case(file.class_name), "kind": f"{file.path}:{file.class_name}"}
 
 
 def kinds_in(row: Any) -> list[str]:
@@ -104,7 +140,9 @@ def load(kind: str, base: type[T]) -> type[T]:
         own = vars(sys.modules[name]).items()
         defined = [n for n, v in own if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
-        raise ConfigError(f"{path} has no position scheme {file.class_name!r}{nearest(file.class_name, defined)} ({known})")
+        raise ConfigError(
+            f"{path} has no position scheme {file.class_name!r}{nearest(file.class_name, defined)} ({known})"
+        )
     return cls
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from posbench.composition.sweeper import Outcome
+from posbench.sweep import Outcome
 
 _MOST_SEEDS = 8  # columns
 

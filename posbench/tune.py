@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.composition import compose, run_application, sweep_of
+from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.files import write_text
 from posbench.runs import DIED, FINISHED, Run, state_of
+from posbench.sweep import run_application, sweep_of
 from posbench.training.loop import Died
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from posbench import compose
-from posbench.composition import choices, conf_dir, sweep_of
+from posbench.composition import choices, conf_dir
 from posbench.reporting.published import load_published
+from posbench.sweep import sweep_of
 from posbench.training import train
 
 EXPERIMENTS = choices("experiment")

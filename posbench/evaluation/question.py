@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from posbench.composition.counts import length as length_of
 from posbench.config import ConfigError, DataConfig
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.runs.readings import check_words, data_word, variants
+from posbench.units import whole_number
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Question:
 
 def parse_length(text: str) -> int:
     """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
-    tokens = length_of("--length ", text)
-    if not 2 <= tokens <= 1 << 24:
+    tokens = whole_number(text, 1024)
+    if tokens is None or not 2 <= tokens <= 1 << 24:
         raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
-    return int(tokens)
+    return tokens

@@ -99,10 +99,10 @@ def _ours() -> dict[str, Facts]:
     """
     import yaml
 
-    from posbench.composition import choices, conf_dir
+    from posbench.composition import conf_dir
     from posbench.schemes import SCHEMES
 
-    files = [conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")]
+    files = (conf_dir() / "scheme").glob("*.yaml")
     rows = [SchemeConfig.from_mapping(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files]
     facts = {row.name: facts_of(row) for row in rows}
     known = {name: each for name, each in facts.items() if each.is_relative is not None}

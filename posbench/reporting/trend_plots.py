@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posbench.config import short_count
 from posbench.reporting.drawing import draw_lines, name_lines, new_figure, short, style
 from posbench.reporting.palette import INK
 from posbench.reporting.trend import Point, Trend
+from posbench.units import short_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from posbench import runs
-from posbench.config import Config, ConfigError, short_count
+from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
@@ -36,6 +36,7 @@ from posbench.training.processes import Processes, joined_processes
 from posbench.training.progress import TrainingProgress
 from posbench.training.step import Observer, TrainingStep, unobserved
 from posbench.training.writer import Writer
+from posbench.units import short_count
 
 LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
 _runs_of_process = itertools.count()

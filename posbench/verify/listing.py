@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from posbench.attention import KINDS
-from posbench.composition import choices, conf_dir
-from posbench.composition.choices import comment_of, load_choice
-from posbench.composition.rows import expand
-from posbench.config import ConfigError, SchemeConfig
+from posbench.composition import choices, description, read_row
+from posbench.config import ConfigError
 from posbench.schemes import SCHEMES, Shape, build_scheme
 
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -25,11 +24,11 @@ def list_schemes(console: Console, config_dir: Path | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    theirs = sorted((config_dir / "scheme").glob("*.yaml")) if config_dir else []
-    groups: dict[str, list[tuple[str, str, str, str]]] = {}
-    for file in [*(conf_dir() / "scheme" / f"{name}.yaml" for name in choices("scheme")), *theirs]:
-        group, kind, promise, comment = _row(file, config_dir)
-        groups.setdefault(group, []).append((file.stem, kind, promise, comment))
+    folders = [config_dir] if config_dir else []
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for name in choices("scheme", *folders):
+        group, *cells = _row(name, folders)
+        groups.setdefault(group, []).append((name, *cells))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for column in ("scheme", "kind", "promises"):
         table.add_column(column, no_wrap=True)
@@ -48,19 +47,14 @@ def _place(group: str) -> int:
     return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)
 
 
-def _row(file: Path, config_dir: Path | None) -> tuple[str, str, str, str]:
-    """Group, kind, promise and description of a scheme's file; the other rows are worth having where it is wrong."""
-    from omegaconf import OmegaConf
-
+def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
+    """Group, kind, promise and description of a scheme; the other rows are worth having where its file is wrong."""
     kind = ""
-    comment = ""
     try:
-        content, text = load_choice(file)
-        comment = comment_of(text)
-        config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(content), config_dir))
+        config = read_row(name, *folders)
         kind = config.kind
         scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     except ConfigError as error:
         return "not usable", kind, "", str(error)
     group = "kinds of attention" if config.attention else scheme.group
-    return group, kind, "relative" if scheme.is_relative else "absolute", comment
+    return group, kind, "relative" if scheme.is_relative else "absolute", description("scheme", name, *folders)

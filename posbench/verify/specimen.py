@@ -16,9 +16,7 @@ from torch import Tensor
 
 from posbench import reference
 from posbench.attention import Kind
-from posbench.composition import choices, compose, conf_dir
-from posbench.composition.choices import load_choice
-from posbench.composition.rows import expand
+from posbench.composition import choices, compose, read_row
 from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Block, Decoder, build_model
 from posbench.schemes import At, Scheme, takes_option, with_option
@@ -51,8 +49,7 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     """With options of the scheme's class that its file does not name, such as `scheme.rescale=yarn`, set as well."""
     if scheme in choices("scheme") and not any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
-        content = OmegaConf.to_container(load_choice(conf_dir() / "scheme" / f"{scheme}.yaml")[0])
-        return replace(_decoder(tuple(overrides)), scheme=SchemeConfig.from_mapping(expand(content, None)))
+        return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
     options = [word for word in overrides if word.startswith("scheme.") and word.count(".", 0, word.find("=")) == 1]
     others = [word for word in overrides if word not in options]
     row = compose([f"scheme={scheme}", *MODEL, *others]).scheme.to_mapping() if options else {}

@@ -16,10 +16,10 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from posbench import compose
-from posbench.composition import run_application
 from posbench.config import Config
 from posbench.machine.device import spread
 from posbench.machine.signals import Stopped
+from posbench.sweep import run_application
 from tests.cli.commands import Give
 
 
@@ -32,10 +32,11 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = [word for word in short if "launcher" not in word] + ["-m", f"hydra/launcher={launcher}"]
     words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    said = posbench("train", *words, "scheme=nope,vo_rope", "seed=0,-1")
+    Path("own/scheme").mkdir(parents=True)
+    Path("own/scheme/wrong.yaml").write_text("name: wrong\nkind: rotary\nsites: [z]\n")
+    said = posbench("train", *words, "--config-dir=own", "scheme=nope,wrong,vo_rope", "seed=0")
     assert said.status == 1 and "Traceback" not in said.error, said
-    for scheme in ("nope", "vo_rope"):
-        assert f"posbench: demo/{scheme}/seed=-1: seed=-1 is out of range" in said.error
+    assert "posbench: demo/wrong/seed=0: scheme.sites=['z'] must name each of" in said.error
     runs = {file.parent.parent.name: file for file in Path("runs").rglob("run.json")}
     assert {name: json.loads(file.read_text())["status"] for name, file in runs.items()} == {
         "nope": "finished",
@@ -150,7 +151,7 @@ def test_no_two_workers_have_one_gpu_and_one_that_is_renewed_takes_the_free_one(
 
 def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
-    monkeypatch.setattr("posbench.composition.run_application", lambda name, words, *rest: given.append(words) or [])
+    monkeypatch.setattr("posbench.sweep.run_application", lambda name, words, *rest: given.append(words) or [])
     posbench("train", "-m", "--jobs", "3", "seed=0,1")
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
     assert "--jobs 3 is for a sweep: give -m too" in posbench("train", "--jobs", "3").refusal

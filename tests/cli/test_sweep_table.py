@@ -7,8 +7,8 @@ import pickle
 
 from rich.console import Console
 
-from posbench.composition.sweeper import Outcome
 from posbench.config import ConfigError
+from posbench.sweep import Outcome
 from posbench.sweep_table import Trained, show_outcomes
 
 

@@ -8,8 +8,7 @@ import torch
 
 from posbench.attention import Past
 from posbench.attention import ways as attention
-from posbench.composition import choices, compose, conf_dir
-from posbench.composition.choices import load_choice
+from posbench.composition import choices, compose, read_row
 from posbench.config import SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, measures, relativity
@@ -46,8 +45,8 @@ def test_every_scheme_keeps_its_promises(name):
 
 def test_a_row_of_each_kind_is_among_the_fast_tests():
     def kinds(names):
-        rows = [load_choice(conf_dir() / "scheme" / f"{name}.yaml")[0] for name in names]
-        return {row["kind"] for row in rows} | {str(row.get("attention")) for row in rows}
+        rows = [read_row(name) for name in names]
+        return {row.kind for row in rows} | {str(row.attention) for row in rows}
 
     assert kinds(ONE_OF_EACH_KIND) == kinds(choices("scheme"))
 

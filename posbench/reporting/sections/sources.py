@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posbench.composition.choices import description
+from posbench.composition import description
 from posbench.reporting.findings import Findings
 from posbench.reporting.sections.section import Section
 from posbench.reporting.tables import Table

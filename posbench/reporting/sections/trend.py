@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from posbench.config import short_count
 from posbench.evaluation.protocols import FIXED, ORDER
 from posbench.reporting.chains import letters
 from posbench.reporting.sections.order import reaches
 from posbench.reporting.sections.section import Section, pictures
 from posbench.reporting.tables import DASH, Table, gap_text, length_text, millions, plus_minus, rough
 from posbench.reporting.trend import Point, Trend, doubling_of_size, doubling_of_tokens, link_verdict
+from posbench.units import short_count
 
 Cell = Callable[[Point, str], str]
 

@@ -1,0 +1,299 @@
+"""`posbench train` is an application of Hydra; a sweep checks all its jobs, runs each, and tells what failed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from typer.testing import CliRunner
+
+import posbench as package
+from posbench import cli
+from posbench.composition import GROUPS
+from posbench.config import Config, ConfigError
+from posbench.runs import Run, run_folder
+from posbench.sweep import Progress, run_application, sweep_of
+from tests.cli.commands import Give, left
+
+EVENTS: list[str] = []
+
+
+class Noted(Callback):  # type: ignore[misc]
+    """A callback of the user's own."""
+
+    def on_job_start(self, config: DictConfig, **_: object) -> None:
+        EVENTS.append(f"start {config.seed}")
+
+    def on_job_end(self, config: DictConfig, **_: object) -> None:
+        EVENTS.append(f"end {config.seed}")
+
+
+def configs_of(*words: str) -> list[Config]:
+    """What the jobs of `posbench train WORDS` receive."""
+    configs: list[Config] = []
+    outcomes = run_application("posbench train", list(words), configs.append, lambda text: None)
+    assert [str(outcome) for outcome in outcomes if outcome.error] == []
+    return configs
+
+
+# ---------------------------------------------------------------- an application of Hydra
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--cfg", "job", "seed=3", "-p", "scheme", "scheme=vo_rope"], "name: vo_rope\nkind: rotary"),
+        (["seed=3", "--cfg=job", "scheme=nope", "--package", "seed"], "3"),
+        (["-c", "job", "--resolve", "-p", "experiment_name", "experiment_name=${oc.env:USER_X,me}_x"], "me_x"),
+        (["--cfg", "hydra", "-p", "hydra.job.env_set", "+hydra.job.env_set.X=1"], "X: '1'"),
+        (["--cfg", "all", "-p", "hydra.sweep.dir", "hydra.sweep.dir=elsewhere"], "elsewhere"),
+        (["--info", "searchpath", "seed=1"], "scheme-file://"),
+        (["-i", "defaults", "seed=1", "scheme=nope"], "scheme/nope"),
+        (["--hydra-help"], "Hydra (1."),
+        (["scheme=mine", "-cd", "own", "-c", "job", "-p", "scheme.kind"], "nope"),
+        (["scheme=mine", "hydra.searchpath=[own]", "-c", "job", "-p", "scheme.kind"], "nope"),
+        (["--config-dir=own", "--config-name", "root", "-c", "job", "-p", "experiment_name"], "rooted"),
+    ],
+)
+def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: str) -> None:
+    Path("own/scheme").mkdir(parents=True)
+    Path("own/scheme/mine.yaml").write_text("name: mine\nkind: nope\n")
+    Path("own/root.yaml").write_text("defaults: [config, _self_]\nexperiment_name: rooted\n")
+    said = posbench("train", *words)
+    assert said.status == 0 and shown in said.out, said
+    assert [path.name for path in Path.cwd().iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize("flag", [["seed=5"], ["-m", "seed=5,6", "hydra/launcher=basic"]], ids=["run", "sweep"])
+def test_callbacks_variables_and_folders_of_hydra_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    EVENTS.clear()
+    words = [*flag, f"+hydra.callbacks.noted._target_={__name__}.Noted", "+hydra.job.env_set.TRIED=yes"]
+    words += ["hydra/job_logging=default", "hydra.run.dir=out", "hydra.sweep.dir=out", "hydra.output_subdir=kept"]
+    configs = configs_of(*words, "experiment_name=${oc.env:TRIED,no}", "experiment.description=${hydra:job.name}")
+    seeds = [config.seed for config in configs]
+    assert [f"{what} {seed}" for seed in seeds for what in ("start", "end")] == EVENTS
+    assert {config.experiment_name for config in configs} == {"yes"}
+    assert Path("out/kept/config.yaml").is_file() and Path("out/posbench.log").is_file()
+
+
+def test_another_sweeper_and_its_mode_are_hydras_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [c.seed for c in configs_of("hydra.mode=MULTIRUN", "seed=1,2", "scheme=nope", "hydra/launcher=basic")] == [
+        1,
+        2,
+    ]
+    words = ["-m", "scheme=nope", "seed=1,2", "hydra/launcher=basic", "hydra/sweeper=basic"]
+    assert [config.seed for config in configs_of(*words)] == [1, 2]
+
+
+def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path: Path) -> None:
+    said: list[str] = []
+    names: list[str] = []
+    words = ["-m", "seed=0,1", f"runs_dir={tmp_path}", "hydra/launcher=basic"]
+    words.append("experiment_name=at_${now:%f}_${hydra:job.num}")
+    run_application("posbench train", words, lambda config: names.append(config.experiment_name), said.append)
+    begun = [line for line in said if line.startswith("run ")]
+    assert len(begun) == 2 and all(f": {name}/" in line for name, line in zip(names, begun, strict=True)), (names, said)
+    assert {name.rpartition("_")[2] for name in names} == {"0", "1"}
+
+
+def test_the_package_imports_nothing_private_of_hydra() -> None:
+    for file in Path(package.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hydra._internal")), file
+
+
+def test_the_help_of_train_names_every_group() -> None:
+    shown = CliRunner().invoke(cli.app, ["train", "--help"]).output
+    assert all(f"{group}=" in shown for group in GROUPS)
+
+
+def test_what_is_no_flag_shows_the_usage(posbench: Give) -> None:
+    said = posbench("train", "--multrun", "seed=0")
+    assert said.status == 2 and "usage: posbench train" in said.error and left(Path.cwd()) == {}
+
+
+# ---------------------------------------------------------------- what is swept
+
+
+def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> None:
+    assert sweep_of(["seed=0,1"]) == {"seed": ["0", "1"]}, "the sweep of the default experiment is not added"
+    assert sweep_of(["hydra.sweeper.params.seed='0,1'"]) == {"seed": ["0", "1"]}
+    assert len(sweep_of(["experiment=demo", "seed=0,1"])["scheme"]) == 11
+    assert sweep_of(["experiment=demo", "scheme=nope"]) == {"seed": ["0", "1", "2"]}
+    assert sweep_of(["scheme=glob(qkv*)"])["scheme"] == ["qkv_rope", "qkvo_rope"]
+
+
+@pytest.mark.parametrize(
+    ("to_train", "workers", "number", "says"),
+    [
+        ([True] * 4, 1, 0, "run 1 of 4: r"),  # none has ended
+        ([True] * 4, 1, 1, "run 2 of 4: r, about 5 min left"),  # 100 s for one, three are left
+        ([False, True, True], 1, 2, "run 3 of 3: r, about 2 min left"),  # a finished one takes no time
+        ([True] * 9, 4, 3, "run 4 of 9: r"),  # four begin at once
+        ([True] * 9, 4, 4, "run 5 of 9: r, about 13 min left"),  # one of nine in 100 s
+        ([True] * 9, None, 8, "run 9 of 9: r"),  # on a cluster
+        ([True] * 200, 1, 1, "run 2 of 200: r, about 5 h 32 min left"),
+        ([False, True, False], 1, 2, "run 3 of 3: r, about 1 s left"),
+    ],
+)
+def test_the_rest_is_estimated_from_runs_that_ended(
+    to_train: list[bool], workers: int | None, number: int, says: str
+) -> None:
+    times = iter([0.0, 100.0])
+    assert Progress(["r"] * len(to_train), to_train, workers, lambda: next(times)).begins(number) == says
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["scheme=nope,vo_rpe"], r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\?"),
+        (["scheme=nope,my.py:Faded"], r"there is no file my\.py"),
+        (["scheme=glob(xyz*)"], r"scheme=glob\(xyz\*\) matches nothing"),
+        (["scheme=nope,vo_rope", "seed=0,-1"], r"seed=-1 is out of range"),
+        (["scheme=nope", "seed=0,x"], r"seed=x is refused: 'x' is not a whole number"),
+        (["experiment=demo,demo"], r"each experiment has its own sweep"),
+        (["scheme=nope", "train.steps=range(1,x)"], r"is not an override|range"),
+        (["seed=0", "scheme=nope", "train.lr=1e-3,2e-3"],
+         r"the folder demo/nope/seed=0: train\.lr=0\.001 and train\.lr=0\.002; give them different names, such as "
+         r"'experiment_name=demo_lr_\$\{train\.lr\}' \(with the quotes\)$"),
+        (["seed=0", "model=tiny,small", "scheme=nope"],
+         r"model=tiny and model=small; give each its own command, with experiment_name="),
+    ],
+)  # fmt: skip
+def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
+    posbench: Give,
+    short: list[str],
+    given: list[str],
+    says: str,
+) -> None:
+    refusal = posbench("train", "-m", *(word for word in short if word != "model=tiny"), *given).refusal
+    assert re.search(says, refusal), refusal
+    assert left(Path.cwd()) == {}
+
+
+def test_a_sweep_is_refused_under_torchrun(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "cannot run under torchrun" in posbench("train", "-m", "seed=0,1", "hydra/launcher=basic").refusal
+
+
+@pytest.mark.slow
+def test_names_with_references_keep_jobs_apart_and_finished_ones_are_skipped(
+    posbench: Give,
+    short: list[str],
+) -> None:
+    Path("runs").mkdir()
+    Path("runs/multirun.yaml").write_text("mine")
+    words = ["train", "-m", *short, "scheme=nope", "seed=0,0", "train.lr=1e-3,2e-3"]
+    said = posbench(*words, "experiment_name=demo_lr_${train.lr}")
+    assert said.status == 0 and said.error.startswith("2 runs: 2 experiments x 1 scheme x 1 seed\n"), said.error
+    folders = {f"runs/demo_lr_{lr}/nope/seed=0" for lr in ("0.001", "0.002")}
+    assert {str(file.parent) for file in Path("runs").rglob("run.json")} == folders
+    again = posbench(*words, "experiment_name=demo_lr_${train.lr}")
+    assert (
+        "; 2 of them already finished" in again.error and again.out.splitlines()[-1] == "2 runs: 2 finished before (*)"
+    )
+    assert Path("runs/multirun.yaml").read_text() == "mine" and not Path("runs/.hydra").exists()
+
+
+@pytest.mark.slow
+def test_one_failing_job_does_not_keep_the_others_from_running(
+    posbench: Give,
+    short: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from posbench import training
+
+    trained: list[str] = []
+
+    def train(config: Config, *rest: object) -> Run:
+        if config.scheme.name == "nope":
+            raise ZeroDivisionError("oh")
+        trained.append(config.scheme.name)
+        return Run(run_folder(config))
+
+    monkeypatch.setattr(training, "train", train)
+    said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
+    told = ["3 runs: 3 schemes x 1 seed", "demo/nope/seed=0: oh", "posbench: demo/nope/seed=0: ZeroDivisionError: oh"]
+    lines = said.error.splitlines()
+    assert (said.status, [line for line in lines if not line.startswith("run ")]) == (1, told)
+    assert lines[1] == "run 1 of 3: demo/nope/seed=0" and lines[3].startswith("run 2 of 3: demo/vo_rope/seed=0")
+    assert said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed" and trained == ["vo_rope", "alibi"]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench: Give, short: list[str]) -> None:
+    said = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0,1", "scheme.bse=1")
+    refusals = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
+    assert said.status == 2 and len(refusals) == 1 and "did you mean 'base'?" in refusals[0]
+    assert list(Path("runs").rglob("*")) == [] if Path("runs").exists() else True
+
+
+def test_ctrl_c_ends_the_whole_sweep_and_tells_what_failed_before(
+    posbench: Give,
+    short: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from posbench import training
+
+    begun: list[str] = []
+
+    def train(config: Config, *rest: object) -> None:
+        begun.append(config.scheme.name)
+        raise ZeroDivisionError("oh") if config.scheme.name == "alibi" else KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", train)
+    said = posbench("train", *short, "-m", "scheme=nope,vo_rope", "seed=0")
+    assert (said.status, begun) == (130, ["nope"]) and "Traceback" not in said.error
+    assert said.error.splitlines()[-1] == "interrupted before the first step: nothing was written"
+    said = posbench("train", *short, "-m", "scheme=alibi,nope,vo_rope", "seed=0")
+    assert (said.status, begun) == (130, ["nope", "alibi", "nope"])
+    assert said.error.splitlines()[-2:] == [
+        "posbench: demo/alibi/seed=0: ZeroDivisionError: oh",
+        "interrupted between two runs: give the same command again to resume",
+    ]
+
+
+def test_what_one_run_raises_is_raised(tmp_path: Path) -> None:
+    def job(config: Config) -> None:
+        raise ConfigError("no") if config.seed else ZeroDivisionError("oh")
+
+    for words, kind in (["seed=1"], ConfigError), (["seed=0"], ZeroDivisionError):
+        with pytest.raises(kind):
+            run_application("posbench train", [*words, f"runs_dir={tmp_path}"], job, lambda text: None)
+
+
+@pytest.mark.slow
+def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: list[str]) -> None:
+    words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
+    words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
+    words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[640,1280]"]
+    words += ["seed=0"]
+    said = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert said.status == 0 and said.error.startswith("6 runs: 3 experiments x 2 schemes x 1 seed\n"), said.error
+    lines = [line for line in said.error.splitlines() if "begins at step" in line]
+    assert lines == [
+        f"demo-{tokens}/{scheme}/seed=0: begins at step {step} of demo/{scheme}/seed=0"
+        for scheme in ("nope", "vo_rope")
+        for tokens, step in (("640", 4), ("1.28k", 8))
+    ]
+    assert said.error.index("demo/vo_rope/seed=0: loss") < said.error.index("begins at step")
+    again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert again.status == 0 and again.error.count("is finished") == 6
+    assert {json.loads(file.read_text())["status"] for file in Path("runs").rglob("run.json")} == {"finished"}
+    assert posbench("eval", "demo-640", "--length", "32", "--protocol", "nonoverlapping").status == 0
+    for experiments in (["demo"], ["demo-640"], ["demo", "demo-640", "demo-1.28k"]):
+        said = posbench("report", *experiments, "--baseline", "nope")
+        assert said.status == 0, said
+    assert "640 tokens" in said.out and Path("runs/demo/trend/report.html").is_file()

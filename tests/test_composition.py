@@ -1,0 +1,397 @@
+"""Words become a checked configuration, and what cannot be meant one message of cause, value and remedy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posbench import composition
+from posbench.composition import checked, choices, complete, compose, description, hydra_word, read_row
+from posbench.config import Config, ConfigError, DataConfig, EvaluationConfig, TrainConfig, check_name
+from posbench.evaluation import parse_length
+from posbench.runs import Run
+from posbench.sweep import run_application, sweep_of
+
+NOPE = {"name": "nope", "kind": "nope"}
+QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"], "base": 10000.0}
+FADED = {"name": "faded", "kind": "my_scheme.py:Faded"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with choices and a scheme of one's own."""
+    for name, text in {
+        "my_scheme.py": "raise RuntimeError('imported')\nclass Faded: ...\nclass WindowedNope: ...\n",
+        "other/x.py": "class Bent: ...\n",
+        "broken.py": "class Faded:\n    def q(self:\n",
+        "own/scheme/mixed.yaml": "name: mixed\nkind: layered\nlayers: [qk_rope, {name: x, kind: y, of: [nope, 3]}]\n",
+        "own/scheme/nested.yaml": "name: nested\nkind: sum\nof: [mixed, nope]\n",
+        "own/scheme/derived.yaml": "defaults: [mixed, _self_]\nname: derived\nlayers: [nope]\n",
+        "own/scheme/circle.yaml": "name: circle\nkind: sum\nof: [nope, circle]\n",
+        "own/scheme/long.yaml": "# As long as a window.\nname: long\nkind: rotary\nbase: ${train.context_length}\n",
+        "own/scheme/sized.yaml": "kind: my_scheme.py:Faded\nsize: 3\n",
+        "own/scheme/pair.yaml": "name: pair\nkind: combined\nof: [my_scheme.py:Faded, qk_rope]\n",
+        "own/experiment/mine.yaml": "# @package _global_\ndefaults: [{override /scheme: my_scheme.py:Faded}]\n"
+        "experiment: {name: mine}\ntrain: {steps: null, tokens: 20M, context_length: 1k}\n"
+        "hydra: {sweeper: {params: {scheme: 'nope,my_scheme.py:Faded', seed: '0,1'}}}\n",
+        "own/experiment/wrong.yaml": "# @package _global_\nexperiment: {name: wrong}\ntrain: {lrr: 3}\n",
+        "own/experiment/torn.yaml": "# @package _global_\nseed: [1\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(*words: str) -> list[Config]:
+    """The configurations that `posbench train` would train."""
+    configs: list[Config] = []
+    outcomes = run_application("posbench train", list(words), configs.append, print)
+    assert [str(outcome) for outcome in outcomes if outcome.error] == []
+    return configs
+
+
+# ---------------------------------------------------------------- values
+
+SMALL = ["model=tiny", "train.batch_size=4", "train.context_length=32", "train.steps=null", "train.schedule=wsd"]
+TOKENS = {
+    "train.tokens": ("64k", 64_000),
+    "train.branch_tokens": ("[12.8k,0.032M]", [12_800, 32_000]),
+    "train.trunk_tokens": ("0.128M", 128_000),
+    "train.validation_tokens": ("10k", 10_000),
+    "data.token_budget": ("2.5B", 2_500_000_000),
+    "evaluation.max_tokens": ("1e6", 1_000_000),
+    "evaluation.ngram_tokens": ("20M", 20_000_000),
+    "evaluation.batch_tokens": ("16_000", 16_000),
+    "train.context_length": ("4k", 4096),
+    "evaluation.lengths": ("[1k,4096,1m]", [1024, 4096, 1 << 20]),
+    "evaluation.piece": ("256k", 1 << 18),
+}
+
+
+def test_numbers_of_tokens_are_written_as_people_write_them() -> None:
+    groups = {"train": TrainConfig, "data": DataConfig, "evaluation": EvaluationConfig}
+    ends = ("tokens", "token_budget", "lengths", "context_length", "piece")
+    assert {*TOKENS} == {
+        f"{group}.{f.name}" for group, cls in groups.items() for f in fields(cls) if f.name.endswith(ends)
+    }
+    for key, (word, tokens) in TOKENS.items():
+        config = compose([*SMALL, "train.tokens=64k", f"{key}={word}"])
+        group, name = key.split(".")
+        assert getattr(getattr(config, group), name) == tokens == config.to_mapping()[group][name]
+    own = compose(["model=tiny", "experiment=mine", "scheme=nope", "--config-dir=own"])
+    assert (own.train.tokens, own.train.context_length, parse_length("8k")) == (20_000_000, 1024, 8192)
+
+
+@pytest.mark.parametrize("word", ["many", "20X", "1.5", "0.0005k", "-5k", "1e400", "2k5", "1M]x", "1e-3", "true"])
+def test_what_is_not_a_number_of_tokens_is_named(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.tokens=.* is not a number of tokens: give a whole number"):
+        compose([*SMALL, f"train.tokens='{word}'"])
+    with pytest.raises(ConfigError, match="is not a length"):
+        parse_length(word)
+
+
+def test_text_stays_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("1e3", "007", "1_000", "true", "größe", "año", "模型", "lr=0.1", "base=1e6", "v1.2+x-y"):
+        config = compose([f"experiment_name={name}", f"scheme.name={name}", f"tracking.tags=[{name},b]"])
+        assert (config.experiment_name, config.scheme.name, config.tracking.tags) == (name, name, [name, "b"])
+    monkeypatch.setenv("RUN_NAME", "my_ablation")
+    assert compose(["experiment_name=my_ablation"]).experiment_name == "my_ablation"
+    assert compose(["experiment_name=${oc.env:RUN_NAME}_ö"]).experiment_name == "my_ablation_ö"
+
+
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    words = ["data=files", "data.train_path=[~/a b.txt,ö.txt]", "data.validation_path=~/v", "data.cache_dir=~/cache"]
+    words += ["tokenizer=file", "tokenizer.path=~/t.json", "runs_dir=~/runs", "scheme=~/other/x.py:Bent"]
+    config = compose([*words, "--config-dir=~/own", "hydra.searchpath=[~/own]"])
+    assert config.data.train_path == [f"{here}/a b.txt", "ö.txt"] and config.data.validation_path == f"{here}/v"
+    assert config.data.cache_dir == f"{here}/cache" and config.tokenizer.path == f"{here}/t.json"
+    assert config.runs_dir == f"{here}/runs" and config.scheme.kind == f"{here}/other/x.py:Bent"
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("seed=1", "seed=1"),
+        ("train.lr=1e-3", "train.lr=1e-3"),
+        ("experiment_name=a,1e3,b", "experiment_name=a,'1e3',b"),
+        ("data.path=~/a,'~/b'", "data.path='~/a','~/b'"),
+        ("data.path=[~/a, b]", "data.path=['~/a', b]"),
+        ("tokenizer.path=null", "tokenizer.path=null"),
+        ("scheme.base=1,2", "scheme.base=1,2"),
+        ("+scheme.note=é", "+scheme.note='é'"),
+        ("scheme=choice(é,b)", "scheme=choice(é,b)"),  # functions and mappings are left to the typist
+        ("train.lr_of={nope:1e-3}", "train.lr_of={nope:1e-3}"),
+        ("data.path=it's é", "data.path=it's é"),
+        ("~train.lr", "~train.lr"),
+    ],
+)
+def test_only_what_hydra_cannot_read_gets_quotes(typed: str, read: str) -> None:
+    assert hydra_word(typed) == read
+
+
+NAMES = [
+    "..",
+    ".",
+    ".hidden",
+    "../x",
+    "x/y",
+    "/etc",
+    "\\x",
+    "a\0b",
+    "a\nb",
+    "x" * 101,
+    "模" * 90,
+    "",
+    " ",
+    "a b",
+    "-rf",
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*NAMES, "~", "$HOME", "a;b", "<b>", "\x1b[31m", "=x", "a:b", "a*", "\udcff"], ids=ascii
+)
+def test_a_name_stays_inside_the_runs_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"experiment_name=.* cannot name a folder"):
+        check_name("experiment_name", name)
+    for good in ("a", "vo_rope", "x" * 100, "größe", "1e3", "हिन्दी", "模型"):
+        check_name("experiment_name", good)
+
+
+# ---------------------------------------------------------------- what is refused
+
+REFUSED = {
+    "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(conf/scheme contains alibi, .*\.py",
+    "model=mine": r"model=mine does not exist.*FOLDER/model and give --config-dir FOLDER\)",
+    "experiment=dmo": r"experiment=dmo does not exist; did you mean 'demo'\?",
+    "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
+    "my_scheme.py:Faded": r"did you mean scheme=my_scheme\.py:Faded\?",
+    "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
+    "train.betas=[0.9,0.95]": r"no setting 'train\.betas'; did you mean 'train\.beta2'\?",
+    "+foo=1": r"no setting 'foo'",
+    "+train.foo=1": r"no setting 'train\.foo'",
+    "train.lr=abc": r"train\.lr=abc is refused: 'abc' is not a number",
+    "train.steps=1.5": r"train\.steps=1\.5 is refused: '1\.5' is not a whole number",
+    "train.steps=2k": r"'2k' is not a whole number",
+    "seed=true": r"seed=true is refused: 'True' is not a whole number",
+    "seed=null": r"seed=null is refused: it cannot be null",
+    "model.tied_embeddings=perhaps": r"'perhaps' is not true or false",
+    "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give tokens from 2",
+    "evaluation.lengths=3": r"evaluation\.lengths=3 is not a list",
+    "seed=0,1": r"seed=0,1 contains several values: sweep over them with -m",
+    "seed=range(0,3)": r"seed=range\(0,3\) contains several values: sweep over them with -m",
+    "train.steps=0": r"train\.steps=0 is out of range: it must lie between 1 and ",
+    "train.lr=nan": r"train\.lr=nan is out of range",
+    "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
+    "seed=9223372036854775808": r"seed=9223372036854775808 is out of range",
+    "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
+    "model.num_kv_heads=3": r"model\.num_heads=4 is not a multiple of model\.num_kv_heads=3",
+    "model.vocab_size=100": r"the tokenizer has 512 tokens but model\.vocab_size=100: raise it",
+    "train.dtype=float8": r"train\.dtype='float8' is not known; did you mean 'float32'\?",
+    "train.device=tpu": r"train\.device='tpu' is not known: give auto, cpu, cuda",
+    "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
+    "experiment.description=${nosuch}": r"Interpolation key 'nosuch' not found \(experiment\.description\)",
+    "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
+    "data.path='https://example.org/x.txt'": r"data\.path is a web address \(https://\.\.\.\), .*download it first",
+    "data.path='x": r"is not an override: .*in quotes",
+    "runs_dir=''": r"runs_dir is empty: name a folder",
+    "~model": r"model\.name is missing|model is missing",
+    "~train.lr": r"~train\.lr is refused: a setting cannot be removed, only set",
+    "~scheme": r"the scheme has no 'name': give scheme=",
+    "": r"'' is not an override: write key=value",
+    "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
+    "--config-dir=nosuch": r"--config-dir nosuch is not a folder: give one that contains choices",
+    "--model=tiny": r"'--model=tiny' is not an option; did you mean model=tiny\?",
+    "--config-dir=own experiment=wrong": r"no setting 'train\.lrr'; did .* 'train\.lr'.*\(in experiment/wrong\.yaml\)",
+    "--config-dir=own experiment=torn": r"own/experiment/torn\.yaml, line \d: .*expected ',' or '\]'",
+    "--config-dir=own scheme=circle": r"the scheme 'circle' contains itself: circle -> circle",
+    "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
+    "scheme=my_scheme.py": r"has no class named \(it defines Faded, WindowedNope\): give scheme=my_scheme\.py:Name",
+    "scheme=my_scheme.py:Fadd": r"has no class 'Fadd'; did you mean 'Faded'\? \(it defines Faded, WindowedNope\): give",
+    "scheme=broken.py:Faded": r"broken\.py, line 2: .*fix that line",
+    "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
+    "scheme=my_scheme.py:Faded scheme.name=rotary": r"give it another one, such as scheme\.name=my_rotary",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mistake_is_one_message_with_what_to_do(words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(words.split() or [""])
+    assert re.search(REFUSED[words], str(refused.value)) and "\n" not in str(refused.value), refused.value
+
+
+# ---------------------------------------------------------------- rows and files
+
+
+def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
+    words = ["scheme=mixed", "--config-dir=own"]
+    layers = [QK, {"name": "x", "kind": "y", "of": [NOPE, 3]}]
+    for config in (compose(words), *trained(*words), *trained("-m", *words, "seed=0", "hydra/launcher=basic")):
+        assert (config.scheme.kind, config.scheme.options) == ("layered", {"layers": layers})
+        assert checked(yaml.safe_load(yaml.safe_dump(config.to_mapping()))) == config, "it needs no other file"
+    assert compose(["scheme=nested", "--config-dir=own"]).scheme.options["of"][0]["layers"] == layers
+    assert compose(["scheme=derived", "--config-dir=own"]).scheme.options == {"layers": [NOPE]}
+    assert compose(["scheme=nope", "scheme.of=[qk_rope]"]).scheme.options == {"of": [QK]}
+    long = compose(["scheme=nope", "scheme.of=[long]", "--config-dir=own"]).scheme.options["of"]
+    assert long == [{"name": "long", "kind": "rotary", "base": 128}]
+    assert read_row("mixed", Path("own")).options == {"layers": layers}
+
+
+def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it() -> None:
+    for scheme in ("nope", "my_scheme.py:Faded"):
+        assert compose([f"scheme={scheme}", "scheme.size=64", "scheme.at.a=1"]).scheme.options == {
+            "size": 64,
+            "at": {"a": 1},
+        }
+
+
+def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
+    """And none of these files is imported."""
+    own = "--config-dir=own"
+    assert compose(["scheme=my_scheme.py:Faded"]).scheme.to_mapping() == FADED
+    assert compose(["scheme=my_scheme.py:WindowedNope"]).scheme.name == "windowed_nope"
+    assert compose(["scheme=my_scheme.py:Faded", "scheme.name=mine"]).scheme.to_mapping() == {**FADED, "name": "mine"}
+    assert compose(["experiment=mine", own]).scheme.to_mapping() == FADED
+    assert compose(["scheme=sized", own]).scheme.to_mapping() == {**FADED, "size": 3}
+    assert compose(["scheme=pair", own]).scheme.options == {"of": [FADED, QK]}
+    swept = f"scheme=qk_rope,my_scheme.py:Faded,../{Path.cwd().name}/other/x.py:Bent"
+    assert sweep_of([swept])["scheme"] == swept.partition("=")[2].split(",")
+    assert sweep_of(["experiment=mine", own])["scheme"] == ["nope", "my_scheme.py:Faded"]
+    configs = trained("-m", swept, "seed=0", "hydra/launcher=basic")
+    assert [config.scheme.name for config in configs] == ["qk_rope", "faded", "bent"]
+    names = [(c.scheme.name, c.seed) for c in trained("-m", "experiment=mine", own, "hydra/launcher=basic")]
+    assert names == [("nope", 0), ("nope", 1), ("faded", 0), ("faded", 1)]
+
+
+def _mapping(config: Config) -> dict[str, Any]:
+    return config.scheme.to_mapping()
+
+
+@pytest.mark.slow
+def test_workers_of_joblib_compose_files_too() -> None:
+    words = ["-m", "--config-dir=own", "scheme=pair,my_scheme.py:Faded", "seed=0", "hydra/launcher=joblib"]
+    outcomes = run_application("posbench train", [*words, "hydra.launcher.n_jobs=2"], _mapping, print)
+    assert [outcome.result for outcome in outcomes] == [{"name": "pair", "kind": "combined", "of": [FADED, QK]}, FADED]
+
+
+def test_a_package_brings_the_yaml_of_its_schemes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "faded_package/conf/scheme").mkdir(parents=True)
+    (here / "faded_package/__init__.py").write_text("raise RuntimeError('imported')")
+    (here / "faded_package/conf/scheme/packaged.yaml").write_text("# Of a package.\nname: packaged\nkind: packaged\n")
+    point = EntryPoint("packaged", "faded_package.schemes:Packaged", "posbench.schemes")
+    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.setattr(composition, "entry_points", lambda group: [point])
+    composition._conf_dirs.cache_clear()
+    try:
+        assert "packaged" in choices("scheme") and description("scheme", "packaged") == "Of a package."
+        assert compose(["scheme=packaged"]).scheme.kind == "packaged"
+        assert sweep_of(["scheme=glob(pack*)"]) == {"scheme": ["packaged"]}
+    finally:
+        composition._conf_dirs.cache_clear()
+
+
+# ---------------------------------------------------------------- what others wrote
+
+
+def test_a_recorded_configuration_reads_nothing_of_its_readers_environment(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2hunter2")
+    mapping = compose().to_mapping()
+    mapping["experiment"]["description"] = said = r"${oc.env:SECRET} \${seed} \\${x}"
+    (here / "config.yaml").write_text(yaml.safe_dump(mapping))
+    assert Run(here).config.experiment.description == said
+    mapping["experiment"]["name"] = "${oc.env:SECRET}"
+    (here / "config.yaml").write_text(yaml.safe_dump(mapping))
+    with pytest.raises(ConfigError, match=r"experiment\.name='\$\{oc\.env:SECRET\}' cannot name a folder"):
+        _ = Run(here).config
+    (here / "config.yaml").write_text("scheme: !!python/object/apply:os.mkdir [made]\n")
+    with pytest.raises(ConfigError):
+        _ = Run(here).config
+    assert not Path("made").exists()
+
+
+BASE = json.loads(json.dumps(compose(["tokenizer=bytes", "data=files", "data.path=x"]).to_mapping()))
+FIELDS = [(group, name) for group, inner in BASE.items() for name in (inner if isinstance(inner, dict) else [None])]
+NUMBERS = [
+    (group, name)
+    for group, name in FIELDS
+    if group != "scheme"  # a scheme's class checks its own options
+    and isinstance(value := BASE[group][name] if name else BASE[group], (int, float))
+    and not isinstance(value, bool)
+]
+
+
+def with_value(group: str, name: str | None, value: Any) -> dict[str, Any]:
+    mapping = copy.deepcopy(BASE)
+    if name is None:
+        mapping[group] = value
+    else:
+        mapping[group][name] = value
+    return mapping
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [-1, -1e30, 10**20, 1e30, math.inf, math.nan], ids=lambda v: str(v)[:12])
+def test_negative_huge_and_infinite_numbers_are_refused_by_name(value: Any) -> None:
+    assert len(NUMBERS) > 35
+    for place in NUMBERS:
+        with pytest.raises(ConfigError) as refused:
+            checked(with_value(*place, value))
+        assert str(place[1] or place[0]) in str(refused.value)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    | st.sampled_from(["${seed}", "${oc.env:HOME}", "\\${x}", "\0", "..", "a\nb", "é", "-", "=", "~x", "x" * 5000]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None)
+@given(place=st.sampled_from(FIELDS), value=VALUES)
+def test_any_value_of_any_field_gives_a_configuration_or_a_message(place: tuple[str, str | None], value: Any) -> None:
+    try:
+        config = checked(with_value(*place, value))
+    except ConfigError as refused:
+        assert str(refused)
+    else:
+        written = yaml.safe_load(yaml.safe_dump(config.to_mapping(), sort_keys=False))
+        assert repr(checked(written)) == repr(config), "what is written is read back the same"
+
+
+# ---------------------------------------------------------------- beside Hydra
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: compose(["seed=3"]), lambda: sweep_of(["seed=0,1"]), lambda: complete("scheme=v")]
+)
+def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path, ask: Callable[[], object]) -> None:
+    (tmp_path / "theirs.yaml").write_text("answer: 42\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        ask()
+        assert hydra_compose("theirs").answer == 42
+
+
+def test_completion_knows_choices_and_fields() -> None:
+    assert complete("scheme=v") == ["scheme=v_rope", "scheme=vo_rope"]
+    assert complete("train.lr_") == ["train.lr_end_ratio=", "train.lr_of="]
