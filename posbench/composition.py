@@ -51,7 +51,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from posbench.config import Config, ConfigError, SchemeConfig, nearest
-from posbench.scheme_file import names_file, row_of_file
+from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
@@ -281,10 +281,11 @@ def typed(composed: DictConfig) -> Config:
         scheme = expand(OmegaConf.to_container(content, resolve=False)["scheme"])  # type: ignore[call-overload,index]
         with read_write(content), open_dict(content):
             content.pop("hydra", None)
-            content["scheme"] = scheme
+            content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
     config = checked(mapping)
+    name_files(config.scheme.to_mapping())
     if names_file(config.scheme.kind):
         _check_row_name(config.scheme)
     return config

@@ -39,8 +39,16 @@ def split(kind: str) -> SchemeFile | None:
     return SchemeFile(Path(path).expanduser(), class_name)
 
 
-def tidy(kind: str) -> str:
-    """The same kind with its file as a run records it: below the working directory relative to it, else absolute."""
+def tidy(row: Any) -> Any:
+    """A scheme's mapping with files as runs record them: relative to the working directory below it, else absolute."""
+    if isinstance(row, Mapping):
+        kind = row.get("kind")
+        own = {"kind": _tidy(kind)} if isinstance(kind, str) else {}
+        return {key: tidy(value) for key, value in row.items()} | own
+    return [tidy(each) for each in row] if isinstance(row, list) else row
+
+
+def _tidy(kind: str) -> str:
     if (file := split(kind)) is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links stay as they were named)
@@ -114,7 +122,7 @@ def recorded_files(row: Any) -> dict[str, str]:
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
-    """The files that are not what a run recorded. Raises: ConfigError for one that is missing or may not be imported."""
+    """The files that are not what a run recorded. Raises: ConfigError for one that is missing or out of bounds."""
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
@@ -167,9 +175,9 @@ def _place(path: Path) -> Path:
     in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
     if place.is_relative_to(Path.cwd().resolve()) and not in_run_folder:
         return place
+    where = "is part of a run folder" if in_run_folder else "lies outside of the working directory"
     raise ConfigError(
-        f"the run's scheme is in {path}, which {'is part of a run folder' if in_run_folder else 'lies outside of the working directory'}: "
-        f"if you trust that file, name it with --scheme-file {path}"
+        f"the run's scheme is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"
     )
 
 
