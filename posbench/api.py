@@ -54,6 +54,8 @@ def evaluate(
     jobs: int = 1,
     quiet: bool = False,
     data: str | Iterable[str] = (),
+    scheme_files: Iterable[str | Path] = (),
+    scheme_changed: bool = False,
 ) -> pd.DataFrame:
     """Score finished runs at lengths that have no result yet, and return all requested results.
 
@@ -84,6 +86,8 @@ def evaluate(
         device=device,
         dtype=dtype,
         again=again,
+        scheme_files=tuple(map(Path, scheme_files)),
+        scheme_changed=scheme_changed,
     )
     several = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     found = runs_named([str(each.path if isinstance(each, Run) else each) for each in several], Path("runs"))

@@ -71,6 +71,19 @@ def path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+SchemeFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--scheme-file",
+        metavar="FILE",
+        help="A Python file that a run's scheme comes from, where it lies outside of the working directory.",
+        show_default=False,
+    ),
+]
+SchemeChanged = Annotated[
+    bool,
+    typer.Option("--scheme-changed", help="Go on where the file of the run's scheme has changed; results are marked."),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", parser=path, help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
@@ -390,6 +403,8 @@ def evaluate(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
+    scheme_files: SchemeFiles = None,
+    scheme_changed: SchemeChanged = False,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -411,6 +426,8 @@ def evaluate(
         dtype=dtype,
         again=again,
         piece=piece,
+        scheme_files=tuple(scheme_files or ()),
+        scheme_changed=scheme_changed,
     )
     evaluate_runs(runs_named(runs or [], runs_dir), question, _console(for_show=False), named=bool(runs), jobs=jobs)
 
@@ -589,6 +606,8 @@ def sample(
         int | None, typer.Option(help="Draw only from this many likeliest tokens. Default: all.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="The random seed of the draws.", min=0)] = 0,
+    scheme_files: SchemeFiles = None,
+    scheme_changed: SchemeChanged = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Let trained models continue a text: a look at what they have learnt, which `posbench eval` measures.
@@ -598,10 +617,13 @@ def sample(
     from posbench.runs.named import runs_named
     from posbench.sampling import Drawing
     from posbench.sampling import sample as draw
+    from posbench.scheme_file import name_file
 
     drawing, console = Drawing(temperature, top_k, seed), _console()
+    for file in scheme_files or []:
+        name_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
-        written = draw(run, prompt, tokens, drawing)
+        written = draw(run, prompt, tokens, drawing, scheme_changed)
         say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
         console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
 
@@ -619,6 +641,7 @@ def export(
         ),
     ] = None,
     at_step: AtStep = None,
+    scheme_files: SchemeFiles = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write a run's model and tokenizer as a Hugging Face folder, checked to give the same logits.
@@ -627,9 +650,12 @@ def export(
     """
     from posbench.huggingface import export_run
     from posbench.runs.named import run_named
+    from posbench.scheme_file import name_file
 
     if "" in (run, str(folder)):
         raise ConfigError("a name is empty: give posbench export RUN FOLDER")
+    for file in scheme_files or []:
+        name_file(file)
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
     needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
     console = _console()
@@ -646,7 +672,11 @@ def export(
 def schemes(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="With --plot: finished runs, to draw what they have learned.", show_default=False),
+        typer.Argument(
+            metavar="NAMES",
+            help="Schemes to list (my_scheme.py:Faded); with --plot: finished runs, to draw what they have learned.",
+            show_default=False,
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -671,11 +701,7 @@ def schemes(
     if plot is None:
         from posbench.verify import list_schemes
 
-        if runs:
-            raise ConfigError(
-                "posbench schemes lists all schemes and needs no runs: leave them out, or add --plot FOLDER"
-            )
-        list_schemes(_console(), config_dir)
+        list_schemes(_console(), config_dir, runs or [])
         return
     from posbench.machine.files import check_writable
     from posbench.reporting import plot_schemes

@@ -364,12 +364,19 @@ def expand(scheme: Any, within: tuple[str, ...] = ()) -> Any:
 
 
 def read_row(name: str, *folders: Path) -> SchemeConfig:
-    """A row of `conf/scheme` or of `folders` by itself, quicker than with a whole configuration around it.
+    """A row of `conf/scheme` or of `folders`, or of a file of one's own, without a whole configuration around it.
 
-    Raises: ConfigError for what its file says wrongly.
+    Raises: ConfigError for an unknown name, and for what its file says wrongly.
     """
+    if names_file(name):
+        row = tidy(row_of_file(name))
+        name_files(row)
+        return SchemeConfig.from_mapping(row)
+    files = choice_files("scheme", *folders)
+    if name not in files:
+        raise ConfigError(f"{name} is not a scheme{nearest(name, files)} (posbench schemes lists them)")
     with explained():
-        content: Any = OmegaConf.to_container(OmegaConf.load(choice_files("scheme", *folders)[name]))
+        content: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     if any(option in content for option in _LISTS_OF_ROWS):
         with session([f"--config-dir={folder}" for folder in folders]):
             content = expand(content)

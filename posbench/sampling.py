@@ -48,7 +48,9 @@ class Sample:
     ended: str  # why it stopped, a phrase
 
 
-def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "cpu") -> Sample:
+def sample(
+    run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False, device: str = "cpu"
+) -> Sample:
     """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
 
     Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
@@ -60,7 +62,7 @@ def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, device: str = "
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"--prompt is not UTF-8 from character {error.start} on: fix its encoding") from None
-    model, tokenizer = run.load_model().to(device), run.tokenizer
+    model, tokenizer = run.load_model(scheme_changed=scheme_changed).to(device), run.tokenizer
     bos = find_bos(tokenizer)
     assert bos is not None, "a run's tokenizer has a BOS"
     given = [bos, *tokenizer.encode(prompt, add_special_tokens=False).ids]

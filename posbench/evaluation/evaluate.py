@@ -14,6 +14,7 @@ from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.question import Question
 from posbench.runs import Manifest, Run, remove_left_results
 from posbench.runs.readings import Reading, Result, store
+from posbench.scheme_file import name_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,6 +100,8 @@ def evaluate_run(
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, it was trained on
     other text or with another tokenizer, or what is stored is of another number format than is asked for.
     """
+    for file in question.scheme_files:
+        name_file(file)
     manifest, own = run.manifest, run.config.evaluation
     _check(run, manifest, corpus, question)
     remove_left_results(run.path)

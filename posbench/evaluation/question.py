@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from posbench.config import ConfigError, DataConfig
 from posbench.evaluation.protocols import VALIDATION, protocol_named
@@ -30,6 +31,7 @@ class Question:
     dtype: str = "auto"
     again: bool = False  # whether what is stored is scored once more
     piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
+    scheme_files: tuple[Path, ...] = ()  # of schemes of one's own, that runs may import wherever these lie
     scheme_changed: bool = False  # go on where the file of a scheme of one's own is another one than it was
 
     def __post_init__(self) -> None:

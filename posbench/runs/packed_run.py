@@ -120,7 +120,9 @@ class PackedRun(Run):
             "that it was packed from, or train the runs again under another experiment_name=..."
         )
 
-    def load_model(self, under: Sequence[str] = (), at_step: int | None = None) -> Decoder:
+    def load_model(
+        self, under: Sequence[str] = (), at_step: int | None = None, scheme_changed: bool = False
+    ) -> Decoder:
         """Raises: ConfigError. There are no weights."""
         self.check_can_be_evaluated()
         raise AssertionError("a packed run is never evaluated")

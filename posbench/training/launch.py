@@ -145,12 +145,14 @@ def _check(config: Config) -> None:
 @record
 def _work(file: str) -> None:
     from posbench.composition import checked
+    from posbench.scheme_file import name_files
     from posbench.training.run import train
 
     if sys.platform == "linux":  # no worker survives a launcher that is killed itself
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     mapping = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     try:
+        name_files(mapping["scheme"])  # of the words that the launching process was given
         train(checked(mapping))
     except Stopped as stopped:
         if os.environ.get("RANK") == "0":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 from posbench.attention import KINDS
 from posbench.composition import choices, description, read_row
 from posbench.config import ConfigError
-from posbench.schemes import SCHEMES, Shape, build_scheme
+from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
 
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def list_schemes(console: Console, config_dir: Path | None = None) -> None:
-    """Print every scheme of `conf/scheme`, and of a folder of the user's, and the kinds that a YAML file may name."""
+def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
+    """Print the schemes named, by default all of `conf/scheme` and of a user's folder, and the kinds there are."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     folders = [config_dir] if config_dir else []
     groups: dict[str, list[tuple[str, ...]]] = {}
-    for name in choices("scheme", *folders):
+    for name in names or choices("scheme", *folders):
         group, *cells = _row(name, folders)
         groups.setdefault(group, []).append((name, *cells))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
@@ -57,4 +58,5 @@ def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
     except ConfigError as error:
         return "not usable", kind, "", str(error)
     group = "kinds of attention" if config.attention else scheme.group
-    return group, kind, "relative" if scheme.is_relative else "absolute", description("scheme", name, *folders)
+    what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(kind)) or "").partition("\n")[0]
+    return group, kind, "relative" if scheme.is_relative else "absolute", what
