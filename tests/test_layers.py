@@ -23,7 +23,7 @@ TIERS = (
     "composition",
     "schemes",
     "data machine",
-    "config",
+    "config console",
     "schedule",
     "__init__",
     "version",

@@ -22,7 +22,6 @@ from posbench.composition.sweep import params_of, settled
 from posbench.composition.sweeper import JobFailed, Outcome, Task
 from posbench.composition.words import Words, read_command, refuse_words
 from posbench.config import Config, ConfigError
-from posbench.machine.notices import inert
 from posbench.machine.signals import Stopped, environment_number
 
 
@@ -55,7 +54,7 @@ def run_application(
     if _shows(flags):
         with redirect_stdout(io.StringIO()) as shown:
             _hydra(program, _asked(flags), task)
-        sys.stdout.write(inert(shown.getvalue()))
+        sys.stdout.write(shown.getvalue())
     else:
         job(typed(composed, given))
     return []

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config import ConfigError
-from posbench.machine.files import parse_yaml, read_bytes
 
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MOST_BYTES = 1 << 20  # of a YAML file
 _MOST_FILES = 200  # that one chooses, by lists of defaults
 _Names = list[str]
 
@@ -130,12 +129,12 @@ class ChoiceFolder(ConfigSource):
 def load_choice(file: Path) -> tuple[Any, str]:
     """What a YAML file of choices says, and its text. Raises: ConfigError where it is not such a file."""
     try:
-        content = read_bytes(file, _MOST_BYTES)
-        parse_yaml(content)  # aliases, which could stand for more than fits into memory, are refused
+        content = file.read_bytes()
+        yaml.safe_load(content)
         text = content.decode()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} is not a choice: {error}") from error
     return OmegaConf.load(io.StringIO(text)), text
 

@@ -21,7 +21,6 @@ from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of
 from posbench.huggingface.tokenizer import exported, special_tokens
 from posbench.machine.files import folder_beside, publish_folder, write_text
-from posbench.machine.notices import inert
 from posbench.model import Decoder
 from posbench.runs import Run
 
@@ -155,5 +154,5 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=Tru
 
 
 def _as_code(text: str) -> str:
-    """Text of a run folder, which somebody else may have named, as code on one line of Markdown."""
-    return f"`{inert(' '.join(text.split())).replace('`', chr(39))}`"
+    """Text as code on one line of Markdown."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"

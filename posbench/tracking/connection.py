@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from posbench.composition.credentials import scrub
 from posbench.tracking.tracker import Notice
 
 
@@ -28,7 +27,7 @@ def say_once(notice: Notice, message: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    return str(scrub((str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")))
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def init(arguments: Mapping[str, Any], timeout: float, mode: Literal["online", "offline"]) -> Any:

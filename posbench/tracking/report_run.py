@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.composition.credentials import scrub
 from posbench.config import TrackingConfig
 from posbench.tracking.connection import first_line, say_once
 from posbench.tracking.opening import Opened, Place, chosen_mode, open_run
@@ -45,7 +44,7 @@ def log_report(report: LoggedReport, tracking: TrackingConfig, folder: Path, not
             "entity": tracking.entity,
             "group": report.experiment,
             "job_type": "report",
-            "config": scrub(dict(report.config)),
+            "config": dict(report.config),
             "id": report_id(folder),
         }
         labels = {"name": "report", "tags": ["report"], "notes": None}
@@ -67,7 +66,10 @@ def _objects(report: LoggedReport) -> dict[str, Any]:
     import wandb
 
     return {
-        **{key: wandb.Html(scrub(page), inject=False, data_is_not_path=True) for key, page in report.pages.items()},
-        **{key: wandb.Table(columns=list(columns), data=scrub(rows)) for key, (columns, rows) in report.tables.items()},
+        **{key: wandb.Html(page, inject=False, data_is_not_path=True) for key, page in report.pages.items()},
+        **{
+            key: wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+            for key, (columns, rows) in report.tables.items()
+        },
         **{key: wandb.Image(str(file)) for key, file in report.pictures.items()},
     }

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posbench.composition.credentials import scrub
 from posbench.config import Config, ConfigError
 from posbench.runs import FINISHED, Manifest, Run, read_metrics
 from posbench.tracking.connection import first_line, say_once
@@ -185,7 +184,7 @@ def _run_config(config: Config, manifest: Manifest) -> dict[str, Any]:
     del mapping["runs_dir"], mapping["tracking"], mapping["data"]["cache_dir"]
     facts = ("fingerprints", "versions", "device", "num_parameters", "is_relative")
     content = asdict(manifest)
-    return dict(scrub({**mapping, **{name: content[name] for name in facts}}))
+    return {**mapping, **{name: content[name] for name in facts}}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from posbench.machine.notices import say
 from posbench.machine.terminal import Terminal
+
 from tests.cli.commands import Give
 
 

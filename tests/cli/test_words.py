@@ -242,7 +242,7 @@ def test_an_option_that_the_schemes_own_yaml_or_class_has_is_suggested(
         def __init__(self, shape: Shape, fraction: float = 0.5, tapering: int = 1) -> None:
             super().__init__(shape)
 
-    monkeypatch.setitem(SCHEMES.ours, "partial", Partial)  # type: ignore[arg-type]
+    monkeypatch.setitem(SCHEMES, "partial", Partial)  # type: ignore[arg-type]
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/part.yaml").write_text("name: part\nkind: partial\nfraction: 0.5\n")
     for command in (["train"], ["train", "-m", "seed=0,1"]):

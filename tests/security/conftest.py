@@ -1,3 +1,0 @@
-"""Commands and runs to give them to."""
-
-from tests.cli.commands import posbench, runs, short, trained  # noqa: F401
