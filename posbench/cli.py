@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbench.config import ConfigError
-from posbench.console import UNREAD, console, say
+from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
@@ -112,9 +112,6 @@ def _explained() -> Iterator[None]:
         if ended.code == 130:  # typer's, for Ctrl-C
             say("stopped")
         raise
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(UNREAD) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)

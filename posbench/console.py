@@ -8,15 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-UNREAD = 141  # a shell's exit status of a command whose output nobody reads any more (128 + SIGPIPE)
-
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Nobody reads any more (`| head -1`): showing results ends, quietly, and work goes on."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         if not self.stderr:
-            raise SystemExit(UNREAD)
+            super().on_broken_pipe()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def console(**options: Any) -> Console:

@@ -21,7 +21,6 @@ from wandb_server import serving
 
 import posbench
 from posbench import tracking
-from posbench.composition.credentials import scrub
 from posbench.evaluation.charts import log_evaluations
 from posbench.runs import Run
 from posbench.tracking import connection
@@ -270,7 +269,6 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
     root = tmp_path / "runs"
     secrets = {"HF_TOKEN": TOKEN, **({} if server == "no key" else {"WANDB_API_KEY": KEY})}
     calls = (
-        f"config.data.path = 'https://me:hunter2hunter2@example.org/{TOKEN}.txt?token=abcdefgh'",
         TRAIN.format(0, 3),
         "run = t.a_run(t.Path(config.runs_dir), 'seed=1')[1]; config.seed = 1",
         TRAIN.format(0, 3),  # the second run must not wait again
@@ -286,7 +284,7 @@ def test_without_a_server_it_records_offline_soon_and_writes_no_credential(tmp_p
     assert seconds < 12, "tracking delays the run"  # init_timeout is 2 s here, wandb's own would be 90
     assert [path.name.split("-run-")[0] for path in recordings(root)] == ["offline", "offline"]
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
-        for secret in (KEY, TOKEN, "hunter2hunter2", "abcdefgh"):
+        for secret in (KEY, TOKEN):
             assert secret.encode() not in file.read_bytes(), f"{file} holds a credential"
 
 
@@ -343,23 +341,6 @@ def test_syncing_again_after_more_evaluations_adds_only_those(tmp_path: Path, mo
     summary = json.loads(sent["summary"])
     assert (summary["loss"], summary["comparison/loss"], summary["validation/loss"]) == (2.5, 2.5, 9 / 4)
     assert (summary["eval/fixed/nll@256"], summary["eval/fixed/nll@512"]) == (2, 1)
-
-
-def test_scrub_takes_out_credentials_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_SERVICE_SECRET", "correct horse")
-    monkeypatch.setenv("SHORT_TOKEN", "the")
-    clean = {"tokenizer": {"kind": "bpe"}, "train": {"tokens": 5, "lr": 0.1}, "data": {"token_budget": None}}
-    clean |= {"revision": "1f2e3d4c" * 5, "path": ["books/*.txt", "https://example.org/the?page=2"], "key_size": "8"}
-    assert scrub(clean) == clean
-    assert scrub({"api_key": "x", "HF_TOKEN": "y", "n": [{"password": "z"}]}) == {
-        "api_key": "[removed]",
-        "HF_TOKEN": "[removed]",
-        "n": [{"password": "[removed]"}],
-    }
-    assert scrub("say correct horse") == "say [removed]"
-    assert scrub("https://me:pass@example.org/a") == "https://[removed]@example.org/a"
-    assert scrub("https://example.org/a?b=1&X-Amz-Signature=123&c=2") == "https://example.org/a?b=1&[removed]&c=2"
-    assert scrub(f"at {TOKEN}.") == "at [removed]."
 
 
 def test_no_time_is_lost_on_a_name_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
