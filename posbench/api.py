@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from posbench.composition import compose
 from posbench.config import Config
+from posbench.console import console
 from posbench.machine.signals import is_worker
 from posbench.runs import Run, run_folder
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from posbench.machine.terminal import Terminal
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
@@ -39,7 +38,7 @@ def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
     if config.launch.nproc > 1 and not is_worker():
         launch(config)
         return Run(run_folder(config))
-    return train_here(config, _terminal() if quiet else None)
+    return train_here(config, console(quiet=True) if quiet else None)
 
 
 def evaluate(
@@ -73,7 +72,6 @@ def evaluate(
 
     from posbench.evaluation import Question, parse_length, text_named
     from posbench.evaluation.command import evaluate_runs
-    from posbench.machine.terminal import Terminal
     from posbench.runs.named import runs_named
     from posbench.runs.readings import perplexity
 
@@ -91,7 +89,7 @@ def evaluate(
     )
     several = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     found = runs_named([str(each.path if isinstance(each, Run) else each) for each in several], Path("runs"))
-    answers = evaluate_runs(found, question, _terminal() if quiet else Terminal(), jobs=jobs)
+    answers = evaluate_runs(found, question, console(quiet=quiet), jobs=jobs)
     return pd.DataFrame(
         {
             "experiment": answer.experiment,
@@ -108,9 +106,3 @@ def evaluate(
         }
         for answer in answers
     )
-
-
-def _terminal() -> Terminal:
-    from posbench.machine.terminal import Terminal
-
-    return Terminal(quiet=True)

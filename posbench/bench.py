@@ -242,7 +242,7 @@ def bench(
             write_json(output, result)
         except OSError as error:
             raise ConfigError(f"cannot write {output}: {error.strerror or error}; choose another --output") from error
-        console.print(f"wrote {output}", highlight=False, markup=False)
+        console.out(f"wrote {output}")
     return result
 
 
@@ -250,14 +250,13 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
     rate, stated = result["matmul_flops_per_second"] / 1e9, result["datasheet_flops_per_second"]
-    console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads", highlight=False)
+    console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {rate:,.0f} GFLOP/s; times in ms, first step in s",
-        highlight=False,
+        f"matmul {rate:,.0f} GFLOP/s; times in ms, first step in s"
     )
     if stated:
-        console.print(f"sheet: MFU of the datasheet's {stated / 1e9:,.0f} GFLOP/s", highlight=False)
+        console.print(f"sheet: MFU of the datasheet's {stated / 1e9:,.0f} GFLOP/s")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # nine or ten columns within 80
     table.add_column("scheme", no_wrap=True)
     columns = ("tokens/s", "ratio", "quartiles", "MFU", *(["sheet"] if stated else []), "forw.", "backw.", "optim.")

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbench.config import ConfigError
-from posbench.machine.children import shield_children
-from posbench.machine.notices import UNREAD, say, to_nobody
+from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 
 if TYPE_CHECKING:
     from posbench.config import Config
-    from posbench.machine.terminal import Terminal
     from posbench.sweep_table import Trained
 
 app = typer.Typer(
@@ -98,16 +96,13 @@ Names = Annotated[
 
 def main() -> None:
     """The console script."""
-    shield_children()
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     gc.set_threshold(50_000)  # little that an import makes is garbage: a tenth of the start goes to looking for it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed: 2>&-
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of what a terminal's encoding lacks, such as ± in ASCII
     with _explained():
         worker = is_worker()
@@ -137,15 +132,11 @@ def _explained() -> Iterator[None]:
         if ended.code == 130:  # typer's, for Ctrl-C
             say("stopped")
         raise
-    except BrokenPipeError:
-        to_nobody(sys.stdout)
-        raise SystemExit(UNREAD) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        what = "check that file or folder, or name another" if where else "POSBENCH_TRACEBACK=1 shows where it arose"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)"
-        _fail(error, 2, f"{where}{error.strerror or error}: {what}")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = ": make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)" if is_full else ""
+        _fail(error, 2, f"{where}{error.strerror or error}{remedy}")
     except Exception as error:
         _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where it arose)")
 
@@ -155,12 +146,6 @@ def _fail(error: Exception, status: int, message: str = "") -> None:
         raise error
     say(f"posbench: {message or error}")
     raise SystemExit(status) from None
-
-
-def _console(for_show: bool = True) -> Terminal:
-    from posbench.machine.terminal import Terminal
-
-    return Terminal(for_show=for_show)
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
@@ -226,7 +211,7 @@ def train(
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
     from posbench.sweep_table import show_outcomes
 
-    show_outcomes(outcomes, _console(for_show=False))
+    show_outcomes(outcomes, console())
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         say(f"posbench: {outcome}")
@@ -291,7 +276,7 @@ def plan(
     if as_json:
         typer.echo(planning.as_json(planned))
     else:
-        planning.show(planned, _console())
+        planning.show(planned, console())
 
 
 @app.command(context_settings=HYDRA)
@@ -312,7 +297,7 @@ def tune(
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, say, _console(for_show=False), seed, fraction)
+    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), seed, fraction)
 
 
 @app.command(context_settings=HYDRA)
@@ -331,21 +316,18 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
         say(text)
 
     corpus = prepare_text(config, notice=notice)
-    console = _console(for_show=False)
-    console.print(
-        f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries",
-        highlight=False,
+    results = console()
+    results.out(
+        f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries"
     )
     for name, split in corpus.splits.items():
-        console.print(
+        results.out(
             f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens "
-            f"{split.num_bytes:>16,} bytes",
-            highlight=False,
+            f"{split.num_bytes:>16,} bytes"
         )
     for line in overlap_lines(corpus.overlap, config.data.name):
-        if line in noticed:
-            continue
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if line not in noticed:
+            results.out(line)
 
 
 @app.command(name="eval")
@@ -429,7 +411,7 @@ def evaluate(
         scheme_files=tuple(scheme_files or ()),
         scheme_changed=scheme_changed,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), question, _console(for_show=False), named=bool(runs), jobs=jobs)
+    evaluate_runs(runs_named(runs or [], runs_dir), question, console(), named=bool(runs), jobs=jobs)
 
 
 @app.command()
@@ -497,26 +479,24 @@ def report(
     from posbench.reporting import report as write_report
 
     if against == "list":
-        list_published(_console())
+        list_published(console())
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
     if "" in (*named, output):
         raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
     folders = [_experiment_folder(name, runs_dir) for name in named]
     place = folders[0] / ("trend" if len(folders) > 1 else "report")
-    if output is None and place.is_symlink():
-        raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
     check_writable(Path(output) if output else place, "report")
     if len(folders) > 1:
         if schemes or order != "loss":
             raise ConfigError("--schemes and --order need a report of one experiment: name one, or leave them out")
         if wandb:
             raise ConfigError("--wandb needs a report of one experiment: name one, or leave it out")
-        trend_report(folders, against, baseline, output, _console(), family, margin, title, latex)
+        trend_report(folders, against, baseline, output, console(), family, margin, title, latex)
     else:
         only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
-        console = _console()
-        write_report(folders[0], against, baseline, output, console, family, margin, only, order, title, latex, wandb)
+        results = console()
+        write_report(folders[0], against, baseline, output, results, family, margin, only, order, title, latex, wandb)
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
@@ -550,7 +530,7 @@ def list_runs(
     if as_json:
         typer.echo(listing.as_json(rows))
     else:
-        listing.show(rows, _console())
+        listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
 
 
@@ -563,7 +543,7 @@ def compare(
     from posbench.reporting import compare as compare_runs
     from posbench.runs.named import runs_named
 
-    compare_runs([run.path for run in runs_named(runs, runs_dir)], _console())
+    compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
 
 
 @app.command()
@@ -585,13 +565,13 @@ def pack(
 
     if "" in (experiment, str(output)):
         raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
-    console = _console(for_show=False)
+    results = console()
     left_out = [word for words in without or [] for word in words.split(",")]
     files = write_pack(experiment_named(experiment, runs_dir), output, say, left_out)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
-        console.print(f"{size:>12,} bytes  {file}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{sum(sizes):>12,} bytes in {len(files)} files", highlight=False)
+        results.out(f"{size:>12,} bytes  {file}")
+    results.out(f"{sum(sizes):>12,} bytes in {len(files)} files")
 
 
 @app.command()
@@ -619,13 +599,13 @@ def sample(
     from posbench.sampling import sample as draw
     from posbench.scheme_file import name_file
 
-    drawing, console = Drawing(temperature, top_k, seed), _console()
+    drawing, results = Drawing(temperature, top_k, seed), console()
     for file in scheme_files or []:
         name_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
         written = draw(run, prompt, tokens, drawing, scheme_changed)
         say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
-        console.print(prompt + written.text, highlight=False, markup=False, soft_wrap=True)
+        results.out(prompt + written.text)
 
 
 @app.command()
@@ -658,13 +638,11 @@ def export(
         name_file(file)
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
     needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
-    console = _console()
-    console.print(f"{written.folder}: {written.class_name}{needs}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+    results = console()
+    results.out(f"{written.folder}: {written.class_name}{needs}")
+    results.out(
         f"its logits differ from posbench's by at most {written.difference:.1g} (the largest logit is "
-        f"{written.largest:.3g})",
-        highlight=False,
-        soft_wrap=True,
+        f"{written.largest:.3g})"
     )
 
 
@@ -701,14 +679,14 @@ def schemes(
     if plot is None:
         from posbench.verify import list_schemes
 
-        list_schemes(_console(), config_dir, runs or [])
+        list_schemes(console(), config_dir, runs or [])
         return
     from posbench.machine.files import check_writable
     from posbench.reporting import plot_schemes
     from posbench.runs.named import runs_named
 
     check_writable(plot, "plot")
-    plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], _console(), config_dir)
+    plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], console(), config_dir)
 
 
 @app.command()
@@ -731,7 +709,7 @@ def verify(
 
         named = any("=" not in word for word in words)
         words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
-    if not certify(words, _console(), compiled):
+    if not certify(words, console(), compiled):
         raise SystemExit(1)
 
 
@@ -765,7 +743,7 @@ def bench(
     from posbench.evaluation import parse_length
 
     lengths = [parse_length(length) for length in evaluate or []]
-    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, _console(for_show=False))
+    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, console())
 
 
 def _version(wanted: bool) -> None:

@@ -83,13 +83,13 @@ def show(rows: Sequence[Listed], console: Console) -> None:
     for experiment, group in groupby(rows, key=lambda row: row.experiment):
         members = list(group)
         title = f"{experiment}, {_counts(members)}"
-        console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.out(title, style="bold")
         console.print(_table(members))
         for row in members:
             if row.state in FAILED:
                 why = row.reason or "run.json does not say why"
                 why = why if row.path in why else f"{row.path}: {why}"
-                console.print(why, style="red", highlight=False, markup=False, soft_wrap=True)
+                console.out(why, style="red")
 
 
 def _listed(run: Run) -> Listed:

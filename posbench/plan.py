@@ -223,10 +223,9 @@ def _vocab_size(config: Config) -> int:
     tokenizer = config.tokenizer
     if tokenizer.kind == "file":
         from posbench.data.tokenization import file_content
-        from posbench.machine.files import parse_json
 
         try:
-            return len(parse_json(file_content(tokenizer))["model"]["vocab"])
+            return len(json.loads(file_content(tokenizer))["model"]["vocab"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or give model.vocab_size=..."
@@ -267,7 +266,7 @@ def show(plan: Plan, console: Console) -> None:
     }
     for name, text in rows.items():
         table.add_row(name, text)
-    console.print(table, highlight=False, markup=False)
+    console.print(table)
 
 
 def as_json(plan: Plan) -> str:

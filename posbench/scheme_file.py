@@ -195,6 +195,6 @@ def digest(path: Path) -> str:
         return hashlib.sha256(path.expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}): give the path of the scheme's file as seen from here, or that of a "
-            "run that was trained elsewhere with --scheme-file FILE"
+            f"{path} cannot be read ({error.strerror}): give the path of the scheme's file as seen from here; "
+            "that of a run that was trained elsewhere, with --scheme-file FILE"
         ) from error

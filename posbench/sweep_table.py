@@ -41,7 +41,7 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         for row, of_row in cells.items():
             table.add_row(row, *(of_row.get(seed, "") for seed in seeds))
         console.print(table)
-    console.print(_summary(named), highlight=False, markup=False, soft_wrap=True)
+    console.out(_summary(named))
 
 
 def _cell(outcome: Outcome) -> str:

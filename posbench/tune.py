@@ -178,9 +178,9 @@ def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
         command = [*tuning.given, name, f"scheme={','.join(differing)}", f"train.lr_of={{{own}}}"]
         lines.append("To train each scheme at its own rate, which a report of the experiment then shows too:")
         lines.append(f"  posbench train -m {' '.join(map(shlex.quote, command))}")
-    console.print(_table(tuning, losses), highlight=False, markup=False)
+    console.print(_table(tuning, losses))
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.out(line)
 
 
 def _table(tuning: Tuning, losses: dict[str, Rates]) -> Table:

@@ -25,7 +25,7 @@ TIERS = (
     "scheme_file",
     "schemes",
     "data machine",
-    "config",
+    "config console",
     "schedule units",
     "__init__",
     "version",

@@ -63,7 +63,7 @@ class Learned(Scheme):
 
 
 def test_a_schemes_own_parameters_come_from_the_seed_and_change_no_shared_one(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "learned", Learned)
+    monkeypatch.setitem(SCHEMES, "learned", Learned)
 
     def model(seed, *words):
         return build_model(compose(["model=tiny", f"seed={seed}", *words]), VOCAB)
@@ -136,7 +136,7 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one(monkeypatch):
 
     torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
     """
-    monkeypatch.setitem(SCHEMES.ours, "values_and_bias", ValuesAndBias)
+    monkeypatch.setitem(SCHEMES, "values_and_bias", ValuesAndBias)
     config = compose(
         ["scheme=nope", "scheme.kind=values_and_bias", "model=demo", "model.num_layers=1", "model.init_std=0.05"]
     )

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from posbench.config import Config, ConfigError
+from posbench.console import say
 from posbench.data.build import write_corpus
 from posbench.data.overlap import Shares, overlap_between, parsed_shares
 from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus, read_manifest
@@ -28,7 +29,6 @@ from posbench.data.sources.held_out import HeldOut
 from posbench.data.splitting import WHOLE
 from posbench.data.tokenization import file_content
 from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
-from posbench.machine.notices import say
 
 Notice = Callable[[str], None]
 _MANY_TOKENS = 1 << 27  # whose text takes minutes to read

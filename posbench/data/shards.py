@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from posbench.console import say_once
 from posbench.data.splitting import SPLITS
 from posbench.data.tokenization import load_tokenizer
 from posbench.machine.files import read_json, sum_of
-from posbench.machine.notices import say_once
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

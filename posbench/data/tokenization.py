@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError, TokenizerConfig
-from posbench.data import patience
-from posbench.machine.files import read_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,6 +31,7 @@ _CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
+HUB_SECONDS = 5.0  # for the hub to answer one question: its downloads would retry for half a minute
 MOST_UNKNOWN = 0.1  # of the tokens of a text, beyond which it is refused
 
 PIECE_CHARACTERS = (
@@ -71,7 +70,7 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def file_content(config: TokenizerConfig) -> bytes:
     """What stands in `tokenizer.path`. Raises: ConfigError where it cannot be read."""
     try:
-        return read_bytes(Path(str(config.path)).expanduser())
+        return Path(str(config.path)).expanduser().read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such home; ValueError: no such path can be
         raise ConfigError(
             f"tokenizer.path={config.path!r} cannot be read ({error}): give the path of a tokenizer.json, "
@@ -101,23 +100,19 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub import errors as hub_errors
 
-    named = f"tokenizer.name={config.name!r}"
-    api = HfApi(endpoint=constants.ENDPOINT)
-    unreachable = patience.failure_of(
-        lambda: api.model_info(str(config.name), revision=config.revision, timeout=patience.SECONDS)
-    )
-    if isinstance(unreachable, (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)):
+    named, repository, is_reachable = f"tokenizer.name={config.name!r}", str(config.name), True
+    try:
+        HfApi().model_info(repository, revision=config.revision, timeout=HUB_SECONDS)
+    except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
         raise ConfigError(
             f"{constants.ENDPOINT} has no repository {config.name!r} at revision {config.revision!r} (or it asks for a "
             "login: hf auth login): check tokenizer.name and tokenizer.revision"
-        ) from unreachable
+        ) from error
+    except Exception:  # the HTTP client's own kinds; its cache may have the file
+        is_reachable = False
     try:
         path = hf_hub_download(
-            str(config.name),
-            "tokenizer.json",
-            revision=config.revision,
-            endpoint=constants.ENDPOINT,
-            local_files_only=unreachable is not None,
+            repository, "tokenizer.json", revision=config.revision, local_files_only=not is_reachable
         )
     except hub_errors.LocalEntryNotFoundError as error:
         raise ConfigError(
@@ -126,7 +121,7 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         ) from error
     except hub_errors.EntryNotFoundError as error:
         raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
-    return _adapted(_parsed(read_bytes(Path(path)), named))
+    return _adapted(_parsed(Path(path).read_bytes(), named))
 
 
 TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
@@ -144,7 +139,7 @@ def load_tokenizer(path: Path, expected: str | None = None) -> Tokenizer:
     Raises: ConfigError where the file cannot be read, is none, or another tokenizer's.
     """
     try:
-        tokenizer = _parsed(read_bytes(path), str(path))
+        tokenizer = _parsed(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): restore it") from error
     if expected is not None and fingerprint(tokenizer) != expected:

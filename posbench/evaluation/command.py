@@ -102,7 +102,7 @@ class _Notices:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.out(text)
 
     def say_once(self, text: str) -> None:
         """What would be the same for every run is said for the first."""
@@ -262,7 +262,7 @@ def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
     heading = f"{title}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
-    console.print(f"\n{heading}", highlight=False, markup=False)
+    console.out(f"\n{heading}")
     seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.question import Question
-from posbench.runs import Manifest, Run, remove_left_results
+from posbench.runs import Manifest, Run
 from posbench.runs.readings import Reading, Result, store
 from posbench.scheme_file import name_file
 
@@ -104,7 +104,6 @@ def evaluate_run(
         name_file(file)
     manifest, own = run.manifest, run.config.evaluation
     _check(run, manifest, corpus, question)
-    remove_left_results(run.path)
     scorer = _Scorer(run, manifest, corpus, question)
     stored, _ = run.results()
     results = []

@@ -21,7 +21,6 @@ from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of
 from posbench.huggingface.tokenizer import exported, special_tokens
 from posbench.machine.files import folder_beside, publish_folder, write_text
-from posbench.machine.notices import inert
 from posbench.model import Decoder
 from posbench.runs import Run
 
@@ -135,11 +134,11 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
 
 
 def _readme(result: Export, config: Config, name: str) -> str:
-    name, row = _as_code(name), _as_code(json.dumps(config.scheme.to_mapping()))
+    row = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
-    return f"""# {name}
+    return f"""# `{name}`
 
-Exported by posbench. Class: `{result.class_name}`. Scheme: {row}. Trained on {config.train.context_length} tokens of
+Exported by posbench. Class: `{result.class_name}`. Scheme: `{row}`. Trained on {config.train.context_length} tokens of
 context. On random tokens its logits differ from posbench's by at most {result.difference:.1g} (the largest logit is
 {result.largest:.3g}).
 
@@ -152,8 +151,3 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")  # begins with BOS, 
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=True)[0]))
 ```
 """
-
-
-def _as_code(text: str) -> str:
-    """Text of a run folder, which somebody else may have named, as code on one line of Markdown."""
-    return f"`{inert(' '.join(text.split())).replace('`', chr(39))}`"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar, cast
 
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
 
 
-class Registry(Mapping[str, type[T]], Generic[T]):
-    """Name -> class. A class of another package is imported when it is first asked for.
+class Registry(dict[str, type[T]]):
+    """Name -> class. A class of another package stands as its entry point until it is first asked for by `[name]`.
 
     Arguments: what, a phrase for messages; group, the entry-point group; base, the class that each must extend; ours,
     the classes of this package; check, called with each class of another package, raises ConfigError for a wrong form.
@@ -27,23 +27,22 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         ours: Mapping[str, type[T]],
         check: Callable[[type[T]], object] = lambda cls: None,
     ) -> None:
-        self.what, self.group, self.base, self.ours, self.check = what, group, base, ours, check
-        self.points: dict[str, EntryPoint] = {}
+        super().__init__(ours)
+        self.what, self.group, self.base, self.check = what, group, base, check
         for point in entry_points(group=group):
             if point.name in self:
                 raise ConfigError(
                     f"{point.value} registers the {what} {point.name!r}, but that name is taken: "
                     "rename it in its package's entry points, or uninstall that package"
                 )
-            self.points[point.name] = point
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.ours or name in self.points
+            self[point.name] = cast(type[T], point)
 
     def __getitem__(self, name: str) -> type[T]:
-        if name in self.ours:
-            return self.ours[name]
-        point = self.points[name]
+        """Raises: ConfigError naming the package of a class that cannot be imported or does not extend `base`."""
+        cls: Any = super().__getitem__(name)
+        if not isinstance(cls, EntryPoint):
+            return cast(type[T], cls)
+        point = cls
         try:
             cls = point.load()
         except Exception as error:  # another package's code: whatever it raises, say whose it is
@@ -57,20 +56,8 @@ class Registry(Mapping[str, type[T]], Generic[T]):
                 f"{self.base.__module__.rpartition('.')[0]}.{self.base.__name__}"
             )
         self.check(cls)
+        self[name] = cls
         return cls
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name!r}: {self._place(name)}' for name in self)}}}"
-
-    def _place(self, name: str) -> str:
-        """Where the class is, without importing it."""
-        return self.ours[name].__name__ if name in self.ours else self.points[name].value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self.ours, *self.points))
-
-    def __len__(self) -> int:
-        return len(self.ours) + len(self.points)
 
     def named(self, key: str, name: str) -> type[T]:
         """The class of that name. Arguments: key, the setting that asks for it, such as `scheme.kind`.

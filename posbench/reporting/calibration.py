@@ -227,8 +227,8 @@ def calibration_table(rates: list[Rate], title: str = "Calibration of the statis
 
 
 if __name__ == "__main__":
-    from posbench.machine.terminal import Terminal
+    from posbench.console import console as new_console
     from posbench.reporting.tables import print_table
 
-    print_table(calibration_table(calibrate()), Terminal())
-    print_table(calibration_table(beyond(), "Where one scheme's noise is not symmetric"), Terminal())
+    print_table(calibration_table(calibrate()), new_console())
+    print_table(calibration_table(beyond(), "Where one scheme's noise is not symmetric"), new_console())

@@ -25,14 +25,14 @@ def compare(paths: Sequence[str | Path], console: Console | None = None) -> None
 
     Raises: ConfigError for fewer than two runs, or a folder that holds none.
     """
-    from posbench.machine.terminal import Terminal
+    from posbench.console import console as new_console
 
     runs = [load_run(path) for path in dict.fromkeys(map(Path, paths))]
     if len(runs) < 2:
         raise ConfigError(
             "one run cannot be compared: name two or more, such as runs/demo/qk_rope/seed=0 runs/demo/vo_rope/seed=0"
         )
-    console = console or Terminal()
+    console = console or new_console()
     names = _names(runs)
     rows = [row(run) for run in runs]
     settings = [_flat(run.config.to_mapping()) for run in runs]

@@ -17,7 +17,6 @@ import numpy as np
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import VALIDATION
-from posbench.machine.files import read_bytes
 from posbench.reporting.frame import records, results
 from posbench.reporting.gathering import OWN, gather
 from posbench.reporting.joining import Joined, join
@@ -111,7 +110,7 @@ def _runs(joined: Joined, own: pd.DataFrame, shared: float) -> tuple[dict[str, f
 def _pilots(file: Path, notes: list[str]) -> Pilots:
     """What `posbench tune` stored. A file that is none is named in `notes`."""
     try:
-        rows = list(csv.DictReader(read_bytes(file).decode().splitlines()))
+        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
         pilots: Pilots = {}
         for row in rows:
             loss = float(row["loss"]) if row["loss"] else math.inf

@@ -51,9 +51,9 @@ def report(
     `latex` of the output; wandb, whether the report and each run's gap are also logged to wandb (docs/wandb.md).
     Raises: ConfigError if no run is finished, a name is unknown, or the output cannot be written.
     """
-    from posbench.machine.terminal import Terminal
+    from posbench.console import console as new_console
 
-    console = console or Terminal()
+    console = console or new_console()
     findings = find(folder, baseline, against, family, margin, schemes, order)
     target = Path(output) if output else Path(folder) / "report"
     figures = plots.draw_all(findings)
@@ -90,7 +90,7 @@ def trend_report(
     Arguments: output, the folder for files (default: `trend` in the first folder); the others as in `report`.
     Raises: ConfigError as `report`, and if the experiments cannot be compared, naming the field that differs.
     """
-    from posbench.machine.terminal import Terminal
+    from posbench.console import console as new_console
 
     trend = find_trend(folders, baseline, against, family, margin)
     figures = trend_plots.draw_trend(trend)
@@ -102,7 +102,7 @@ def trend_report(
     name = title or f"trend of {', '.join(point.name for point in trend.points)}"
     target = Path(output) if output else Path(folders[0]) / "trend"
     tables = spreadsheet.trend_frames(trend)
-    return _publish(name, lede, made, tables, figures, trend.looks, target, console or Terminal(), latex)
+    return _publish(name, lede, made, tables, figures, trend.looks, target, console or new_console(), latex)
 
 
 def _publish(

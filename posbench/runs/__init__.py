@@ -2,7 +2,7 @@
 
 from posbench.runs.finding import INTERRUPTED, UNREADABLE, find_runs, holds_runs, load_run, run_at, state_of
 from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, Manifest, TornManifest
-from posbench.runs.run import Run, append_metrics, read_metrics, remove_left_results, remove_unfinished, run_folder
+from posbench.runs.run import Run, append_metrics, read_metrics, remove_unfinished, run_folder
 
 __all__ = [
     "DIED",
@@ -20,7 +20,6 @@ __all__ = [
     "holds_runs",
     "load_run",
     "read_metrics",
-    "remove_left_results",
     "remove_unfinished",
     "run_at",
     "run_folder",

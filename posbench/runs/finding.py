@@ -7,15 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from posbench.config import ConfigError
-from posbench.machine.files import read_bytes
+from posbench.console import say_once
 from posbench.machine.lock import is_held
-from posbench.machine.notices import say_once
 from posbench.runs.manifest import RUNNING
 from posbench.runs.packed import Pack
 from posbench.runs.packed_run import PackedRun, runs_of
 from posbench.runs.run import PACK, Run
 
-DEEPEST = 50  # folders in one another that are searched for runs
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 
 
@@ -29,7 +27,7 @@ def find_runs(folder: str | Path, notice: Callable[[str], object] = say_once) ->
     pack = _pack_of(root)
     if pack is not None:
         return [run for run in runs_of(pack) if root in (run.path, *run.path.parents)]
-    return sorted(_below(root, notice, DEEPEST), key=lambda run: run.path)
+    return sorted(_below(root, notice, set()), key=lambda run: run.path)
 
 
 def run_at(path: str | Path) -> Run:
@@ -78,7 +76,7 @@ def _holds_pack(folder: Path) -> bool:
 
 def _opened(folder: Path) -> Pack:
     try:
-        return _pack(folder, read_bytes(folder / PACK))
+        return _pack(folder, (folder / PACK).read_bytes())
     except OSError:
         return Pack(folder)
 
@@ -89,24 +87,23 @@ def _pack(folder: Path, content: bytes) -> Pack:
     return Pack(folder)
 
 
-def _below(folder: Path, notice: Callable[[str], object], depth: int) -> list[Run]:
+def _below(folder: Path, notice: Callable[[str], object], visited: set[Path]) -> list[Run]:
+    """The runs below `folder`. Links are followed, after the folders beside them; no folder is searched twice."""
     try:
+        place = folder.resolve()
+        if place in visited:
+            return []
+        visited.add(place)
         if (folder / PACK).is_file():
             return list(runs_of(_opened(folder)))
         if (folder / "run.json").is_file():
             return [Run(folder)]
-        inner = sorted(_folders_in(folder)) if folder.is_dir() else []
+        inner = [child for child in folder.iterdir() if not child.name.startswith(".") and child.is_dir()]
     except OSError as error:
         if folder.name.startswith("seed="):
             return [Run(folder)]
-        notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
+        if folder.exists():
+            notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
         return []
-    if inner and depth == 0:
-        notice(f"skipped what is in {folder}: runs are searched for at most {DEEPEST} folders deep")
-        return []
-    return [run for child in inner for run in _below(child, notice, depth - 1)]
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    children = [child for child in folder.iterdir() if not child.name.startswith(".")]
-    return [child for child in children if child.is_dir() and not child.is_symlink()]
+    inner.sort(key=lambda child: (child.is_symlink(), child))
+    return [run for child in inner for run in _below(child, notice, visited)]

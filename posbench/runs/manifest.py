@@ -19,7 +19,6 @@ from posbench.machine.files import has_its_seal, sealed
 
 FORMAT = 2
 FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
-_LARGEST_VOCABULARY = 1 << 22
 
 
 class TornManifest(ConfigError):
@@ -128,8 +127,6 @@ def parse(content: Any, file: Path) -> Manifest:
         manifest: Manifest = _parsed(Manifest, _of_format_1(content) if number == 1 else content, "")
     except ValueError as error:
         raise _torn(file, str(error)) from None
-    if not 2 <= manifest.vocab_size <= _LARGEST_VOCABULARY:
-        raise _torn(file, f"vocab_size is {manifest.vocab_size}")
     return manifest
 
 

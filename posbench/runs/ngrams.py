@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.machine.files import has_its_seal, read_json, remove_leftovers, sealed, write_json
 from posbench.runs.manifest import Manifest
-from posbench.runs.readings import Result, make_inside
+from posbench.runs.readings import Result, make_writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def store(run: Holder, losses: NgramLosses) -> Path:
     """Write the record beside a run that lies in its experiment. Raises: ConfigError where it cannot be written."""
     experiment = experiment_of(run)
     assert experiment is not None
-    make_inside(experiment, experiment / FOLDER)
+    make_writable(experiment / FOLDER)
     remove_leftovers(experiment / FOLDER)
     file = experiment / FOLDER / f"{losses.task.key}.json"
     write_json(file, to_mapping(losses))

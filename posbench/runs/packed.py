@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.config import ConfigError, check_name
-from posbench.machine.files import MOST_NUMBERS, check_format, has_its_seal, parse_json, read_bytes, read_json
+from posbench.machine.files import check_format, has_its_seal, read_json
 from posbench.runs.readings import NotAResult, Reading
 from posbench.runs.run import PACK
 from posbench.runs.windows import fault, read_table
@@ -114,7 +114,7 @@ class Pack:
         if name not in self.index.files:
             self.refuse(PACK, f"names no {name}")
         try:
-            content = read_bytes(self.folder / name, MOST_NUMBERS)
+            content = (self.folder / name).read_bytes()
         except FileNotFoundError:
             self.refuse(name, "is missing")
         except OSError as error:
@@ -176,7 +176,7 @@ class Pack:
         if NGRAMS not in self.index.files:
             return {}
         try:
-            records = parse_json(self.content(NGRAMS))
+            records = json.loads(self.content(NGRAMS))
         except ValueError as error:
             self.refuse(NGRAMS, f"cannot be read ({error})")
         if not isinstance(records, dict):

@@ -5,13 +5,13 @@ It has no folder and no weights. Its path is that of the folder it would be, `<e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.machine.files import parse_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
 from posbench.runs.packed import NGRAMS, READINGS, RUNS, DamagedPack, Key, Pack, Stored
 from posbench.runs.readings import Damaged, NotAResult, Reading, Result, check_header
@@ -158,7 +158,7 @@ def runs_of(pack: Pack) -> list[Run]:
 
 def _header(stored: Stored) -> dict[str, Any]:
     try:
-        header = parse_json(stored.header.encode())
+        header = json.loads(stored.header)
     except ValueError as error:
         raise NotAResult(f"its header cannot be read ({error})") from None
     if not isinstance(header, dict):

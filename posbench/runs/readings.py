@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import ConfigError
-from posbench.machine.files import MOST_NUMBERS, has_its_seal, read_bytes, read_json, sealed, write_bytes, write_json
+from posbench.machine.files import has_its_seal, read_json, remove_leftovers, sealed, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, FORMAT, Manifest
 from posbench.runs.windows import fault, read_table
 
@@ -217,14 +217,15 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
     """Write the windows, then the header, bound to the run: a result counts once both are there.
 
     Arguments: header, the settings and means, and `weights`, the digest of the weights that were read.
-    Raises: ConfigError where the run folder cannot be written, or a link in it leads elsewhere.
+    Raises: ConfigError where the run folder cannot be written.
     """
     import pyarrow.parquet
 
     assert isinstance(header.get("weights"), str), "a result names its weights"
     manifest = run.manifest
     folder = run.path / "eval" / reading.protocol
-    make_inside(run.path, folder)
+    make_writable(folder)
+    remove_leftovers(folder)
     buffer = io.BytesIO()
     rows.to_parquet(buffer, index=False)
     content = buffer.getvalue()
@@ -301,7 +302,7 @@ def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
     header = _header(file.with_suffix(".json"))
     check_header(manifest, reading, header, f"{file.stem}.json")
     try:
-        content = read_bytes(file, MOST_NUMBERS)
+        content = file.read_bytes()
     except FileNotFoundError:
         raise NotAResult("its windows are missing") from None
     except OSError as error:
@@ -364,17 +365,12 @@ def _size_and_sum(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def make_inside(path: Path, folder: Path) -> None:
-    """Make `folder` below `path`. Raises: ConfigError where it cannot be written, or a link leads out of `path`."""
+def make_writable(folder: Path) -> None:
+    """Make `folder` where it is missing. Raises: ConfigError where it cannot be written."""
     try:
-        inside = folder.resolve().is_relative_to(path.resolve())
-        if inside:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK) else "it is read-only"
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): make it writable, or copy the run elsewhere"
-        ) from error
-    if not (inside and os.access(folder, os.W_OK)):
-        raise ConfigError(
-            f"{folder} is read-only, or a link that leads out of {path}: make it writable, or copy the run elsewhere"
-        )
+        why = error.strerror or str(error)
+    if why:
+        raise ConfigError(f"{folder} cannot be written ({why}): make it writable, or copy the run elsewhere")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,9 +24,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import MOST_NUMBERS, parse_json, parse_yaml, read_bytes, remove_leftovers, write_json
+from posbench.machine.files import remove_leftovers, write_json
 from posbench.runs import ngrams, readings
 from posbench.runs.manifest import FINISHED, Manifest, TornManifest, is_plain_number, parse, to_mapping
 from posbench.runs.readings import Damaged, Reading, Result
@@ -59,7 +60,7 @@ class Run:
 
     def content(self, name: str) -> bytes:
         """One of the run's files, whole. Raises: OSError; ConfigError."""
-        return read_bytes(self.path / name)
+        return (self.path / name).read_bytes()
 
     @cached_property
     def config(self) -> Config:
@@ -75,14 +76,13 @@ class Run:
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
-        except ValueError as error:
-            raise ConfigError(f"{file} cannot be read ({error}): {self.remedy}") from error
+        except (ValueError, yaml.YAMLError) as error:
+            why = " ".join(str(error).split())
+            raise ConfigError(f"{file} cannot be read ({why}): {self.remedy}") from error
         if not isinstance(mapping, dict):
             raise ConfigError(f"{file} is not a configuration: {self.remedy}")
         try:
             return copy.deepcopy(_checked(content))
-        except RecursionError:
-            raise ConfigError(f"{file} is not a configuration, it is nested too deep: {self.remedy}") from None
         except ConfigError as error:
             raise ConfigError(
                 f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
@@ -93,7 +93,7 @@ class Run:
         """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
         file = self.path / "run.json"
         try:
-            content = parse_json(self.content(file.name))
+            content = json.loads(self.content(file.name))
         except (FileNotFoundError, NotADirectoryError):
             raise TornManifest(
                 f"{self.path} is not a run: it has no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
@@ -276,8 +276,8 @@ class Run:
 
 @lru_cache(maxsize=256)
 def _plain(content: bytes) -> Any:
-    """`parse_yaml`, of a content once: a report asks every run for its configuration several times."""
-    return parse_yaml(content)
+    """What YAML holds, read once: a report asks every run for its configuration several times."""
+    return yaml.safe_load(content)
 
 
 @lru_cache(maxsize=256)
@@ -304,16 +304,10 @@ def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[s
 
 
 def run_folder(config: Config) -> Path:
-    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names or links that could leave the runs folder."""
+    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names that lead elsewhere, and in a pack."""
     for what, name in (("experiment_name", config.experiment_name), ("scheme.name", config.scheme.name)):
         check_name(what, name)
     folder = Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
-    for place in (folder, *folder.parents[:2]):
-        if place.is_symlink():
-            raise ConfigError(
-                f"{place} is a symbolic link, and runs stay inside {config.runs_dir}/: to keep them elsewhere, set "
-                "runs_dir=... to that folder"
-            )
     if (folder.parents[1] / PACK).exists():
         raise ConfigError(
             f"{folder.parents[1]} is a packed experiment, so no runs can be added to it: give the new runs "
@@ -334,14 +328,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises: ConfigError for a line that is not a row, and where the file may not be read.
     """
     try:
-        whole, _, _ = read_bytes(path, MOST_NUMBERS).rpartition(b"\n") if path.is_file() else (b"", b"", b"")
+        whole, _, _ = path.read_bytes().rpartition(b"\n") if path.is_file() else (b"", b"", b"")
     except OSError as error:
         raise _unreadable(path, error) from error
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
         row: Any = None
         with suppress(ValueError):
-            row = parse_json(line)
+            row = json.loads(line)
         if not _is_row(row):
             raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged")
         rows.append(row)
@@ -358,15 +352,6 @@ def _is_row(row: Any) -> bool:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left in a run folder: files and folders named `.*.tmp`. Only under its lock."""
-    remove_leftovers(folder)
-    remove_left_results(folder)
-    for left in folder.glob("checkpoints/.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def remove_left_results(folder: Path) -> None:
-    """Remove what killed evaluations left in the run's `eval/`; what a living one writes, or lies elsewhere, stays."""
-    for place in folder.glob("eval/*"):
-        if not (place.is_symlink() or place.parent.is_symlink()):
-            remove_leftovers(place)
+    """Remove what killed writers left in a run folder, `.*.tmp`. Only under its lock, and before it is finished."""
+    for place in (folder, folder / "checkpoints", *folder.glob("eval/*")):
+        remove_leftovers(place, older_than_seconds=0)

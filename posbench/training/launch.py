@@ -21,8 +21,7 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
 from posbench.config import Config, ConfigError
-from posbench.machine.children import shield_children
-from posbench.machine.notices import say
+from posbench.console import say
 from posbench.machine.signals import Stopped, end_with
 from posbench.training.loop import Died
 
@@ -46,7 +45,6 @@ def launch(config: Config) -> None:
     from posbench.data import prepare
 
     _check(config)
-    shield_children()
     prepare(config)  # once, before several processes would do it
     folder = runs.run_folder(config)
     # The cores are divided among the processes, as torchrun advises; a number that the user has set stays.

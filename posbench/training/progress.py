@@ -59,7 +59,7 @@ class TrainingProgress:
             rate = (row["step"] - self.done) / (self.last_line - self.began)
             left = (self.num_steps - row["step"]) / rate if rate > 0 else float("nan")
             line = f"{self.title}: step {row['step']}/{self.num_steps}  {loss}  {speed}  {left:.0f} s left"
-            self.console.print(line, highlight=False, markup=False)
+            self.console.out(line)
 
 
 def _is_worker() -> bool:

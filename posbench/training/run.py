@@ -18,13 +18,13 @@ from rich.console import Console
 
 from posbench import runs
 from posbench.config import Config, ConfigError
+from posbench.console import console as new_console
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
 from posbench.machine.lock import hold
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
-from posbench.machine.terminal import Terminal
 from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs, Manifest
@@ -57,7 +57,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
         run = Run(runs.run_folder(config))
         echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
-            console = console or Terminal(stderr=True, quiet=not processes.is_first)
+            console = console or new_console(stderr=True, quiet=not processes.is_first)
             _train(config, run, processes, signals, console, observe)
             return run
 
@@ -66,7 +66,7 @@ def _train(
     config: Config, run: Run, processes: Processes, signals: StopSignals, console: Console, observe: Observer
 ) -> None:
     def notice(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.out(text)
 
     device = choose_device(config.train, processes.local_rank, processes.size)
     _check(config, processes)

@@ -40,8 +40,8 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
         for name, kind, promise, comment in groups[group]:
             table.add_row(name, kind, promise, Text(comment))
     console.print(table)
-    console.print(f"kinds: {', '.join(SCHEMES)}", markup=False, highlight=False)
-    console.print(f"kinds of attention: {', '.join(KINDS)}", markup=False, highlight=False)
+    console.print(f"kinds: {', '.join(SCHEMES)}")
+    console.print(f"kinds of attention: {', '.join(KINDS)}")
 
 
 def _place(group: str) -> int:

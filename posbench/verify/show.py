@@ -40,7 +40,7 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
     if certificates:
         console.print(tabulate(certificates))
     for line in explain(certificates, crashes):
-        console.print(line, markup=False, highlight=False, style="red" if line.startswith("FAIL") else None)
+        console.print(line, style="red" if line.startswith("FAIL") else None)
     return not crashes and all(certificate.holds for certificate in certificates)
 
 

@@ -183,7 +183,7 @@ def of(kind, scheme, **options):
 
 
 def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified_but_for_its_definition(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "gentle", Gentle)
+    monkeypatch.setitem(SCHEMES, "gentle", Gentle)
     monkeypatch.setitem(reference.DEFINITIONS, "gentle", DefinedGentle)
     for kind, options in (("linear", {}), ("decay", {}), ("decay", {"normalise": True})):
         config = of(kind, "gentle", **options)
@@ -203,7 +203,7 @@ class DefinedGentle(reference.Definition):
     "config", [of("linear", "rising"), of("decay", "rising", normalise=True)], ids=["linear", "decay"]
 )
 def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config, monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "rising", Rising)
+    monkeypatch.setitem(SCHEMES, "rising", Rising)
     model = build_model(config, VOCAB)
     randomise(model)
     assert model(random_tokens()).isfinite().all()

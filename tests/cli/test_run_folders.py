@@ -83,19 +83,6 @@ def weights_of_another_seed(run: Path) -> None:
     shutil.copytree(run.with_name("seed=1") / "checkpoints", run / "checkpoints")
 
 
-def pipe(name: str) -> Callable[[Path], object]:
-    """A run folder in which a file is a pipe that nobody writes to."""
-
-    def make(run: Path) -> None:
-        (run / name).unlink(missing_ok=True)
-        os.mkfifo(run / name)
-
-    return make
-
-
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
-)
 BAD = {
     "empty": (emptied, r"contains no runs: train one first"),
     "no manifest": (without("run.json"), r"contains no runs"),
@@ -119,20 +106,13 @@ BAD = {
         change("run.json", fingerprints=[1]),
         r"is not a valid manifest \(fingerprints is",
     ),
-    "a vocabulary without end": (change("run.json", vocab_size=10**12), r"is not a valid manifest \(vocab_size is 10"),
     "another vocabulary": (change("run.json", vocab_size=300), r"checkpoint|size|shape"),
     "other text": (
         other_text,
         r"was trained with another text \(fingerprint 000000000000, now \w{12}\)",
     ),
     "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml cannot be read"),
-    "aliases without end": (text("config.yaml", BOMB), r"config\.yaml cannot be read \(an alias, \*a0, is not allowed"),
-    "a configuration within itself": (text("config.yaml", "a: &a {b: *a}"), r"config\.yaml cannot be read \(an alias"),
-    "a configuration too deep": (text("config.yaml", "[" * 50_000), r"config\.yaml cannot be read \(.*nested too deep"),
-    "a deep configuration": (text("config.yaml", "a: " + "[" * 150 + "]" * 150), r"config\.yaml"),
     "no day of any month": (text("config.yaml", "a: 2026-99-99"), r"config\.yaml cannot be read \(month must be"),
-    "a configuration that never comes": (pipe("config.yaml"), r"config\.yaml cannot be read .*not an ordinary file"),
-    "a manifest that never comes": (pipe("run.json"), r"contains no runs"),
     "a configuration that is text": (text("config.yaml", "hello"), r"config\.yaml is not a configuration"),
     "configuration of another version": (
         edited("config.yaml", "train:\n", "train:\n  sharpness: 3\n"),
@@ -212,7 +192,7 @@ def test_a_damaged_result_is_scored_again(posbench: Give, runs: Path) -> None:
     assert posbench(*asked).status == 0
     summary = runs / ONE / "eval/fixed/64.json"
     whole = json.loads(summary.read_text())
-    for damage in ('{"protocol": "fix', "[]", "{}", "", json.dumps({**whole, "settings": None}), "[" * 100_000):
+    for damage in ('{"protocol": "fix', "[]", "{}", "", json.dumps({**whole, "settings": None})):
         summary.write_text(damage)
         assert posbench(*asked).status == 0
         assert json.loads(summary.read_text())["nll_mean"] == whole["nll_mean"]
@@ -240,16 +220,8 @@ def test_a_damaged_result_does_not_stand_in_the_way_of_others(
     (position / "256.json").touch()
     (position / "512.json").symlink_to("nowhere")
     (position / "\N{SUPERSCRIPT TWO}.json").touch()
-    os.mkfifo(position / "1024.json")
     said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
     assert said.status == 0 and "wandb failed" not in said.out + said.error, said
-
-
-def test_a_lock_that_is_a_pipe_is_said(posbench: Give, runs: Path, short: list[str]) -> None:
-    pipe(".lock")(runs / ONE)
-    change("run.json", status="stopped")(runs / ONE)
-    (runs / ONE / "checkpoints/step=00000002/state.json").unlink()
-    assert "not an ordinary file" in posbench("train", *short, "scheme=vo_rope", "seed=0").error
 
 
 def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str]) -> None:

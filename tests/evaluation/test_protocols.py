@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,18 +186,6 @@ def _stored(run: Run, protocol: str) -> dict[int, Result]:
     results, damaged = run.results()
     assert not damaged
     return {result.length: result for result in results if result.protocol == protocol}
-
-
-def test_no_link_that_lies_in_the_way_of_a_result_is_written_through(config: Make, tmp_path: Path) -> None:
-    run = train(config("train.steps=1", "evaluation.targets=16"))
-    victim, folder = tmp_path / "victim", run.path / "eval" / "fixed"
-    victim.write_text("precious")
-    folder.mkdir()
-    names = ("32.parquet", "32.json")
-    for name in (*names, *(f".{name}.{os.getpid()}.tmp" for name in names)):
-        (folder / name).symlink_to(victim)
-    _evaluate(run, 32)
-    assert victim.read_text() == "precious" and list(_stored(run, "fixed")) == [32]
 
 
 def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(config: Make) -> None:

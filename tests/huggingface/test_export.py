@@ -9,11 +9,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
-from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenization import TOKENIZERS
-from posbench.huggingface import Export, export_model, export_run
-from posbench.huggingface.export import _readme
+from posbench.huggingface import export_model, export_run
 from posbench.model import build_model
 from posbench.runs import Run
 from posbench.verify.specimen import certificate_config, randomise
@@ -150,12 +148,6 @@ def test_the_working_folder_itself_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="give a folder in it, such as exported"):
         export_run(Run(Path("run")), Path())
-
-
-def test_the_name_of_a_run_is_one_line_of_code_in_the_readme():
-    written = Export(Path("x"), "LlamaForCausalLM", True, 0.0, 1.0)
-    readme = _readme(written, compose(["scheme=nope"]), "exp/a`\n<img src=x>\x1b[2J/seed=0")
-    assert readme.startswith("# `exp/a' <img src=x>\\x1b[2J/seed=0`\n")
 
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):

@@ -92,24 +92,13 @@ def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
         assert len(answers) == 3 and "demo/nope/seed=1 is unreadable: skipped" in said(console)
 
 
-@pytest.fixture
-def chains(shared: Path) -> Iterator[Path]:
-    """More folders in one another than Python's stack is high, beside the runs and in one of them."""
-    places = [shared / "a", shared / "demo/nope/seed=1/a"]
-    for place in places:
-        (place / "/".join("a" * 400)).mkdir(parents=True)
-        (place / "/".join("a" * 400) / "/".join("a" * 700)).mkdir(parents=True)
-    yield shared
-    for place in places:  # shutil.rmtree recurses
-        for depth in range(1100, -1, -1):
-            os.rmdir(f"{place}{'/a' * depth}")  # noqa: PTH106 (a Path of a thousand parts is slow)
-
-
-def test_folders_in_one_another_without_end_are_skipped(chains: Path) -> None:
-    notices: list[str] = []
-    rows = list_runs(find_runs(chains, notices.append))
-    assert [row.state for row in rows] == ["finished"] * 4 and all(row.num_bytes for row in rows)
-    assert len(notices) == 1 and "skipped what is in" in notices[0] and "at most 50 folders" in notices[0]
+def test_links_are_followed_and_every_run_is_found_once(shared: Path, tmp_path: Path) -> None:
+    (shared / "demo/nope").rename(tmp_path / "nope")
+    (shared / "demo/nope").symlink_to(tmp_path / "nope")  # kept on another disk
+    (shared / "demo/alias").symlink_to(shared / "demo/vo_rope")
+    (shared / "demo/vo_rope/circle").symlink_to(shared)
+    names = [str(run.path.relative_to(shared)) for run in find_runs(shared)]
+    assert names == [f"demo/{scheme}/seed={seed}" for scheme in ("nope", "vo_rope") for seed in (0, 1)]
 
 
 @pytest.mark.parametrize("part", ["eval", "checkpoints"])

@@ -282,7 +282,7 @@ class Deaf(Scheme):
     "scheme, noticed_by", [(LooksAhead, "future"), (Boastful, "shift"), (Modest, "shift"), (Deaf, "future")]
 )
 def test_a_scheme_that_breaks_its_word_is_noticed(scheme, noticed_by, monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "broken", scheme)
+    monkeypatch.setitem(SCHEMES, "broken", scheme)
     certificate = certify(replace(certificate_config("nope", [ONE_LAYER]), scheme=SchemeConfig("broken", "broken")))
     assert not certificate.holds and not certificate[noticed_by].holds
     assert not certificate.defined  # the reference has no such kind, and does not pretend to
@@ -299,6 +299,6 @@ class KeyBias(Scheme):
 
 
 def test_relative_is_measured_not_read_off_the_formula(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "key_bias", KeyBias)
+    monkeypatch.setitem(SCHEMES, "key_bias", KeyBias)
     certificate = certify(replace(certificate_config("nope", [ONE_LAYER]), scheme=SchemeConfig("key_bias", "key_bias")))
     assert certificate["shift"].holds and not certificate["fp32"].holds

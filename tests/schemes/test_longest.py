@@ -51,7 +51,7 @@ class Ends(Scheme):
 
 
 def test_certificates_stay_within_the_length(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "nope", Ends)
+    monkeypatch.setitem(SCHEMES, "nope", Ends)
     row = certify(certificate_config("nope"))
     assert row.holds and row.longest == 100
     monkeypatch.setattr(Ends, "longest", 50)
@@ -60,7 +60,7 @@ def test_certificates_stay_within_the_length(monkeypatch):
 
 
 def test_training_beyond_it_is_refused(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "nope", Ends)
+    monkeypatch.setitem(SCHEMES, "nope", Ends)
     check_scheme(compose(["scheme=nope", *MODEL, "train.context_length=100"]))
     with pytest.raises(ConfigError, match=r"defined up to 100 tokens and train\.context_length=128 is longer"):
         check_scheme(compose(["scheme=nope", *MODEL]))

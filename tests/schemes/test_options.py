@@ -73,7 +73,7 @@ class Swallows(Scheme):
 
 
 def test_keyword_arguments_by_the_handful_name_no_option(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "swallows", Swallows)
+    monkeypatch.setitem(SCHEMES, "swallows", Swallows)
     assert build_scheme(SchemeConfig("mine", "swallows"), SHAPE).shape == SHAPE
     with pytest.raises(ConfigError, match=r"scheme\.buckets is not an option of 'swallows'"):
         build_scheme(SchemeConfig("mine", "swallows", {"buckets": 32}), SHAPE)

@@ -79,7 +79,7 @@ def guide_class(name, number, change=lambda code: code):
 
 def measured(monkeypatch, kind):
     """The certificates of a class, by their names, and whether all hold."""
-    monkeypatch.setitem(SCHEMES.ours, "mine", kind)
+    monkeypatch.setitem(SCHEMES, "mine", kind)
     row = certify(certificate_config("nope", ["scheme.name=mine", "scheme.kind=mine"]))
     return {check.name: check.holds for check in row.checks}, row.holds
 
@@ -97,7 +97,7 @@ def test_the_guides_rotary_scheme_holds_and_what_it_warns_of_fails(monkeypatch):
 
 
 def test_the_guides_definition_certifies_the_guides_class(monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "distance_bias", guide_class("DistanceBias", 0))
+    monkeypatch.setitem(SCHEMES, "distance_bias", guide_class("DistanceBias", 0))
     monkeypatch.setitem(DEFINITIONS, "distance_bias", guide_class("DefinedDistanceBias", 2))
     config = certificate_config("nope", ["scheme.name=mine", "scheme.kind=distance_bias", "+scheme.distances=20"])
     row = certify(config)
@@ -123,7 +123,7 @@ def test_a_plugin_of_the_old_form_is_shown_the_new_one(hook, monkeypatch):
 
 
 def plugin(monkeypatch, name, value):
-    monkeypatch.setitem(SCHEMES.points, name, EntryPoint(name, value, "posbench.schemes"))
+    monkeypatch.setitem(SCHEMES, name, EntryPoint(name, value, "posbench.schemes"))
     return SchemeConfig("mine", name)
 
 
@@ -155,12 +155,11 @@ def test_a_name_that_is_taken_is_refused(names, taken, monkeypatch):
         plugins.Registry("position scheme kind", "posbench.schemes", Scheme, {"rotary": rotary.Rotary})
 
 
-def test_an_unknown_kind_is_answered_with_how_to_add_one_and_the_registry_shows_what_it_holds(monkeypatch):
+def test_an_unknown_kind_is_answered_with_how_to_add_one_and_plugins_are_listed_unimported(monkeypatch):
     says = (
         r"scheme\.kind='mine' is not known.* install a package that names it under the entry-point group posbench\.sch"
     )
     with pytest.raises(ConfigError, match=says):
         build_scheme(SchemeConfig("mine", "mine"), Shape(64, 4, 4, 16))
     plugin(monkeypatch, "later", "no_such_package:Thing")
-    shown = repr(SCHEMES)
-    assert shown.startswith("{'nope': Scheme, ") and shown.endswith("'later': no_such_package:Thing}"), "not imported"
+    assert "later" in SCHEMES and "later" in list(SCHEMES), "not imported"

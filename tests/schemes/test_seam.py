@@ -75,7 +75,7 @@ class DefinedWider(Definition):
 def trials(monkeypatch):
     """The trials under names of their own, as an installed package would have them."""
     for registry, entries in (
-        (SCHEMES.ours, {"forgets": Forgets, "wider": Wider}),
+        (SCHEMES, {"forgets": Forgets, "wider": Wider}),
         (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider}),
     ):
         for name, entry in entries.items():

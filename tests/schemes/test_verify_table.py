@@ -53,7 +53,7 @@ class Short(Scheme):
 
 
 def test_verify_fails_with_the_reason(console, monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "nope", Liar)
+    monkeypatch.setitem(SCHEMES, "nope", Liar)
     assert not verify(["qk_rope", "nope"], console)
     said = " ".join(console.file.getvalue().split())
     assert "FAIL nope: shift is 0, must be above 0.001 (promised absolute, measured relative)" in said
@@ -61,7 +61,7 @@ def test_verify_fails_with_the_reason(console, monkeypatch):
 
 
 def test_a_scheme_that_crashes_fails_and_the_others_are_still_measured(console, monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "nope", Short)
+    monkeypatch.setitem(SCHEMES, "nope", Short)
     assert not verify(["nope", "qk_rope"], console)
     said = console.file.getvalue()
     assert "FAIL nope: IndexError" in said and "qk_rope" in said and said.endswith("1 of 2 schemes failed: nope\n")
@@ -99,7 +99,7 @@ class Wide(Scheme):
 
 
 def test_a_scheme_that_refuses_is_a_row_like_the_others(console, monkeypatch):
-    monkeypatch.setitem(SCHEMES.ours, "nope", Wide)
+    monkeypatch.setitem(SCHEMES, "nope", Wide)
     list_schemes(console)
     assert re.search(r"\nnope +nope +relative", console.file.getvalue())
     monkeypatch.setattr(Wide.__init__, "__defaults__", (2.0,))

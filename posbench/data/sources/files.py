@@ -107,8 +107,6 @@ class Files(Source):
         path = Path(word).expanduser()
         if path.is_file():
             return [path.resolve()]
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{named} is a pipe or a device, which may never end: give ordinary files")
         if path.is_dir():
             found = self._of_folder(named, path)
             missing = f"{named} is a folder without text files ({_counted(self._skipped)}): name the files themselves"

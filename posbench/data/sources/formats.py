@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,12 +17,9 @@ from typing import IO, Any, cast
 
 from posbench.config import ConfigError, DataConfig
 from posbench.data.sources.base import first_line, no_column, stream
-from posbench.machine.files import open_regular
 
-MAX_DOCUMENT_BYTES = 1 << 27  # a document is held in memory as a whole; the longest books are a tenth of this
-_ROWS = 64  # of parquet, read at a time
-# In which text takes no more room than it has letters, or stands in the dictionary of its row group.
-_PLAIN_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+_ROWS = 1024  # of parquet, read at a time
+_LONGEST_FIELD = 1 << 30  # characters of CSV: a field is a document, and the module's own limit is 128 KiB
 # Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
 _PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
 _SOURCE = (
@@ -55,7 +51,7 @@ def kind_of(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as raw:
+        with path.open("rb") as raw:
             decompress = COMPRESSIONS.get(path.suffix.lower())
             if decompress is None:
                 yield raw
@@ -128,36 +124,19 @@ def read_arrow(paths: list[Path], config: DataConfig) -> Iterator[str]:
             for batch in batches:
                 texts = batch.column(config.text_column)
                 texts.validate(full=True)  # Arrow itself follows the offsets of a file wherever they lead
-                for start in range(0, len(batch), _ROWS):
-                    yield from _texts_of(texts[start : start + _ROWS], path, config.text_column)
+                yield from (text.as_py() for text in texts if text.is_valid)
 
 
 def read_parquet(paths: list[Path], config: DataConfig) -> Iterator[str]:
-    """The text column, some rows at a time; rows where it is null are skipped.
-
-    A few bytes of a file can stand for more text than there is memory: a text that many rows share is held once, and no
-    more rows are unpacked at a time than fit.
-    """
+    """The text column, some rows at a time; rows where it is null are skipped."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    column = config.text_column
     for path in paths:
         try:
-            with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as opened:
-                metadata = pq.read_metadata(opened)
-                chunks = [_chunk(metadata.row_group(number), column) for number in range(metadata.num_row_groups)]
-                is_plain = all(set(chunk.encodings) <= _PLAIN_ENCODINGS for chunk in chunks)
-                file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=[column] if is_plain else None)
-                for number, chunk in enumerate(chunks):
-                    size = chunk.total_uncompressed_size
-                    if size > max(1, chunk.num_values) * MAX_DOCUMENT_BYTES:
-                        raise _too_long(path, column)
-                    rows = _ROWS if is_plain and size <= MAX_DOCUMENT_BYTES else 1
-                    for batch in file.iter_batches(rows, row_groups=[number], columns=[column]):
-                        yield from _texts_of(batch.column(0), path, column)
-        except ConfigError:
-            raise
-        except Exception as error:  # Arrow's own kinds
+            for batch in pq.ParquetFile(path).iter_batches(_ROWS, columns=[config.text_column]):
+                yield from (text.as_py() for text in batch.column(0) if text.is_valid)
+        except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
 
 
@@ -176,14 +155,6 @@ def _damaged(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} is cut off or damaged ({first_line(error)}): write the file again, or leave it out")
 
 
-def _chunk(group: Any, column: str) -> Any:
-    """The metadata of a column in a row group of parquet."""
-    (chunk,) = [
-        group.column(number) for number in range(group.num_columns) if group.column(number).path_in_schema == column
-    ]
-    return chunk
-
-
 @contextmanager
 def _arrow(path: Path, column: str) -> Iterator[Iterator[Any]]:
     """The record batches of an Arrow file of either form, mapped and not read. Raises: ConfigError."""
@@ -200,32 +171,9 @@ def _arrow(path: Path, column: str) -> Iterator[Iterator[Any]]:
         raise _damaged(path, error) from error
 
 
-def _texts_of(rows: Any, path: Path, column: str) -> Iterator[str]:
-    """The texts of an array of Arrow's, one at a time: many rows may share one in its dictionary."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    held = rows.dictionary if pa.types.is_dictionary(rows.type) else rows
-    if (pc.max(pc.binary_length(held)).as_py() or 0) > MAX_DOCUMENT_BYTES:
-        raise _too_long(path, column)
-    yield from (text.as_py() for text in rows if text.is_valid)
-
-
-def _too_long(path: Path, column: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: a row of {column!r} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: split "
-        "it into several documents"
-    )
-
-
 def _read_text(path: Path) -> Iterator[str]:
     with _opened(path) as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise ConfigError(
-            f"{path} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a text file is one document: set "
-            "data.cut_bytes=100000 to cut text files at blank lines, or write its documents as lines of a JSONL file"
-        )
+        data = file.read()
     refuse_binary(path, data)
     yield _decoded(path, data)
 
@@ -252,59 +200,25 @@ def _read_cut(path: Path, size: int) -> Iterator[str]:
     yield "".join(lines)
 
 
-class _Lines(Iterator[str]):
-    """Lines of CSV, of which a row may need many: the reader of rows sets `characters_left` anew after each.
-
-    Raises: ConfigError for a row that is longer than a document may be.
-    """
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._text = path, io.TextIOWrapper(file, "utf-8-sig", newline="")
-        self.characters_left = MAX_DOCUMENT_BYTES
-
-    def __next__(self) -> str:
-        line = self._text.readline(self.characters_left + 1)
-        if not line:
-            raise StopIteration
-        self.characters_left -= len(line)
-        if self.characters_left < 0:
-            raise ConfigError(
-                f"{self._path}: a row is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a row is one document: close "
-                "every quoted field, and split longer texts into several documents"
-            )
-        return line
-
-
 def _read_rows(path: Path, column: str) -> Iterator[str]:
-    before = csv.field_size_limit(MAX_DOCUMENT_BYTES)
+    csv.field_size_limit(_LONGEST_FIELD)
     try:
         with _opened(path) as file:
-            lines = _Lines(path, file)
+            lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
             rows = csv.DictReader(lines, delimiter="\t" if kind_of(path) == ".tsv" else ",")
             if column not in (rows.fieldnames or ()):
                 raise no_column(str(path), column, rows.fieldnames or ())
-            for row in rows:
-                lines.characters_left = MAX_DOCUMENT_BYTES
-                if row[column]:
-                    yield row[column]
+            yield from (row[column] for row in rows if row[column])
     except (csv.Error, UnicodeDecodeError) as error:
         raise _damaged(path, error) from error
-    finally:
-        csv.field_size_limit(before)
 
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
     offset = 0
     with _opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT_BYTES + 1), b""), start=1):
-            where = f"line {number:,} of {path}"
-            if len(line) > MAX_DOCUMENT_BYTES:
-                raise ConfigError(
-                    f"{where} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB, and a line is one document: "
-                    "split it into several documents"
-                )
+        for number, line in enumerate(file, start=1):
             if line.strip():
-                text = _text_of(where, _decoded(path, line, offset), column)
+                text = _text_of(f"line {number:,} of {path}", _decoded(path, line, offset), column)
                 if text is not None:
                     yield text
             offset += len(line)
@@ -313,7 +227,7 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
 def _text_of(where: str, line: str, column: str) -> str | None:
     try:
         row = json.loads(line.removeprefix("\ufeff"))  # Windows marks UTF-8 so
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{where} is not JSON ({first_line(error)}): a JSONL file has one JSON object per line"
         ) from error

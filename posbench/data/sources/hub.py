@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import ConfigError
-from posbench.data import patience
 from posbench.data.sources.base import Source, first_line, joined_articles, no_column, quiet_datasets
+from posbench.data.tokenization import HUB_SECONDS
 
 
 class Hub(Source):
@@ -81,22 +81,19 @@ class Hub(Source):
                 f"data={config.name} is on the Hugging Face hub, not in the token cache, and HF_HUB_OFFLINE is set: "
                 f"unset it, or work offline: {_OFFLINE}"
             )
-        error = patience.failure_of(
-            lambda: HfApi().dataset_info(repository, revision=config.revision, timeout=patience.SECONDS)
-        )
-        if error is None:
-            return
-        missing = (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)
-        if isinstance(error, missing):
+        try:
+            HfApi().dataset_info(repository, revision=config.revision, timeout=HUB_SECONDS)
+        except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
             raise ConfigError(
                 f"{endpoint} has no data set {config.repository!r} at revision {config.revision!r} (or it asks for "
                 "a login: hf auth login): check data.repository and data.revision"
             ) from error
-        raise ConfigError(
-            f"the Hugging Face hub cannot be reached ({endpoint}: {type(error).__name__}: {first_line(error)}), and "
-            f"data={config.name} is not in the token cache yet: connect, set HF_ENDPOINT to a mirror, "
-            f"or work offline: {_OFFLINE}"
-        ) from error
+        except Exception as error:  # the HTTP client's own kinds
+            raise ConfigError(
+                f"the Hugging Face hub cannot be reached ({endpoint}: {type(error).__name__}: {first_line(error)}), "
+                f"and data={config.name} is not in the token cache yet: connect, set HF_ENDPOINT to a mirror, "
+                f"or work offline: {_OFFLINE}"
+            ) from error
 
 
 _OFFLINE = "data=stdlib (text of this Python) or data=files data.path=... (your own)"
