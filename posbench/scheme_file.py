@@ -173,8 +173,8 @@ def _place(path: Path) -> Path:
     if other := next((each for each in _named if each.name == path.name and not place.exists()), None):
         return other
     in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
-    if place.is_relative_to(Path.cwd().resolve()) and not in_run_folder:
-        return place
+    if not place.exists() or (place.is_relative_to(Path.cwd().resolve()) and not in_run_folder):
+        return place  # whoever reads it will say that there is none
     where = "is part of a run folder" if in_run_folder else "lies outside of the working directory"
     raise ConfigError(
         f"the run's scheme is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"

@@ -1,0 +1,140 @@
+"""A scheme of one's own is one file: trained, resumed, evaluated, sampled; and what somebody else's runs may import."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import posbench as package
+from posbench import scheme_file
+from posbench.config import ConfigError
+from posbench.runs import Run
+from tests.cli.commands import Give
+
+ROOT = Path(package.__file__).parents[1]
+FADED = """\
+import torch
+from torch import nn
+from posbench.schemes import Scheme
+
+
+class Faded(Scheme):
+    def __init__(self, shape, size=4):
+        super().__init__(shape)
+        self.table = nn.Parameter(torch.zeros(size, shape.num_heads))
+
+    def bias(self, q, k, gates, at):
+        return at.look_up(self.table[at.distances(q).clamp(max=len(self.table) - 1)].t())
+"""
+
+
+@pytest.fixture
+def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file, in the folder where commands are given; no other was named before."""
+    monkeypatch.setattr(scheme_file, "_named", set())
+    file = Path("ideas/faded.py")
+    file.parent.mkdir()
+    file.write_text(FADED)
+    return file
+
+
+def of(scheme: str = "faded", seed: int = 0) -> Run:
+    return Run(Path("runs/mine") / scheme / f"seed={seed}")
+
+
+def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
+    posbench: Give, faded: Path, short: list[str]
+) -> None:
+    words = ["scheme=./ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
+    assert posbench("train", *words).status == 0
+    run = of()
+    assert (run.path / "faded.py").read_text() == FADED, "a copy to read"
+    assert run.config.scheme.to_mapping() == {"name": "faded", "kind": "ideas/faded.py:Faded", "size": 3}
+    assert list(run.manifest.scheme_files) == ["ideas/faded.py"]
+    assert run.manifest.num_parameters["scheme"] == 3 * 4 and run.manifest.training_flops is None
+    assert posbench("eval", "mine", "--length", "96").status == 0
+    assert posbench("sample", "mine", "--tokens", "3").status == 0
+    assert "nothing to do" in posbench("train", *words).error
+
+    faded.write_text(FADED + "# changed\n")
+    said = posbench("eval", "mine", "--length", "80")
+    assert said.status == 2 and "ideas/faded.py has changed since mine/faded/seed=0 was trained" in said.error
+    assert "has a copy, runs/mine/faded/seed=0/faded.py), or add --scheme-changed" in said.error
+    assert posbench("eval", "mine", "--length", "80", "--scheme-changed").status == 0
+    assert ("file=changed",) in [result.reading.words for result in run.results()[0] if result.length == 80]
+    assert re.search(
+        r"file ideas/faded\.py: \w+ -> \w+\. Give the new run its own name", posbench("train", *words).refusal
+    )
+
+
+def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was_named_and_never_from_a_run(
+    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert posbench("train", "scheme=ideas/faded.py:Faded", "experiment_name=mine", *short).status == 0
+    run, file = Run(of().path.resolve()), faded.resolve()
+    for named, here, refused in (
+        (None, Path.cwd(), None),
+        (None, run.path, "cannot be read"),  # ideas/faded.py is not below the run folder
+        (file, run.path, None),
+    ):
+        monkeypatch.setattr(scheme_file, "_named", set())
+        monkeypatch.chdir(here)
+        if named:
+            scheme_file.name_file(named)
+        if refused is None:
+            run.load_model()
+        else:
+            with pytest.raises(ConfigError, match=refused):
+                run.load_model()
+    monkeypatch.setattr(scheme_file, "_named", set())
+    monkeypatch.chdir(run.path)
+    for path, why in (("faded.py", "is part of a run folder"), (file, "outside of the working directory")):
+        with pytest.raises(ConfigError, match=f"{why}: if you trust that file, name it with --scheme-file"):
+            scheme_file.load(f"{Path(path).resolve()}:Faded", object)
+
+
+def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench: Give, faded: Path, short: list[str]) -> None:
+    for text, says in {
+        FADED.replace("import torch\n", "import torch\nimport no_such\n"): r"faded\.py, line 2: ModuleNotFoundError",
+        FADED.replace("class Faded(Scheme)", "class Faded"): r"'Faded' \(it has no class that extends Scheme\)",
+        FADED.replace(
+            "gates, at", "at"
+        ): r"faded\.py, line 11: Faded\.bias\(self, q, k, at\) must be bias\(self, q, k, g",
+        FADED.replace(
+            "def __init__(self, shape, size=4)", "def __init__(self, shape, *, sizes=4)"
+        ): r"did you mean 'sizes'",
+    }.items():
+        faded.write_text(text)
+        command = ["train", "scheme=ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
+        assert re.search(says, posbench(*command).refusal), text
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_workers_find_the_file_and_a_killed_run_of_it_resumes_to_the_same_bytes(
+    faded: Path, words: list[str], tmp_path: Path
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+
+    def command(*more: str) -> list[str]:
+        return [sys.executable, "-m", "posbench", "train", *words, "scheme=ideas/faded.py:Faded", *more]
+
+    def run(*more: str) -> None:
+        done = subprocess.run(command(*more), env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+    run("-m", "--jobs", "2", "seed=0,1", "experiment_name=mine", "runs_dir=runs")
+    run("launch.nproc=2", "experiment_name=several", "runs_dir=runs")
+    assert Run(Path("runs/several/faded/seed=0")).is_finished
+    with subprocess.Popen(command("experiment_name=cut", "runs_dir=runs"), env=environment) as child:
+        while not list(Path("runs/cut").glob("*/*/checkpoints/step=*")) and child.poll() is None:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    run("experiment_name=cut", "runs_dir=runs")
+    weights = "checkpoints/step=00000012/model.safetensors"
+    assert (of().path / weights).read_bytes() == (Path("runs/cut/faded/seed=0") / weights).read_bytes()
