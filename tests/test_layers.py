@@ -22,7 +22,7 @@ TIERS = (
     "attention cross_entropy reference",
     "composition",
     "schemes",
-    "data machine",
+    "data machine scheme_file",
     "config",
     "schedule",
     "__init__",
