@@ -26,10 +26,10 @@ class Turned(Scheme):
         self.heads, self.w = heads, self.normal(heads * 2, shape.d_model)
 
     def gate(self, x, pos):
-        return nn.functional.softplus(x.to(self.w.dtype) @ self.w.T).unflatten(-1, (self.heads, 2)).transpose(1, 2)
+        return nn.functional.softplus(x.to(self.w.dtype) @ self.w.T).double().unflatten(-1, (self.heads, 2)).transpose(1, 2)
 
     def locate(self, pos, gates):
-        angles = gates.sum_at_query[..., :1].double() / torch.arange(1, self.shape.head_dim // 2 + 1)
+        angles = gates.sum_at_query[..., :1] / torch.arange(1, self.shape.head_dim // 2 + 1)
         return Turn(angles.cos(), angles.sin())
 
     def q(self, x, pos):
@@ -199,3 +199,7 @@ class Swallows(Scheme):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+
+
+class Other(Single):
+    """Another class of the same parameters."""
