@@ -58,7 +58,7 @@ def _row(file: Path, config_dir: Path | None) -> tuple[str, str, str, str]:
         content, text = load_choice(file)
         comment = comment_of(text)
         config = SchemeConfig.from_mapping(expand(OmegaConf.to_container(content), config_dir))
-        kind = config.kind
+        kind = config.kind.rpartition("/")[2]  # of a file its name
         scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     except ConfigError as error:
         return "not usable", kind, "", str(error)

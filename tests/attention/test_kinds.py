@@ -195,7 +195,9 @@ def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
 
 
 def test_a_normalised_decay_without_a_bias_is_a_running_mean():
-    model = build_model(certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB).double()
+    model = build_model(
+        certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB
+    ).double()
     kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T, None)[1][0]
     assert isinstance(kind, Decay)
     v = heads()[2]

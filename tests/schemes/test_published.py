@@ -298,9 +298,7 @@ def test_rescaled_frequencies_equal_transformers(name, factor, base, fraction, m
     parameters["factor"] = 1.0 if THEIRS[name] == "dynamic" else factor
     theirs, scaling = their_frequencies(THEIRS[name], monkeypatch, int(factor * 512), **parameters)
     options = {} if name == "dynamic_ntk" else {"factor": factor}
-    scheme = scheme_of(
-        "partial_rotary", WIDE, sites=["q", "k"], fraction=fraction, base=base, rescale=name, **options
-    )
+    scheme = scheme_of("partial_rotary", WIDE, sites=["q", "k"], fraction=fraction, base=base, rescale=name, **options)
     length = 77 if name == "ntk" else int(factor * 512)
     assert torch.allclose(scheme.angles(torch.ones(1), length)[0], theirs, rtol=1e-13, atol=0)
     if name == "yarn_code":  # they put the root of the temperature into cosine and sine; ours is on q, whole

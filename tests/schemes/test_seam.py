@@ -61,7 +61,10 @@ ROWS = {name: pytest.param(name, marks=pytest.mark.slow) for name in choices("sc
 @pytest.mark.parametrize("name", {**ROWS, **{name: name for name in GATED}}.values())
 def test_whole_windows_pieces_and_single_tokens_are_one_result(name):
     scheme = GATED.get(name) or certificate_config(name).scheme
-    (model, wide), tokens = (built(scheme, "train.context_length=256") for _ in range(2)), random_tokens(300).view(2, 150)
+    (model, wide), tokens = (
+        (built(scheme, "train.context_length=256") for _ in range(2)),
+        random_tokens(300).view(2, 150),
+    )
     wide = wide.double()
     exact = wide(tokens, offset=5)
     assert (exact - model(tokens, offset=5)).norm() / exact.norm() < 24 * 2.0**-24
@@ -77,7 +80,9 @@ def test_gates_and_their_sums_reach_locate_and_bias_by_head(heads):
     model = built(trial("Turned", heads=heads)).double()
     scheme, kind = model.scheme[0], model.blocks[0].attention.kind
     x = torch.randn(2, 40, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q, k, v = (torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV))
+    q, k, v = (
+        torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV)
+    )
     o = kind.mix(q, k, v, x, scheme, model._embedded(random_tokens(40), 0, 0, 40, None)[1][0], None)
     for b, h in ((0, 0), (1, 4), (0, 5)):
         n = 0 if heads == 1 else h // (H // HKV)  # of the head's gates
@@ -100,7 +105,14 @@ def test_gates_of_float32_are_not_rounded_to_bfloat16():
 
 def test_a_parameter_is_each_layers_own_or_one_tensor_for_all():
     for name, names in {
-        "Single": {"layers.0.own", "layers.0.common", "layers.0.table", "layers.1.own", "layers.1.common", "layers.1.table"},
+        "Single": {
+            "layers.0.own",
+            "layers.0.common",
+            "layers.0.table",
+            "layers.1.own",
+            "layers.1.common",
+            "layers.1.table",
+        },
         "Several": {"layers.0.own", "layers.0.common", "layers.1.own"},
         "Common": {"layers.0.own", "layers.0.common"},
     }.items():

@@ -26,7 +26,12 @@ class Turned(Scheme):
         self.heads, self.w = heads, self.normal(heads * 2, shape.d_model)
 
     def gate(self, x, pos):
-        return nn.functional.softplus(x.to(self.w.dtype) @ self.w.T).double().unflatten(-1, (self.heads, 2)).transpose(1, 2)
+        return (
+            nn.functional.softplus(x.to(self.w.dtype) @ self.w.T)
+            .double()
+            .unflatten(-1, (self.heads, 2))
+            .transpose(1, 2)
+        )
 
     def locate(self, pos, gates):
         angles = gates.sum_at_query[..., :1] / torch.arange(1, self.shape.head_dim // 2 + 1)
@@ -38,7 +43,9 @@ class Turned(Scheme):
     k = q
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: (gates.sum_at_key[b, h, j, 1] - gates.sum_at_query[b, h, i, 1]) * gates.at_key[b, h, j, 0]
+        return lambda b, h, i, j: (
+            (gates.sum_at_key[b, h, j, 1] - gates.sum_at_query[b, h, i, 1]) * gates.at_key[b, h, j, 0]
+        )
 
 
 class OfQueries(Scheme):
@@ -100,7 +107,7 @@ class Single(Common):
 
 
 class Kinked(Scheme):
-    """A triangle wave of the learned slope times the distance: linear between many kinks.
+    """Triangle waves of the learned slope times the distance: linear between many kinks.
 
     Options: `scale`, of its gradient, which is right at 1.
     """
@@ -111,8 +118,8 @@ class Kinked(Scheme):
 
     def bias(self, q, k, gates, at):
         slope = self.scale * self.slope + (1 - self.scale) * self.slope.detach()
-        wave = 10 * slope[:, None] * at.distances(q)
-        return at.look_up((wave - wave.round()).abs())
+        waves = slope[:, None, None] * at.distances(q)[:, None] + torch.arange(64.0).sin()
+        return at.look_up((waves - waves.round()).abs().mean(-1))
 
 
 class Gentle(Scheme):
