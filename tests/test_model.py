@@ -104,9 +104,9 @@ def test_a_vocabulary_larger_than_the_table_is_refused():
 
 @pytest.mark.slow
 def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
-    """At the demo's shape, and at a length that is no multiple of a block.
+    """At the demo's shape, and at a length that is no multiple of a block; q and k as the projection lays them out.
 
-    Rotations and a bias in one graph; q and k stay as the projection lays them out, which has been miscompiled: torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
+    torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
     """
     both = {"of": [{"name": "vo", "kind": "rotary", "sites": ["v", "o"]}, {"name": "alibi", "kind": "alibi"}]}
     scheme, words = SchemeConfig("both", "combined", both), ("model=demo", "model.num_layers=1", "model.init_std=0.05")

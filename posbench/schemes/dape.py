@@ -16,8 +16,8 @@ from posbench.schemes.cope import scaled_scores
 class Dape(Alibi):
     """`a_h + f_h(s_1 .. s_H, a_1 .. a_H)` on the scaled scores s, with ALiBi's bias a, at each pair of query and key.
 
-    f is linear, LeakyReLU (slope 0.01), linear, in each layer (version 1 of the paper, as in its authors' code). Its matrices
-    begin as the model's, its constants at 0.
+    f is linear, LeakyReLU (slope 0.01), linear, in each layer (version 1 of the paper, as in its authors' code). Its
+    matrices begin as the model's, its constants at 0.
 
     Options: `width` of f (32 in the paper). Raises: ConfigError where that is not a whole number above 0.
     """

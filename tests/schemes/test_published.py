@@ -231,7 +231,7 @@ def test_biases_that_read_keys_are_their_papers_code_with_its_gradients(kind, by
 
 @torch.no_grad()
 def test_selective_rope_that_selects_nothing_is_rope():
-    """Its sums begin with the first token's, at 1 radian of the fastest pair: scores are of differences all the same."""
+    """Its sums begin with the first token's own, so angles count from 1: scores are of differences all the same."""
     models = []
     for words in (("qk_rope", []), ("selective_rope", ["scheme.base=10000"])):
         model = build_model(certificate_config(*words), VOCAB)

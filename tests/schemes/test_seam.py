@@ -1,4 +1,4 @@
-"""The seam carries gates, keys, positions of a batch's own and parameters of each layer, in pieces as in whole windows."""
+"""The seam carries gates, keys and parameters of each layer, in pieces as in whole windows."""
 
 from dataclasses import replace
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from posbench.config import SchemeConfig
+from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import Scheme, Turn, turn
 
 
@@ -191,13 +191,11 @@ class Crashes(Scheme):
 
 
 class Refuses(Scheme):
-    """... small heads."""
+    """... a base above 1."""
 
     def __init__(self, shape, base=1.0):
         super().__init__(shape)
-        if shape.head_dim < 64:
-            from posbench.config import ConfigError
-
+        if base > 1:
             raise ConfigError("scheme.base is too large")
 
 
