@@ -9,15 +9,15 @@ from posbench.attention import build_kind
 from posbench.composition import choices, compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, check_scheme, shape_of
-from posbench.schemes import Scheme, Shape, build_scheme
+from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
 from posbench.schemes.rotary import Rotary
 from posbench.size import forward_flops_per_token, num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
-NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE = (
-    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope")
+NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE = (
+    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire")
 )
 H, HKV, D, C = 6, 2, 16, 48
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
@@ -46,7 +46,7 @@ def own(model):
 
 GATED = {
     **{row["name"]: SchemeConfig.from_mapping(row) for row in (FOX, COPE, DAPE, SELECTIVE)},
-    "several": combined(SELECTIVE, FOX, COPE, DAPE),
+    "several": combined(SELECTIVE, FOX, COPE, DAPE, FIRE),
     "one gate for all heads": trial("Turned", heads=1),
     "a gate of each key head": trial("Turned", heads=HKV),
     "gates that turn queries alone": trial("OfQueries"),
@@ -136,6 +136,11 @@ def test_layers_that_no_row_uses_are_not_built():
     }
     shared = own(built(interleaved(NOPE, {"name": "t5", "kind": "t5"}), "model.num_layers=4"))
     assert shared.keys() == {"layers.1.table"}
+    for name, count in (("Common", 1), ("Several", 2), ("Single", 2)):
+        counted = scheme_class(trial(name).kind)
+        before = counted.made
+        build_scheme(interleaved(NOPE, {"name": "own", "kind": trial(name).kind}), replace(SHAPE, num_layers=5))
+        assert counted.made - before == count
 
 
 def test_a_normal_parameter_depends_on_the_seed_and_its_name_alone():
