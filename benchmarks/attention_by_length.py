@@ -36,7 +36,7 @@ def measure(row: str, length: int, rounds: int, words: list[str]) -> dict[str, f
     config = compose(["model=small", *words, f"scheme={row}"])
     device, shape = choose_device(config.train), shape_of(config)
     kind = build_kind(config.scheme, shape)
-    scheme = build_scheme(config.scheme, shape).to(device.torch).layer(0)
+    scheme = build_scheme(config.scheme, shape).to(device.torch)[0]
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> torch.Tensor:

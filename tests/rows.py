@@ -11,6 +11,8 @@ from posbench.composition import choices
 # Of each kind of scheme, of each kind of attention, and of what attention may share.
 ONE_OF_EACH_KIND = (
     "alibi",
+    "cope",
+    "dape",
     "decay_vo_rope",
     "fire",
     "fox",
@@ -26,6 +28,7 @@ ONE_OF_EACH_KIND = (
     "qkvo_rope",
     "rope_nope_interleaved",
     "rotary_pct_25",
+    "selective_rope",
     "shared_kv_qkvo_rope",
     "shaw",
     "sinusoidal",

@@ -22,7 +22,6 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     """
 
     config_class = PosbenchConfig
-    _tied_weights_keys = {"decoder.unembedding.weight": "decoder.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = {"decoder"}  # noqa: RUF012
 
     def __init__(self, config: PosbenchConfig) -> None:
@@ -32,7 +31,14 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.decoder.compute_dtype = asked if asked is torch.bfloat16 else None
         if torch.empty(0).device.type != "meta":  # made by itself, not by from_pretrained, which will read weights
             initialise(self.decoder, seed=0)
+        first: dict[nn.Parameter, str] = {}
+        names = [(name, first.setdefault(each, name)) for name, each in self.named_parameters(remove_duplicate=False)]
+        self._tied_weights_keys = {name: source for name, source in names if name != source}
         self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Names of one tensor: tables, where they are tied, and what layers share of a scheme, tied or not."""
+        return dict(self._tied_weights_keys)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

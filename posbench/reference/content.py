@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, floor, sqrt
+from math import floor, sqrt
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ class Cope(Definition):
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q, e = rows.queries[h][t], self.weights["e"]
         D = e.shape[1]
-        p = min(sum(1 / (1 + exp(-float(q @ rows.keys[h][u]) / sqrt(D))) for u in range(s, t + 1)), self.last)
+        gates = 1 / (1 + np.exp(-rows.keys[h][s : t + 1] @ q / sqrt(D)))
+        p = min(float(sum(gates)), self.last)
         low = floor(p)
         vector = e[low] + (p - low) * (e[min(low + 1, self.last)] - e[low])
         return float(q[:D] @ vector) / sqrt(D)

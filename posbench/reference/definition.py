@@ -23,8 +23,8 @@ class Rows:
     """What a bias may look at: of every token t of the window, in every head h."""
 
     positions: Sequence[int]  # [T], tokens
-    queries: Sequence[Sequence[Array]]  # [H][T], vectors behind their hook
-    keys: Sequence[Sequence[Array]]  # [H][T], vectors behind their hook, those of the key head of each head
+    queries: Sequence[Array]  # [H] of [T, .], vectors behind their hook
+    keys: Sequence[Array]  # [H] of [T, .], vectors behind their hook, those of the key head of each head
     gates: Sequence[Sequence[Any]]  # [H][T], what `Definition.gate` gave
 
     def distance(self, t: int, s: int) -> int:

@@ -30,7 +30,7 @@ def softmax(
         values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
         o = []
         for t, p in enumerate(place):
-            products = np.stack(rows.keys[h][: t + 1]) @ rows.queries[h][t] / sqrt(q[h].shape[1])
+            products = rows.keys[h][: t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
             weights = softmax_weights(products + np.array([scheme.bias(h, t, s, rows) for s in range(t + 1)]))
             o.append(scheme.o(weights @ values[: t + 1], p, h))
         heads.append(np.stack(o))
@@ -100,10 +100,11 @@ def _rows(
     gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
     places = [[scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)]
 
-    def behind(hook: Callable[[Array, Any, int], Array], parts: list[Array]) -> list[list[Array]]:
+    def behind(hook: Callable[[Array, Any, int], Array], parts: list[Array]) -> list[Array]:
+        if not moved:
+            return parts
         return [
-            [hook(parts[h][t], p, h) if moved else parts[h][t] for t, p in enumerate(places[h])]
-            for h in range(num_heads)
+            np.stack([hook(row, p, h) for row, p in zip(parts[h], places[h], strict=True)]) for h in range(num_heads)
         ]
 
     return Rows(positions, behind(scheme.q, q), behind(scheme.k, k), gates), places

@@ -11,9 +11,9 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-import posbench.reference as package
 from posbench.config import Config, SchemeConfig
 from posbench.reference.definition import Array, Definition, NoDefinitionError, Rows
 from posbench.scheme_file import snake_case
@@ -86,8 +86,8 @@ def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
 def definitions() -> dict[str, type[Definition]]:
     """Kind -> its definition."""
     found = {"nope": Definition}
-    for module in pkgutil.iter_modules(package.__path__):
-        for value in vars(import_module(f"{package.__name__}.{module.name}")).values():
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        for value in vars(import_module(f"{__package__}.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Definition) and value is not Definition:
                 found[snake_case(value.__name__)] = value
     return found

@@ -8,12 +8,12 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import posbench.schemes as package
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Registry, check_options, option_names
 from posbench.scheme_file import load, snake_case, split
@@ -24,10 +24,10 @@ from posbench.schemes.composite import Interleaved
 def _ours() -> dict[str, type[Scheme]]:
     """The classes of this package by their kinds, the base class first."""
     kinds: dict[str, type[Scheme]] = {"nope": Scheme}
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name == "building":
             continue
-        for value in vars(import_module(f"{package.__name__}.{module.name}")).values():
+        for value in vars(import_module(f"{__package__}.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value is not Scheme:
                 kinds[snake_case(value.__name__)] = value
     return kinds

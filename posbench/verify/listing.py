@@ -53,10 +53,10 @@ def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
     kind = ""
     try:
         config = read_row(name, *folders)
-        kind = config.kind
+        kind = config.kind.rpartition("/")[2]  # of a file its name
         scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     except ConfigError as error:
         return "not usable", kind, "", str(error)
     group = "kinds of attention" if config.attention else scheme.group
-    what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(kind)) or "").partition("\n")[0]
+    what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
     return group, kind, "relative" if scheme.is_relative else "absolute", what

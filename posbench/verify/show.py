@@ -90,13 +90,13 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         f"norm turn future decode fp64: largest error in float64, at most {EXACT:g} (turn: "
         "trip, a rotation undone, and kernel, V with O; fp64: posbench/reference)"
     )
-    yield f"grad: error of derivatives by what is learned, against finite differences, at most {SLOPE:g}"
-    limits = ", ".join(f"{name} {limit:g}" for name, limit in ROUNDINGS.items())
+    yield f"grad: gradient of the scheme's parameters, checked numerically: error at most {SLOPE:g}"
+    limits = ", ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
-        f"fp32 bf16: root-mean-square error at position {FAR:,} in roundings of the format, at most {limits}, the "
-        "largest of: logits by fused or masked kernels, in blocks, by FlexAttention (a bias), in chunks and quadratic "
-        "(linear attention, decay), in pieces; each hook; relative to the size of scores where hooks make q and k "
-        "longer; on a GPU or with --compiled gradients by every weight, with --compiled compiled blocks"
+        f"fp32 bf16: rounding error (root mean square) at position {FAR:,}, in units of the format's precision (limit: "
+        f"{limits}). The largest of every way that attention runs, reading in pieces, and each hook alone; on a GPU or "
+        "with --compiled also gradients of all weights, with --compiled also compiled blocks. Where hooks make q and k "
+        "longer, it is divided by how much"
     )
     for row in certificates:
         if not row.is_streaming:
@@ -108,8 +108,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
             yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
         if not row.defined:
             yield (
-                f"{row.scheme}: posbench/reference has no definition of this kind, so fp64 is not measured, and fp32 "
-                "and bf16 are compared with its own float64 logits"
+                f"{row.scheme}: there is no NumPy reference of this scheme, so its formula is not checked (fp64), and "
+                "fp32 and bf16 are compared with its own float64 logits"
             )
         for check in row.checks:
             if not check.holds:
@@ -121,4 +121,4 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
         yield f"FAIL {name}: {message}"
     failed = [row.scheme for row in certificates if not row.holds] + list(crashes)
     total = f"{len(certificates) + len(crashes)} scheme{'s' if len(certificates) + len(crashes) > 1 else ''}"
-    yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: every certificate holds"
+    yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: all checks passed"

@@ -9,11 +9,12 @@ from posbench import reference
 from posbench.attention import Decay, build_kind
 from posbench.attention.linear import features
 from posbench.composition import compose
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import ConfigError
 from posbench.model import Block, build_model, shape_of
-from posbench.schemes import SCHEMES, Scheme
+from posbench.schemes import build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from tests.schemes.trials import trial
 
 ROWS = ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope"]
 H, HKV, D, C, T = 6, 2, 16, 48, 150
@@ -28,11 +29,11 @@ def built(name, *words):
 def mixed(name, q, k, v, offset=0, **options):
     """What the row's kind makes of heads, in the first layer."""
     model = built(name).double()
-    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), offset, 0, T)[1][0]
+    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), offset, 0, T, None)[1][0]
     for option, value in options.items():
         setattr(kind, option, value)
     x = torch.zeros(len(v), T, C, dtype=torch.float64)
-    return kind.mix(q, k, v, x, model.schemes[0], at, None)
+    return kind.mix(q, k, v, x, model.scheme[0], at, None)
 
 
 def heads(seed=0):
@@ -88,9 +89,9 @@ def test_decay_by_hand():
     """One head of two channels, slope 1/256, rotated by 1 radian a token: three values."""
     model = compose(["scheme=decay_vo_rope", "model=tiny", "model.num_heads=1", "model.head_dim=2"])
     decoder = build_model(model, VOCAB).double()
-    kind, at = decoder.blocks[0].attention.kind, decoder._embedded(random_tokens(3), 0, 0, 3)[1][0]
+    kind, at = decoder.blocks[0].attention.kind, decoder._embedded(random_tokens(3), 0, 0, 3, None)[1][0]
     v = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)[None, None]
-    o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.schemes[0], at, None)[0, 0]
+    o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.scheme[0], at, None)[0, 0]
     g, one = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
     turned = [[1.0, 0.0], [g * one.cos(), -g * one.sin()], [g**2 * (2 * one).cos(), 2 - g**2 * (2 * one).sin()]]
     assert torch.allclose(o, torch.tensor(turned, dtype=torch.float64), rtol=0, atol=1e-14)
@@ -136,13 +137,13 @@ def test_a_compiled_block_gives_the_numbers_and_gradients_of_an_eager_one(name, 
     model = built(name)
     model.compute_dtype = dtype
     length = 128 if backend == "inductor" else T
-    x, (at, *_) = model._embedded(random_tokens(length), 0, 0, length)
+    x, (at, *_) = model._embedded(random_tokens(length), 0, 0, length, None)
     block, gradients = model.blocks[0], []
     compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend=backend)
     for forward in (Block.forward, compiled):
         y = x.detach().clone().requires_grad_()
         model.zero_grad()
-        o = forward(block, y, at, model.schemes[0])
+        o = forward(block, y, at, model.scheme[0])
         (o.float() ** 2).sum().backward()
         gradients.append([o.detach(), y.grad, *(p.grad for p in block.parameters())])
     assert o.dtype == dtype
@@ -163,59 +164,45 @@ def test_features_are_positive_and_their_gradient_finite_where_a_sum_with_elu_is
     assert torch.allclose(features(exact), torch.nn.functional.elu(exact) + 1, rtol=0, atol=1e-15)
 
 
-class Rising(Scheme):
-    """A bias of the key's position, past what exp can hold in float32; weights over their sum do not feel it."""
-
-    def bias(self, q, gate, at):
-        return lambda b, h, i, j: 2.0 * (j + at.key)
-
-
-class Gentle(Scheme):
-    """A bias that is no constant decay."""
-
-    def bias(self, q, gate, at):
-        return lambda b, h, i, j: -0.3 * (i + at.query - (j + at.key)).double().sqrt()
-
-
 def of(kind, scheme, **options):
-    row = SchemeConfig("trial", scheme, attention={"kind": kind, **options})
-    return replace(certificate_config("nope"), scheme=row)
+    return replace(certificate_config("nope"), scheme=trial(scheme, attention={"kind": kind, **options}))
 
 
-def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified_but_for_its_definition(monkeypatch):
-    monkeypatch.setitem(SCHEMES, "gentle", Gentle)
-    monkeypatch.setitem(reference.DEFINITIONS, "gentle", DefinedGentle)
-    for kind, options in (("linear", {}), ("decay", {}), ("decay", {"normalise": True})):
-        config = of(kind, "gentle", **options)
-        certificate = certify(config)
-        failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
-        assert failed == {} and certificate.defined and certificate.measured == "relative"
-        assert "chunks" not in build_kind(config.scheme, shape_of(config)).ways([Gentle(shape_of(config))], True, None)
+@pytest.mark.parametrize("kind, options", [("linear", {}), ("decay", {}), ("decay", {"normalise": True})])
+def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified(kind, options, monkeypatch):
+    config = of(kind, "Gentle", **options)
+    monkeypatch.setitem(reference.definitions(), config.scheme.kind, DefinedGentle)
+    certificate = certify(config)
+    failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
+    assert failed == {} and certificate.defined and certificate.measured == "relative"
+    schemes = list(build_scheme(config.scheme, shape_of(config)))
+    assert "chunks" not in build_kind(config.scheme, shape_of(config)).ways(schemes, True, None)
 
 
 class DefinedGentle(reference.Definition):
-    def bias(self, h, i, j, q, gates):
-        return -0.3 * (i - j) ** 0.5
+    def bias(self, h, t, s, rows):
+        return -0.3 * rows.distance(t, s) ** 0.5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "config", [of("linear", "rising"), of("decay", "rising", normalise=True)], ids=["linear", "decay"]
+    "config", [of("linear", "Rising"), of("decay", "Rising", normalise=True)], ids=["linear", "decay"]
 )
-def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config, monkeypatch):
-    monkeypatch.setitem(SCHEMES, "rising", Rising)
+def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
     model = build_model(config, VOCAB)
     randomise(model)
     assert model(random_tokens()).isfinite().all()
 
 
 def test_a_normalised_decay_without_a_bias_is_a_running_mean():
-    model = build_model(of("decay", "nope", normalise=True), VOCAB).double()
-    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T)[1][0]
+    model = build_model(
+        certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB
+    ).double()
+    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T, None)[1][0]
     assert isinstance(kind, Decay)
     v = heads()[2]
     means = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
-    o = kind.mix(None, None, v, torch.zeros(2, T, C), model.schemes[0], at, None)
+    o = kind.mix(None, None, v, torch.zeros(2, T, C), model.scheme[0], at, None)
     assert (o - means.repeat_interleave(H // HKV, 1)).abs().max() < 1e-13
 
 

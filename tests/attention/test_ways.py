@@ -39,7 +39,7 @@ def alibi_of(q, k, dtype=torch.float64, first=0):
     """ALiBi's bias for the queries `q`, which are the last of the keys `k`; the first key is at position `first`."""
     H, D = q.shape[1], q.shape[3]
     scheme = Alibi(Shape(H * D, H, k.shape[1], D)).to(dtype)
-    return scheme.bias(q, None, At(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
+    return scheme.bias(q, k, None, At(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
 
 
 def scaled(way, **options):

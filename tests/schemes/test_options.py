@@ -1,79 +1,140 @@
-"""What a scheme refuses, and that the message says how to mend it."""
+"""What a scheme refuses, with the remedy; how far one is defined; and schemes that installed packages register."""
+
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 
+from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
+from posbench.machine import plugins
+from posbench.model import build_model, check_scheme
 from posbench.schemes import SCHEMES, At, Scheme, Shape, build_scheme
+from posbench.schemes.rotary import Rotary
+from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
+from tests.schemes.trials import trial
 
 SHAPE = Shape(d_model=64, num_heads=4, num_kv_heads=2, head_dim=16)
+Q = {"sites": ["q"]}
 
 REFUSED = [
     ("rotery", {}, "did you mean 'rotary'"),
+    ("mine", {}, "install a package that names it under the entry-point group posbench.schemes"),
     ("rotary", {}, "scheme.sites is missing"),
     ("rotary", {"sites": ["q", "w"]}, "must name each of ['q', 'k', 'v', 'o'] at most once"),
     ("rotary", {"sites": ["q", "q"]}, "at most once"),
-    ("rotary", {"sites": 3}, "scheme.sites=3 is not a list"),
-    ("rotary", {"sites": None}, "scheme.sites=None is not a list"),
     ("rotary", {"sites": {"q": 1}}, "is not a list"),
-    ("rotary", {"sites": ["q"], "bas": 5}, "scheme.bas is not an option of 'rotary'; did you mean 'base'"),
-    ("rotary", {"sites": ["q"], "base": 1}, "scheme.base=1 must lie above 1"),
-    ("rotary", {"sites": ["q"], "base": float("nan")}, "must lie above 1"),
-    ("rotary", {"sites": ["q"], "base": "10k"}, "scheme.base=10k must lie above 1"),
-    ("rotary", {"sites": ["q"], "base": True}, "must lie above 1"),
-    ("rotary", {"sites": ["q"], "_target_": "os.system"}, "scheme._target_ is not an option"),
+    ("rotary", {**Q, "bas": 5}, "scheme.bas is not an option of 'rotary'; did you mean 'base'"),
+    ("rotary", {**Q, "base": 1}, "scheme.base=1 must lie between 1.001 and 1e+15 (10000 is usual)"),
+    ("rotary", {**Q, "base": float("nan")}, "must lie between"),
+    ("rotary", {**Q, "base": "10k"}, "scheme.base=10k must lie between"),
+    ("rotary", {**Q, "base": True}, "must lie between"),
+    ("rotary", {**Q, "rescale": "yarm"}, "scheme.rescale='yarm' is not known; did you mean 'yarn'"),
+    ("rotary", {**Q, "rescale": "pi", "factor": 0.5}, "scheme.factor=0.5 must lie between 1 and"),
+    ("rotary", {**Q, "rescale": "dynamic_ntk", "factor": 4}, "scheme.factor=4 has no meaning"),
+    ("rotary", {**Q, "factor": 4}, "scheme.factor=4 needs scheme.rescale"),
+    ("partial_rotary", {**Q, "fraction": 0.3}, "scheme.fraction=0.3 of model.head_dim=16 is 4.8 channels"),
+    ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must lie between 0 and 1"),
+    ("xpos", {"span": 0}, "scheme.span=0 must lie between 0.001 and"),
+    ("pope", {"base": 1}, "scheme.base=1 must lie between"),
+    ("selective_rope", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (16 is the authors')"),
     ("nope", {"base": 10000}, "(options: none)"),
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
-    ("sinusoidal", {"amplitude": float("inf")}, "must lie between"),
-    ("sinusoidal", {"base": 0.5}, "scheme.base=0.5 must lie above 1"),
-    ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 must be an even whole number above 0 (32 is usual)"),
-    ("t5", {"num_buckets": True}, "must be an even whole number"),
-    ("t5", {"max_distance": 16}, "scheme.max_distance=16 must be a whole number of tokens above"),
-    ("t5", {"max_distance": 128.0}, "must be a whole number of tokens above"),
-    ("fire", {"hidden": 0}, "scheme.hidden=0 must be a whole number above 0 (32 is the paper's)"),
-    ("shaw", {"clip": 0}, "scheme.clip=0 must be a whole number of tokens above 0 (16 is the paper's)"),
+    ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 is odd"),
+    ("t5", {"num_buckets": True}, "must be a whole number, 2 or more (32 is usual)"),
+    ("t5", {"max_distance": 16}, "scheme.max_distance=16 must be above scheme.num_buckets / 2 = 16"),
+    ("fire", {"hidden": 0}, "scheme.hidden=0 must be a whole number, 1 or more (32 in the paper)"),
+    ("shaw", {"clip": 0}, "scheme.clip=0 must be a whole number, 1 or more (16 in the paper)"),
+    ("cope", {"positions": 1}, "scheme.positions=1 must be a whole number, 2 or more (64 in the paper)"),
+    ("dape", {"width": 1.5}, "scheme.width=1.5 must be a whole number, 1 or more (32 in the paper)"),
     ("transformer_xl", {"channels": 15}, "scheme.channels=15 must be an even number above 0"),
     ("transformer_xl", {"channels": "C"}, "16 is as wide as a head, 64 the paper's choice"),
+    (trial("Swallows").kind, {"buckets": 32}, "scheme.buckets is not an option of"),
 ]
 
 
-@pytest.mark.parametrize("kind, options, says", REFUSED, ids=lambda part: str(part)[:30])
+def refusal(row, shape=SHAPE):
+    with pytest.raises(ConfigError) as error:
+        build_scheme(row, shape)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind, options, says", REFUSED, ids=lambda part: str(part)[-30:])
 def test_refused(kind, options, says):
-    with pytest.raises(ConfigError) as refusal:
-        build_scheme(SchemeConfig("mine", kind, options), SHAPE)
-    assert says in str(refusal.value)
+    assert says in refusal(SchemeConfig("mine", kind, options))
 
 
 def test_an_odd_width_has_no_pairs_for_sines():
-    with pytest.raises(ConfigError, match=r"model\.d_model=33 is odd"):
-        build_scheme(SchemeConfig("mine", "sinusoidal"), Shape(33, 1, 1, 16))
+    assert "model.d_model=33 is odd" in refusal(SchemeConfig("mine", "sinusoidal"), Shape(33, 1, 1, 16))
 
 
-def test_no_rotated_site_is_nope():
-    scheme = build_scheme(SchemeConfig("mine", "rotary", {"sites": []}), SHAPE)
-    x = torch.randn(1, 4, 5, 16)
-    assert scheme.is_relative and all(
-        getattr(scheme, site)(x, scheme.prepare(torch.arange(5), 5)) is x for site in "qkvo"
-    )
-
-
-def test_the_base_class_unchanged_is_nope():
+def test_the_base_class_unchanged_is_nope_and_so_is_a_rotation_of_no_site():
     assert SCHEMES["nope"] is Scheme
-    scheme = Scheme(SHAPE)
     x = torch.randn(2, 4, 5, 16)
-    assert all(getattr(scheme, hook)(x, None) is x for hook in ("embed", "q", "k", "v", "o"))
-    assert scheme.gate(x, None) is None and scheme.bias(x, None, At(None, 0, 0, 5)) is None
+    for scheme in (Scheme(SHAPE), Rotary(SHAPE, [])):
+        pos = scheme.prepare(torch.arange(5), 5)
+        assert scheme.is_relative and all(getattr(scheme, hook)(x, pos) is x for hook in ("embed", "q", "k", "v", "o"))
+        assert scheme.gate(x, pos) is None and scheme.bias(x, x, None, At(pos, 0, 0, 5)) is None
 
 
-class Swallows(Scheme):
-    """Passes its arguments on, as a first draft may."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+LEARNED, NOPE = ({"name": name, "kind": name} for name in ("learned", "nope"))
 
 
-def test_keyword_arguments_by_the_handful_name_no_option(monkeypatch):
-    monkeypatch.setitem(SCHEMES, "swallows", Swallows)
-    assert build_scheme(SchemeConfig("mine", "swallows"), SHAPE).shape == SHAPE
-    with pytest.raises(ConfigError, match=r"scheme\.buckets is not an option of 'swallows'"):
-        build_scheme(SchemeConfig("mine", "swallows", {"buckets": 32}), SHAPE)
+def test_a_learned_table_is_drawn_like_the_embeddings_and_ends():
+    model = build_model(certificate_config("learned"), VOCAB)
+    assert model.scheme[0].table.std().item() == pytest.approx(model.config.init_std, rel=0.05)
+    assert model(random_tokens(28), offset=100).isfinite().all()
+    for given in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
+        with pytest.raises(ConfigError, match="defined up to 128 tokens, and this window reaches position 128"):
+            model(random_tokens(29), **given)
+
+
+def test_a_scheme_made_of_others_is_defined_as_far_as_all_of_them():
+    shape = Shape(48, 4, 4, 12, context_length=64)
+    assert build_scheme(SchemeConfig("both", "combined", {"of": [NOPE, LEARNED]}), shape).longest == 64
+    assert build_scheme(SchemeConfig("both", "interleaved", {"layers": [NOPE, NOPE]}), shape).longest is None
+
+
+def test_certificates_and_training_stay_within_the_length():
+    words = ["scheme.name=ends", f"scheme.kind={trial('Ends').kind}"]
+    row = certify(certificate_config("nope", words))
+    assert row.holds and row.longest == 100
+    with pytest.raises(ConfigError, match="defined up to 50 tokens, too few to be certified"):
+        certify(certificate_config("learned", ["train.context_length=50"]))
+    check_scheme(compose(["scheme=nope", *words, *MODEL, "train.context_length=100"]))
+    with pytest.raises(ConfigError, match=r"defined up to 100 tokens and train\.context_length=128 is longer"):
+        check_scheme(compose(["scheme=nope", *words, *MODEL]))
+
+
+def registered(monkeypatch, name, value):
+    monkeypatch.setitem(SCHEMES, name, EntryPoint(name, value, "posbench.schemes"))
+    return SchemeConfig("mine", name)
+
+
+@pytest.mark.parametrize(
+    "value, says",
+    [
+        ("no_such_package:Thing", "another package, which fails to import (ModuleNotFoundError"),
+        ("json:NoSuchThing", "fails to import (AttributeError"),
+        ("json:JSONEncoder", "not a subclass of posbench.schemes.Scheme"),
+        ("tests.schemes.trials:FromTheEnd", "bias(self, q, gate, at) must be bias(self, q, k, gates, at)"),
+    ],
+)
+def test_a_broken_package_is_named_and_harms_no_other_scheme(value, says, monkeypatch):
+    row = registered(monkeypatch, "broken", value)
+    assert f"value='{value}'" in repr(SCHEMES)  # not imported before it is asked for
+    build_scheme(SchemeConfig("mine", "nope"), SHAPE)
+    assert says in refusal(row)
+
+
+def test_a_package_registers_a_scheme_by_its_entry_point(monkeypatch):
+    row = registered(monkeypatch, "kinked", "tests.schemes.trials:Kinked")
+    assert type(build_scheme(row, SHAPE)[0]).__name__ == "Kinked"
+
+
+@pytest.mark.parametrize("names, taken", [(["rotary"], "rotary"), (["mine", "mine"], "mine")])
+def test_a_name_that_is_taken_is_refused(names, taken, monkeypatch):
+    points = [EntryPoint(name, f"package_{n}:Thing", "posbench.schemes") for n, name in enumerate(names)]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+    with pytest.raises(ConfigError, match=f"kind '{taken}', but that name is taken: rename it"):
+        plugins.Registry("position scheme kind", "posbench.schemes", Scheme, {"rotary": Rotary})

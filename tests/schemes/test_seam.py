@@ -1,160 +1,206 @@
-"""The seam carries every kind of scheme to come: each a trial of a few lines, certified like the schemes there are.
-
-Kinds of attention under schemes of all sorts, values shared with keys, layers of several schemes, forgetting gates,
-wider q and k, frequencies rescaled at evaluation: the hooks carry them without a change to any other file.
-"""
+"""The seam carries gates, keys and parameters of each layer, in pieces as in whole windows."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from posbench.attention import build_kind
-from posbench.composition import compose
+from posbench.composition import choices, compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model, shape_of
-from posbench.reference.definition import Definition
-from posbench.reference.schemes import DEFINITIONS
-from posbench.schemes import SCHEMES, Scheme, Shape, build_scheme
+from posbench.model import build_model, check_scheme, shape_of
+from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
 from posbench.schemes.rotary import Rotary
-from posbench.size import num_parameters
-from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from posbench.size import forward_flops_per_token, num_parameters
+from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
+from tests.schemes.trials import trial
 
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
-NOPE = {"name": "nope", "kind": "nope"}
-ALIBI = {"name": "alibi", "kind": "alibi"}
+NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE = (
+    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire")
+)
+H, HKV, D, C = 6, 2, 16, 48
+SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
 
 
-class Forgets(Scheme):
-    """FoX: `sum_{l=j+1..i} log sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
-
-    gate_width = 1
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.w, self.b = nn.Parameter(torch.zeros(shape.num_heads, shape.d_model)), nn.Parameter(torch.zeros(6))
-
-    def gate(self, x, pos):
-        return nn.functional.logsigmoid(x.to(self.w.dtype) @ self.w.T + self.b).mT[..., None]
-
-    def bias(self, q, gate, at):
-        c = gate[..., 0].cumsum(-1)
-        copied, before = c.clone(), at.query - at.key
-        return lambda b, h, i, j: c[b, h, i + before] - copied[b, h, j]
+def combined(*members):
+    return SchemeConfig("several", "combined", {"of": list(members)})
 
 
-class DefinedForgets(Definition):
-    def gate(self, x, h):
-        return np.array([-np.log1p(np.exp(-(self.weights["w"][h] @ x + self.weights["b"][h])))])
-
-    def bias(self, h, i, j, q, gates):
-        return sum(float(gates(p)[0]) for p in range(j + 1, i + 1))
+def interleaved(*members):
+    return SchemeConfig("turns", "interleaved", {"layers": list(members)})
 
 
-class Wider(Scheme):
-    """q and k with a channel of the squared norm each: wider than they came, at the scale of head_dim."""
-
-    keeps_norms = False
-
-    def q(self, x, pos):
-        return torch.cat((x, x.square().mean(-1, keepdim=True)), -1)
-
-    k = q
+def built(scheme, *words, randomised=True):
+    """A decoder under the scheme, all it learns drawn."""
+    model = build_model(replace(certificate_config("nope", words), scheme=scheme), VOCAB)
+    if randomised:
+        randomise(model)
+    return model
 
 
-class DefinedWider(Definition):
-    def q(self, x, p, h):
-        return np.append(x, (x**2).mean())
-
-    k = q
+def own(model):
+    """The scheme's parameters by name."""
+    return {name.removeprefix("scheme."): p for name, p in model.named_parameters() if name.startswith("scheme.")}
 
 
-@pytest.fixture(autouse=True)
-def trials(monkeypatch):
-    """The trials under names of their own, as an installed package would have them."""
-    for registry, entries in (
-        (SCHEMES, {"forgets": Forgets, "wider": Wider}),
-        (DEFINITIONS, {"forgets": DefinedForgets, "wider": DefinedWider}),
-    ):
-        for name, entry in entries.items():
-            monkeypatch.setitem(registry, name, entry)
-
-
-def rotary(sites, **attention_options):
-    return SchemeConfig("trial", "rotary", {"sites": list(sites)}, attention_options)
-
-
-SEVERAL = {"name": "pair", "kind": "combined", "of": [{"name": "forgets", "kind": "forgets"}, QK]}
-TRIALS = {
-    "linear, v alone": (rotary("v", kind="linear"), "absolute"),
-    "decay with v": (rotary("v", kind="decay"), "absolute"),
-    "layers of several kinds": (SchemeConfig("t", "interleaved", {"layers": [ALIBI, SEVERAL]}), "relative"),
-    "a forgetting gate under linear attention": (
-        SchemeConfig("t", "forgets", attention={"kind": "linear"}),
-        "relative",
-    ),
-    "a gate, a rotation and a penalty": (
-        SchemeConfig("t", "combined", {"of": [{"name": "f", "kind": "forgets"}, QK, ALIBI]}),
-        "relative",
-    ),
-    "wider q and k": (SchemeConfig("t", "wider"), "relative"),
+GATED = {
+    **{row["name"]: SchemeConfig.from_mapping(row) for row in (FOX, COPE, DAPE, SELECTIVE)},
+    "several": combined(SELECTIVE, FOX, COPE, DAPE, FIRE),
+    "one gate for all heads": trial("Turned", heads=1),
+    "a gate of each key head": trial("Turned", heads=HKV),
+    "gates that turn queries alone": trial("OfQueries"),
+    "gates under linear attention": trial("Turned", heads=HKV, attention={"kind": "linear"}),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("a gate,") else ()) for name in TRIALS]
-)
-def test_kinds_that_have_no_row_fit_the_seam_and_are_certified(name):
-    scheme, promised = TRIALS[name]
-    layers = 2 if scheme.kind == "interleaved" else 1
-    certificate = certify(replace(certificate_config("nope", [f"model.num_layers={layers}"]), scheme=scheme))
-    failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
-    assert failed == {} and certificate.defined and certificate.measured == certificate.promised == promised
+ROWS = {name: pytest.param(name, marks=pytest.mark.slow) for name in choices("scheme")}
 
 
-def test_the_shared_parts_of_every_kind_are_drawn_alike():
-    plain = build_model(certificate_config("nope"), VOCAB)
-    whole = {name: [] for name, _ in plain.shared_parts()}
-    for name, tensor in plain.shared_parts():
-        whole[name].append(tensor)
-    for scheme, lacks in (
-        (rotary("vo", kind="decay"), {"attention.q", "attention.k"}),
-        (rotary("qk", shared_kv=True), {"attention.v"}),
-    ):
-        config = replace(certificate_config("nope"), scheme=scheme)
-        model = build_model(config, VOCAB)
-        parts = {name: [] for name, _ in model.shared_parts()}
-        for name, tensor in model.shared_parts():
-            parts[name].append(tensor)
-        assert whole.keys() - parts.keys() == lacks
-        assert all(torch.equal(a, b) for name in parts for a, b in zip(whole[name], parts[name], strict=True))
-        counted = num_parameters(config, VOCAB)
-        assert sum(p.numel() for p in model.parameters()) == sum(counted.values())
-        assert sum(counted.values()) < sum(num_parameters(certificate_config("nope"), VOCAB).values())
+@torch.no_grad()
+@pytest.mark.parametrize("name", {**ROWS, **{name: name for name in GATED}}.values())
+def test_whole_windows_pieces_and_single_tokens_are_one_result(name):
+    scheme = GATED.get(name) or certificate_config(name).scheme
+    (model, wide), tokens = (
+        (built(scheme, "train.context_length=256") for _ in range(2)),
+        random_tokens(300).view(2, 150),
+    )
+    wide = wide.double()
+    exact = wide(tokens, offset=5)
+    assert (exact - model(tokens, offset=5)).norm() / exact.norm() < 24 * 2.0**-24
+    for piece in (64, 7, 1):  # 150 is a multiple of 1 alone
+        wide.piece = model.piece = piece
+        assert (wide(tokens, offset=5) - exact).abs().max() < 1e-12
+        assert (model(tokens, offset=5) - exact).norm() / exact.norm() < 24 * 2.0**-24
 
 
-def test_equal_members_are_one_scheme_prepared_once(monkeypatch):
-    prepared = []
-    prepare = Rotary.prepare
-    monkeypatch.setattr(Rotary, "prepare", lambda self, *at: prepared.append(self) or prepare(self, *at))
-    scheme = SchemeConfig("t", "interleaved", {"layers": [QK, QK, NOPE]})
-    config = replace(compose(["model=tiny", "model.num_layers=6"]), scheme=scheme)
-    model = build_model(config, VOCAB)
-    assert [type(layer) for layer in model.schemes] == [Rotary, Rotary, Scheme] * 2
-    model(random_tokens(9))
-    assert len(prepared) == 1
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [1, HKV])
+def test_gates_and_their_sums_reach_locate_and_bias_by_head(heads):
+    model = built(trial("Turned", heads=heads)).double()
+    scheme, kind = model.scheme[0], model.blocks[0].attention.kind
+    x = torch.randn(2, 40, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = (
+        torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV)
+    )
+    o = kind.mix(q, k, v, x, scheme, model._embedded(random_tokens(40), 0, 0, 40, None)[1][0], None)
+    for b, h in ((0, 0), (1, 4), (0, 5)):
+        n = 0 if heads == 1 else h // (H // HKV)  # of the head's gates
+        gate = torch.nn.functional.softplus(x[b] @ scheme.w[2 * n : 2 * n + 2].T)  # [T, 2]
+        turn = torch.exp(1j * gate[:, :1].cumsum(0) / torch.arange(1, D // 2 + 1))
+        turned_q, turned_k = (torch.complex(*y.chunk(2, -1)) * turn for y in (q[b, h], k[b, h // (H // HKV)]))
+        scores = (turned_q.conj() @ turned_k.T).real / D**0.5
+        for i in range(40):
+            for j in range(i + 1):
+                scores[i, j] -= gate[j + 1 : i + 1, 1].sum() * gate[j, 0]
+        later = torch.ones(40, 40, dtype=torch.bool).triu(1)
+        expected = scores.masked_fill(later, -torch.inf).softmax(-1) @ v[b, h // (H // HKV)]
+        assert (o[b, h] - expected).abs().max() < 1e-12
 
 
-def test_what_is_made_of_nothing_or_adds_to_embeddings_in_a_layer_is_refused():
-    shape = Shape(48, 6, 2, 16, num_layers=2)
-    with pytest.raises(ConfigError, match=r"scheme\.of must be a list of schemes"):
-        build_scheme(SchemeConfig("t", "combined", {"of": []}), shape)
+def test_gates_of_float32_are_not_rounded_to_bfloat16():
+    scheme = built(SchemeConfig.from_mapping(FOX)).scheme[0]
+    assert scheme.gate(torch.ones(1, 4, C, dtype=torch.bfloat16), None).dtype == torch.float32
+
+
+def test_a_parameter_is_each_layers_own_or_one_tensor_for_all():
+    for name, names in {
+        "Single": {
+            "layers.0.own",
+            "layers.0.common",
+            "layers.0.table",
+            "layers.1.own",
+            "layers.1.common",
+            "layers.1.table",
+        },
+        "Several": {"layers.0.own", "layers.0.common", "layers.1.own"},
+        "Common": {"layers.0.own", "layers.0.common"},
+    }.items():
+        model = built(trial(name), randomised=False)
+        assert own(model).keys() == names
+        first, second = model.scheme
+        assert (first is second) == (name == "Common")
+        assert (first.common is second.common) == (name != "Single") and (first.own is second.own) == (name == "Common")
+        tensors = [first.own, second.own, first.common, second.common]
+        assert len({tuple(x.flatten().tolist()) for x in tensors}) == len({id(x) for x in tensors})
+    assert {"layers.0.content", "layers.0.position", "layers.0.matrix", "layers.1.matrix"} == own(
+        built(SchemeConfig("xl", "transformer_xl"))
+    ).keys()
+
+
+def test_layers_that_no_row_uses_are_not_built():
+    both = {"name": "both", "kind": "combined", "of": [QK, FOX]}
+    model = built(interleaved(NOPE, both, FOX), "model.num_layers=5")
+    assert own(model).keys() == {
+        f"layers.{place}.{w}" for place in ("1.members.1", "2", "4.members.1") for w in ("w", "b")
+    }
+    shared = own(built(interleaved(NOPE, {"name": "t5", "kind": "t5"}), "model.num_layers=4"))
+    assert shared.keys() == {"layers.1.table"}
+    for name, count in (("Common", 1), ("Several", 2), ("Single", 2)):
+        counted = scheme_class(trial(name).kind)
+        before = counted.made
+        build_scheme(interleaved(NOPE, {"name": "own", "kind": trial(name).kind}), replace(SHAPE, num_layers=5))
+        assert counted.made - before == count
+
+
+def test_a_normal_parameter_depends_on_the_seed_and_its_name_alone():
+    def drawn(scheme, seed=0):
+        return own(built(scheme, f"seed={seed}", randomised=False))
+
+    alone = drawn(SchemeConfig.from_mapping(FOX))
+    for scheme, prefix in ((combined(FOX, QK), "members.0."), (combined(SELECTIVE, DAPE, FOX), "members.2.")):
+        several = drawn(scheme)
+        assert all(torch.equal(alone[f"layers.{n}.w"], several[f"layers.{n}.{prefix}w"]) for n in (0, 1))
+    assert alone["layers.0.w"].std().item() == pytest.approx(0.25, rel=0.2)  # the decoder's init_std
+    assert not torch.equal(alone["layers.0.w"], drawn(SchemeConfig.from_mapping(FOX), seed=1)["layers.0.w"])
+    assert torch.equal(drawn(trial("Single"))["layers.1.own"], drawn(trial("Several"))["layers.1.own"])
+    assert torch.equal(drawn(trial("Single"))["layers.0.common"], drawn(trial("Common"))["layers.0.common"])
+
+
+def test_what_a_constructor_draws_depends_on_the_seed_the_kind_and_the_layer():
+    def tables(seed, name="Single"):
+        before = torch.get_rng_state()
+        layers = [scheme.table for scheme in build_scheme(trial(name), SHAPE, seed)]
+        assert torch.equal(before, torch.get_rng_state())  # which is no part of it
+        torch.manual_seed(77)
+        return layers
+
+    (a, b), again = tables(0), tables(0)
+    assert torch.equal(a, again[0]) and torch.equal(b, again[1])
+    assert len({float(x.sum()) for x in (a, b, *tables(1), *tables(0, "Other"))}) == 6
+
+
+def test_equal_members_are_one_scheme_prepared_once():
+    model = built(interleaved(QK, QK, NOPE), "model.num_layers=6")
+    assert [type(layer) for layer in model.scheme] == [Rotary, Rotary, Scheme] * 2
+    _, ats = model._embedded(random_tokens(9), 0, 0, 9, None)
+    assert len({id(at) for at in ats}) == len(set(model.scheme)) == 2
+
+
+def message(scheme, *words):
+    with pytest.raises(ConfigError) as refusal:
+        model = built(scheme, *words)
+        model(random_tokens(9))
+    return str(refusal.value)
+
+
+def test_what_does_not_fit_the_seam_is_refused():
+    assert "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (key heads) or 6" in message(
+        trial("Misshapen")
+    )
+    assert "its locate also moves keys or values, which have 2: give G of 1 or 2" in message(trial("OfKeysToo"))
+    for name in ("cope", "dape"):
+        row = SchemeConfig("t", name, attention={"kind": "linear"})
+        assert "reads keys, which attention of the kind linear does not keep" in message(row)
+    several = replace(combined(COPE, QK), attention={"kind": "decay"})
+    with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
+        check_scheme(replace(certificate_config("nope"), scheme=several))
+    said = message(trial("FromTheEnd"))
+    assert "trials.py, line " in said
+    assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in said
     sines = {"name": "sinusoidal", "kind": "sinusoidal"}
-    with pytest.raises(ConfigError, match="adds positions to the token embeddings once"):
-        build_scheme(SchemeConfig("t", "interleaved", {"layers": [QK, sines]}), shape)
+    assert "holds sinusoidal, which adds positions to the token embeddings once" in message(interleaved(QK, sines))
+    assert "scheme.of must be a list of schemes" in message(SchemeConfig("t", "combined", {"of": []}))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +214,46 @@ def test_what_is_made_of_nothing_or_adds_to_embeddings_in_a_layer_is_refused():
 )
 def test_a_kind_of_attention_that_cannot_be_is_refused(options, says):
     with pytest.raises(ConfigError) as refusal:
-        build_kind(SchemeConfig("t", "nope", attention=options), shape_of(compose(["model=tiny"])))
+        build_kind(SchemeConfig("t", "nope", attention=options), SHAPE)
     assert says in str(refusal.value)
+
+
+TRIALS = {
+    "linear, v alone": (SchemeConfig("t", "rotary", {"sites": ["v"]}, {"kind": "linear"}), "absolute"),
+    "decay with v": (SchemeConfig("t", "rotary", {"sites": ["v"]}, {"kind": "decay"}), "absolute"),
+    "a gate under linear attention": (SchemeConfig("t", "fox", attention={"kind": "linear"}), "relative"),
+    "layers of several kinds": (interleaved(ALIBI, {"name": "p", "kind": "combined", "of": [FOX, QK]}), "relative"),
+    "gates, keys and rotations": (combined(SELECTIVE, FOX, COPE), "relative"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIALS)
+def test_kinds_that_have_no_row_fit_the_seam_and_are_certified(name):
+    scheme, promised = TRIALS[name]
+    layers = 2 if scheme.kind == "interleaved" else 1
+    certificate = certify(replace(certificate_config("nope", [f"model.num_layers={layers}"]), scheme=scheme))
+    failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
+    assert failed == {} and certificate.defined and certificate.measured == certificate.promised == promised
+
+
+def test_the_shared_parts_of_every_kind_are_drawn_alike():
+    def parts(scheme):
+        found = {}
+        for name, tensor in build_model(replace(certificate_config("nope"), scheme=scheme), VOCAB).shared_parts():
+            found.setdefault(name, []).append(tensor)
+        return found
+
+    whole = parts(SchemeConfig("t", "nope"))
+    for scheme, lacks in (
+        (SchemeConfig("t", "rotary", {"sites": ["v", "o"]}, {"kind": "decay"}), {"attention.q", "attention.k"}),
+        (SchemeConfig("t", "rotary", {"sites": ["q", "k"]}, {"shared_kv": True}), {"attention.v"}),
+    ):
+        some = parts(scheme)
+        assert whole.keys() - some.keys() == lacks
+        assert all(torch.equal(a, b) for name in some for a, b in zip(whole[name], some[name], strict=True))
+        counted = num_parameters(replace(certificate_config("nope"), scheme=scheme), VOCAB)
+        assert sum(x.numel() for part in some.values() for x in part) == sum(counted.values())
 
 
 def test_a_past_that_is_full_takes_no_more():
@@ -182,8 +266,31 @@ def test_a_past_that_is_full_takes_no_more():
             model.hidden(random_tokens(3), 0, pasts)
 
 
-def test_learned_numbers_are_drawn_before_they_are_certified():
-    model = build_model(replace(certificate_config("nope"), scheme=SchemeConfig("t", "forgets")), VOCAB)
-    assert not model.scheme.w.any()
-    randomise(model)
-    assert model.scheme.w.abs().min() > 0 and model.scheme.b.abs().min() > 0
+FLOPS = {  # of one layer, a token of a window of T
+    "nope": lambda T: 0,
+    "alibi": lambda T: 0,
+    "qk_rope": lambda T: 0,
+    "fox": lambda T: 2 * H * C,
+    "shaw": lambda T: 2 * H * D * 17,
+    "transformer_xl": lambda T: 2 * H * D * D + H * D * T,
+    "pope": lambda T: H * D * T,
+    "cope": lambda T: 2 * H * D * 64,
+    "dape": lambda T: T * 32 * (2 * H + H),
+    "selective_rope": lambda T: 2 * 16 * (C + HKV * D // 2),
+    "fox_qk_rope": lambda T: 2 * H * C,
+}
+
+
+@pytest.mark.parametrize("name", FLOPS)
+def test_operations_of_a_scheme_by_hand(name):
+    config, plain = (compose([f"scheme={row}", *MODEL]) for row in (name, "nope"))
+    for T in (64, 2048):
+        difference = forward_flops_per_token(config, VOCAB, T) - forward_flops_per_token(plain, VOCAB, T)
+        assert difference == config.model.num_layers * FLOPS[name](T)
+
+
+def test_a_class_of_ones_own_states_none():
+    shape = shape_of(compose([*MODEL]))
+    assert build_scheme(trial("Gentle"), shape).flops_per_token(64) is None
+    both = combined({"name": "gentle", "kind": trial("Gentle").kind}, FOX)
+    assert build_scheme(both, shape).flops_per_token(64) is None

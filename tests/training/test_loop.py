@@ -20,6 +20,7 @@ from posbench.model import build_model
 from posbench.runs.checkpoint import load_tensors, newest
 from posbench.training import run as training_run
 from posbench.training import train
+from tests.schemes.trials import trial
 
 Make = Callable[..., Config]
 
@@ -35,6 +36,15 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 257)
     assert run.tokenizer.decode(run.tokenizer.encode("water").ids) == "water"
     assert run.config.scheme.name == "vo_rope"
+
+
+def test_a_scheme_that_states_no_operations_has_a_run_without_them(config: Make) -> None:
+    words = ("train.steps=2", "train.warmup_ratio=0", "scheme=nope")
+    ours, theirs = (
+        train(config(*words)),
+        train(config(*words, "scheme.name=own", f"scheme.kind={trial('Gentle').kind}")),
+    )
+    assert ours.manifest.training_flops > 0 and theirs.manifest.training_flops is None
 
 
 def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_number(config: Make) -> None:

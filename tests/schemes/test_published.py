@@ -1,0 +1,305 @@
+"""Schemes against other people's code run in float64, or against loops over the arithmetic of their papers' code."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, T5Config, XLNetConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.llama import modeling_llama
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
+from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
+
+from posbench.attention.ways import attend
+from posbench.composition import compose
+from posbench.config import SchemeConfig
+from posbench.model import build_model
+from posbench.schemes import At, Shape, build_scheme
+from posbench.schemes.alibi import slopes
+from posbench.schemes.t5 import buckets_of
+from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
+
+H, HKV, T, D = 6, 2, 300, 16
+SHAPE = Shape(d_model=48, num_heads=H, num_kv_heads=HKV, head_dim=D, context_length=512)
+
+
+class Float64:
+    """torch, with float64 under the name of float32: transformers casts norms and angles to float32 by name."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def random(*shape, seed=2):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def scheme_of(kind, shape=SHAPE, **options):
+    """The scheme of a layer in float64, what it learns drawn."""
+    scheme = build_scheme(SchemeConfig("mine", kind, options), shape).double()[0]
+    for n, parameter in enumerate(scheme.parameters()):
+        parameter.data = random(*parameter.shape, seed=n)
+    return scheme
+
+
+def whole(scheme, q=None, k=None, offset=0, length=T):
+    """The bias of every pair of tokens of a window that begins at position `offset`, [1 or B, H, T, T]."""
+    q = random(1, scheme.shape.num_heads, length, D) if q is None else q
+    at = At(scheme.prepare(torch.arange(offset, offset + q.shape[2]), q.shape[2]), offset, offset, q.shape[2])
+    bias, rows = scheme.bias(q, k, None, at), torch.arange(q.shape[2])
+    b, h = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[1])[:, None, None]
+    return bias(b, h, rows[:, None], rows).expand(len(q), -1, -1, -1)
+
+
+def llama_like(model, base):
+    """transformers' LLaMA with the weights of `model`, in float64."""
+    m = model.config
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=m.d_model,
+            intermediate_size=m.ffn_dim,
+            num_hidden_layers=m.num_layers,
+            num_attention_heads=m.num_heads,
+            num_key_value_heads=m.num_kv_heads,
+            head_dim=m.head_dim,
+            rms_norm_eps=m.norm_eps,
+            tie_word_embeddings=m.tied_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": base},
+        )
+    ).double()
+    ours = model.state_dict()
+    theirs = {"model.embed_tokens.weight": ours["embedding.weight"], "model.norm.weight": ours["norm.weight"]}
+    theirs["lm_head.weight"] = ours["embedding.weight" if m.tied_embeddings else "unembedding.weight"]
+    for n in range(m.num_layers):
+        layer, block = f"model.layers.{n}.", f"blocks.{n}."
+        sizes = [m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.num_kv_heads * m.head_dim]
+        q, k, v = ours[block + "attention.qkv.weight"].split(sizes)
+        gate, up = ours[block + "ffn.gate_up.weight"].chunk(2)
+        theirs |= {
+            layer + "input_layernorm.weight": ours[block + "attention_norm.weight"],
+            layer + "self_attn.q_proj.weight": q,
+            layer + "self_attn.k_proj.weight": k,
+            layer + "self_attn.v_proj.weight": v,
+            layer + "self_attn.o_proj.weight": ours[block + "attention.out.weight"],
+            layer + "post_attention_layernorm.weight": ours[block + "ffn_norm.weight"],
+            layer + "mlp.gate_proj.weight": gate,
+            layer + "mlp.up_proj.weight": up,
+            layer + "mlp.down_proj.weight": ours[block + "ffn.down.weight"],
+        }
+    llama.load_state_dict(theirs, strict=True)
+    return llama.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize(
+    "extra", [[], ["model.num_kv_heads=6"], ["model.tied_embeddings=true"]], ids=["gqa", "mha", "tied"]
+)
+def test_qk_equals_hugging_face_llama(base, extra, monkeypatch):
+    monkeypatch.setattr(modeling_llama, "torch", Float64())
+    model = build_model(compose(["scheme=qk_rope", f"scheme.base={base}", *MODEL, *extra]), VOCAB)
+    randomise(model)
+    model, tokens = model.double(), random_tokens(150).view(2, 75)
+    for offset in (0, 37):
+        theirs = llama_like(model, base)(tokens, position_ids=torch.arange(offset, offset + 75)[None]).logits
+        assert theirs.dtype == torch.float64 and theirs.abs().max() > 1
+        assert (model(tokens, offset=offset) - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("num_heads", range(1, 34))
+def test_alibi_slopes_and_bias_equal_those_of_bloom_and_mpt(num_heads):
+    ours = whole(scheme_of("alibi", Shape(64, num_heads, num_heads, 16)), length=20)[0]
+    bloom = build_alibi_tensor(torch.ones(1, 20), num_heads, torch.float32).view(num_heads, 20).double()
+    mpt = build_mpt_alibi_tensor(num_heads, 20).view(num_heads, 20).double()
+    for theirs in (bloom, mpt):
+        # Both write the bias of the last query, up to a constant of the row, which a softmax drops; ours is 0 at j = i.
+        assert torch.allclose(slopes(num_heads), (theirs[:, -1] - theirs[:, 0]) / 19, rtol=1e-6, atol=0)
+        assert torch.allclose(ours, theirs[:, None, :] - theirs[:, :, None], rtol=1e-5, atol=1e-6)
+
+
+def test_alibi_slopes_by_hand():
+    eight = [2.0**-n for n in range(1, 9)]  # the example of the paper
+    assert slopes(8).tolist() == eight and slopes(1).tolist() == [2.0**-8]
+    assert slopes(12).tolist() == pytest.approx([*eight, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], rel=1e-15)
+
+
+def test_the_sinusoidal_table_equals_distilberts():
+    theirs = torch.empty(T, 48, dtype=torch.float64)
+    create_sinusoidal_embeddings(T, 48, theirs)
+    scheme, x = scheme_of("sinusoidal", Shape(48, 4, 4, 12, embedding_std=0.5), amplitude=3.0), random(2, T, 48)
+    added = scheme.embed(x, scheme.prepare(torch.arange(T), T)) - x
+    assert torch.allclose(added, 1.5 * theirs.expand(2, -1, -1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 20), (2, 9), (32, 1000)])
+def test_the_buckets_are_t5s(num_buckets, max_distance):
+    distances = torch.cat((torch.arange(5000), torch.arange(5000, 3_000_000, 997)))
+    theirs = T5Attention._relative_position_bucket(-distances, False, num_buckets, max_distance)
+    assert torch.equal(buckets_of(distances, num_buckets, max_distance), theirs)
+
+
+def test_the_bias_of_t5_is_that_of_its_decoder():
+    theirs = T5Attention(T5Config(d_model=48, num_heads=H, d_kv=D, is_decoder=True), has_relative_attention_bias=True)
+    scheme = scheme_of("t5")
+    theirs.relative_attention_bias.weight.data = scheme.table.data
+    expected = theirs.compute_bias(T, T).tril()
+    assert expected.dtype == torch.float64 and torch.equal(whole(scheme).tril(), expected)
+    assert torch.equal(whole(scheme, offset=2**22), whole(scheme))
+
+
+@pytest.mark.parametrize("clip", [1, 16, 500])
+def test_shaws_keys_are_those_of_wav2vec2_bert(clip):
+    theirs = SimpleNamespace(left_max_position_embeddings=clip, right_max_position_embeddings=0, scaling=D**-0.5)
+    scheme, q = scheme_of("shaw", clip=clip), random(2, H, T, D)
+    theirs.distance_embedding = torch.nn.Embedding.from_pretrained(scheme.table.detach().flip(0))
+    _, expected = _apply_relative_key_position_encoding(theirs, q, q)
+    assert torch.allclose(whole(scheme, q).tril(), expected.tril(), rtol=0, atol=1e-13)
+    assert torch.equal(whole(scheme, q, offset=2**22), whole(scheme, q))
+
+
+@pytest.mark.parametrize("channels", [None, 48, 6])
+def test_the_scores_of_transformer_xl_are_those_of_xlnets_code(channels):
+    scheme, width = scheme_of("transformer_xl", channels=channels), channels or D
+    q, k, v = random(2, H, T, D), random(2, HKV, T, D, seed=3), random(2, HKV, T, D, seed=4)
+    theirs = XLNetRelativeAttention(XLNetConfig(d_model=H * D, n_head=H)).double().eval()
+    theirs.r_w_bias.data, theirs.r_r_bias.data = scheme.content.data, scheme.position.data
+    frequencies = 1 / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    r = XLNetModel.positional_embedding(torch.arange(T, -T, -1, dtype=torch.float64), frequencies, 2)
+    heads = (x.repeat_interleave(H // x.shape[1], 1).permute(2, 0, 1, 3) for x in (q, k, v))  # [T, B, H, D]
+    later = torch.ones(T, T, dtype=torch.float64).triu(1)[:, :, None, None].expand(-1, -1, 2, H)
+    keys = torch.einsum("jbr,hdr->jbhd", r, scheme.matrix.view(H, D, width))
+    expected = theirs.rel_attn_core(*heads, keys, attn_mask=later)
+    for offset, close in ((0, 1e-12), (2**22, 1e-8)):
+        pos = scheme.prepare(torch.arange(offset, offset + T), T)
+        wide_q, wide_k = scheme.q(q, pos), scheme.k(k, pos)
+        assert wide_q.shape[-1] == wide_k.shape[-1] == D + width  # nothing T x T: any fused kernel takes them
+        ours = attend(wide_q, wide_k, v, None, D**-0.5)
+        assert torch.allclose(ours.permute(2, 0, 1, 3), expected, rtol=0, atol=close)
+
+
+def cope_by_loops(scheme, q, k):
+    """As facebookresearch/RAM projects/cope, query by query, where its whole-window tensors need a mask."""
+    e, out = scheme.e, []
+    for i in range(q.shape[2]):
+        scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(D)  # [B, H, 1, i + 1]
+        positions = torch.sigmoid(scores).flip(-1).cumsum(-1).flip(-1).clamp(max=len(e) - 1)
+        ceil, floor = positions.ceil().long(), positions.floor().long()
+        integer = q[:, :, i : i + 1] @ e.T / math.sqrt(D)
+        w = positions - floor
+        out.append(integer.gather(-1, ceil) * w + integer.gather(-1, floor) * (1 - w))
+    return out
+
+
+def dape_by_loops(scheme, q, k):
+    """As chuanyang-Zheng/DAPE: `alibi + mlp(cat(scores, alibi))` over heads, at each pair of tokens."""
+    out = []
+    for i in range(q.shape[2]):
+        scores = (q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(D))[:, :, 0]  # [B, H, i + 1]
+        alibi = -torch.tensor([2.0 ** -(8 * n / 4) for n in range(1, 5)] + [2.0**-1, 2.0**-3])[:, None]
+        alibi = (alibi.double() * (i - torch.arange(i + 1))).expand_as(scores)
+        pairs = torch.cat((scores, alibi), dim=1)  # [B, 2 H, i + 1]
+        hidden = F.leaky_relu(torch.einsum("wc,bcj->bwj", scheme.inner, pairs) + scheme.inner_constant[:, None])
+        made = torch.einsum("hw,bwj->bhj", scheme.outer, hidden) + scheme.outer_constant[:, None]
+        out.append((alibi + made)[:, :, None])
+    return out
+
+
+@pytest.mark.parametrize(
+    "kind, by_loops, options", [("cope", cope_by_loops, {"positions": 9}), ("dape", dape_by_loops, {"width": 5})]
+)
+def test_biases_that_read_keys_are_their_papers_code_with_its_gradients(kind, by_loops, options):
+    scheme, length = scheme_of(kind, **options), 30
+    q, k = random(2, H, length, D).requires_grad_(), random(2, HKV, length, D, seed=3).requires_grad_()
+    ours = whole(scheme, q, k)
+    rows = by_loops(scheme, q, k.repeat_interleave(H // HKV, 1))
+    theirs = torch.cat([F.pad(row, (0, length - row.shape[-1])) for row in rows], dim=2)
+    assert theirs.abs().max() > 1 and (ours.tril() - theirs).abs().max() < 1e-12
+    weight, leaves = random(2, H, length, length, seed=5).tril(), [q, k, *scheme.parameters()]
+    pairs = zip(*(torch.autograd.grad((bias * weight).sum(), leaves) for bias in (ours, theirs)), strict=True)
+    assert all(one.abs().max() > 1e-3 and (one - other).abs().max() < 1e-10 for one, other in pairs)
+
+
+@torch.no_grad()
+def test_selective_rope_that_selects_nothing_is_rope():
+    """Its sums begin with the first token's own, so angles count from 1: scores are of differences all the same."""
+    models = []
+    for words in (("qk_rope", []), ("selective_rope", ["scheme.base=10000"])):
+        model = build_model(certificate_config(*words), VOCAB)
+        randomise(model)
+        models.append(model.double())
+    rope, selective = models
+    for scheme in selective.scheme:
+        scheme.b.zero_()
+    assert (selective(random_tokens()) - rope(random_tokens())).abs().max() > 0.1
+    for scheme in selective.scheme:
+        scheme.u.zero_()
+    assert (selective(random_tokens()) - rope(random_tokens())).abs().max() < 1e-12
+
+
+WIDE = Shape(d_model=256, num_heads=4, num_kv_heads=2, head_dim=64, context_length=512)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75, 1.0])
+def test_a_partial_rotation_is_gpt_neoxs(fraction, monkeypatch):
+    monkeypatch.setattr(modeling_gpt_neox, "torch", Float64())
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": fraction}
+    config = GPTNeoXConfig(hidden_size=256, num_attention_heads=4, rope_parameters=parameters)
+    scheme = scheme_of("partial_rotary", WIDE, sites=["q", "k"], fraction=fraction)
+    inv_freq, _ = modeling_gpt_neox.GPTNeoXRotaryEmbedding.compute_default_rope_parameters(config)
+    q, k, positions = random(2, 4, T, 64), random(2, 2, T, 64, seed=1), torch.arange(7, 7 + T)
+    angles = (positions[:, None] * inv_freq).repeat(1, 2)[None]
+    theirs = modeling_gpt_neox.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+    pos = scheme.prepare(positions, T)
+    for ours, their in zip((scheme.q(q, pos), scheme.k(k, pos)), theirs, strict=True):
+        assert (ours - their).abs().max() < 1e-12
+    assert torch.equal(scheme.q(q, pos)[..., scheme.width :], q[..., scheme.width :])
+
+
+def their_frequencies(name, monkeypatch, length=None, **parameters):
+    """What transformers computes under a kind of rotation, and its scaling of cosine and sine."""
+    compute = ROPE_INIT_FUNCTIONS[name]
+    monkeypatch.setitem(compute.__globals__, "torch", Float64())
+    parameters = {"rope_type": name, "rope_theta": 10000.0, **parameters}
+    config = LlamaConfig(
+        hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=512, rope_parameters=parameters
+    )
+    frequencies, scaling = compute(config, seq_len=length)
+    return frequencies.double(), scaling
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.3, 0.75, 1.0])
+def test_a_proportional_rotation_is_transformers(fraction, monkeypatch):
+    theirs, _ = their_frequencies("proportional", monkeypatch, rope_theta=1e6, partial_rotary_factor=fraction)
+    ours = scheme_of("p_rope", WIDE, sites=["q", "k"], fraction=fraction, base=1e6).frequencies()
+    assert ours.shape == (32,) and (ours != 0).sum() == math.floor(fraction * 32)
+    assert torch.allclose(ours, theirs, rtol=1e-14, atol=0)
+
+
+THEIRS = {"pi": "linear", "dynamic_ntk": "dynamic", "yarn_code": "yarn", "ntk": "dynamic"}
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("base", [10000.0, 1e6])
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+@pytest.mark.parametrize("name", THEIRS)
+def test_rescaled_frequencies_equal_transformers(name, factor, base, fraction, monkeypatch):
+    parameters = {"rope_theta": base, "original_max_position_embeddings": 512, "partial_rotary_factor": fraction}
+    # Dynamic NTK grows with the window at their factor 1; ours is fixed to a factor where it is not dynamic.
+    parameters["factor"] = 1.0 if THEIRS[name] == "dynamic" else factor
+    theirs, scaling = their_frequencies(THEIRS[name], monkeypatch, int(factor * 512), **parameters)
+    options = {} if name == "dynamic_ntk" else {"factor": factor}
+    scheme = scheme_of("partial_rotary", WIDE, sites=["q", "k"], fraction=fraction, base=base, rescale=name, **options)
+    length = 77 if name == "ntk" else int(factor * 512)
+    assert torch.allclose(scheme.angles(torch.ones(1), length)[0], theirs, rtol=1e-13, atol=0)
+    if name == "yarn_code":  # they put the root of the temperature into cosine and sine; ours is on q, whole
+        assert scheme.rescaling.temperature(length, 512) == pytest.approx(scaling**2, rel=1e-14)

@@ -1,0 +1,213 @@
+"""`rotate` is a rotation, its angles are right a million tokens out, and frequencies are what their definitions say."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posbench.config import SchemeConfig
+from posbench.model import build_model
+from posbench.reference.rescaling import rescaled
+from posbench.reference.rotations import rotation
+from posbench.schemes import Shape, build_scheme, rotate, takes_option, with_option
+from posbench.schemes.rescaling import RESCALINGS
+from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies, turn
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens
+
+EPS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+L = 512  # tokens of training
+
+
+def scheme_of(kind="rotary", head_dim=64, context_length=L, attention="softmax", **options):
+    shape = Shape(4 * head_dim, 4, 2, head_dim, context_length=context_length, attention=attention)
+    return build_scheme(SchemeConfig("mine", kind, {"sites": ["q", "k"], **options}), shape)[0]
+
+
+@st.composite
+def rotations(draw):
+    """x [..., T, D] of any shape and dtype, and two sets of angles [T, D/2] from small to a million tokens' worth."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    lead = draw(st.lists(st.integers(1, 3), max_size=2))
+    T, pairs = draw(st.integers(1, 9)), draw(st.integers(1, 33))
+    dtype = draw(st.sampled_from(list(EPS)))
+    x = torch.randn(*lead, T, 2 * pairs, generator=generator, dtype=torch.float64).to(dtype)
+    scale = draw(st.sampled_from([0.1, 10.0, 2.0**20]))
+    a, b = scale * torch.randn(2, T, pairs, generator=generator, dtype=torch.float64)
+    return x, a, b, EPS[dtype] * float(x.double().abs().max()) * 4
+
+
+@settings(deadline=None, max_examples=100)
+@given(rotations())
+def test_rotate_keeps_norms_round_trips_and_composes(case):
+    x, a, b, tolerance = case
+    turned = rotate(x, a)
+    assert turned.dtype == x.dtype and turned.shape == x.shape
+    norms = [first.double().hypot(second.double()) for first, second in (x.chunk(2, -1), turned.chunk(2, -1))]
+    assert torch.allclose(*norms, rtol=0, atol=tolerance)  # pair by pair
+    assert torch.allclose(rotate(turned, a, inverse=True), x, rtol=0, atol=tolerance)
+    assert torch.allclose(rotate(x, a, inverse=True), rotate(x, -a), rtol=0, atol=tolerance)
+    assert torch.equal(rotate(x, a, inverse=True), turn(x, Turn(a.cos(), a.sin()), inverse=True))
+    inexact_sum = 1e-15 * float((a.abs() + b.abs()).max() * x.double().abs().max())  # a + b itself is rounded
+    assert torch.allclose(rotate(turned, b), rotate(x, a + b), rtol=0, atol=tolerance + inexact_sum)
+
+
+def test_rotate_turns_a_pair_from_the_first_half_towards_the_second():
+    x = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    quarter = torch.tensor([[torch.pi / 2, 0.0]], dtype=torch.float64)
+    assert torch.allclose(rotate(x, quarter), torch.tensor([[0.0, 0.0, 1.0, 0.0]], dtype=torch.float64), atol=1e-15)
+
+
+def test_low_precision_is_rounded_once_at_the_end():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 300, 64, generator=generator).bfloat16()
+    angles = 1000 * torch.randn(300, 32, generator=generator, dtype=torch.float64)
+    exact = rotate(x.double(), angles)
+    # Half a unit in the last place.
+    assert ((rotate(x, angles).double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("base", [10000.0, 1e6])
+@pytest.mark.parametrize("head_dim", [2, 16, 128])
+def test_angles_are_exact_to_a_millionth_of_a_radian_up_to_position_2_to_the_20(head_dim, base):
+    pos = torch.tensor([0, 1, 255, 257, 65537, 2**20 - 1, 2**20])
+    scheme = scheme_of(head_dim=head_dim, base=base)
+    angles, (cos, sin) = scheme.angles(pos, 1), scheme.prepare(pos, 1)
+    with mpmath.workdps(40):
+        for row, p in enumerate(pos.tolist()):
+            for t in range(head_dim // 2):
+                exact = p * mpmath.power(mpmath.mpf(base), mpmath.mpf(-2 * t) / head_dim)
+                assert abs(angles[row, t].item() - exact) < 1e-6
+                assert abs(cos.float()[row, t].item() - mpmath.cos(exact)) < 1e-6
+                assert abs(sin.float()[row, t].item() - mpmath.sin(exact)) < 1e-6
+
+
+def test_the_three_partial_rotations_agree_at_position_0_and_part_with_distance():
+    kinds = [("partial_rotary", {"fraction": 0.25}), ("p_rope", {"fraction": 0.25}), ("hope", {})]
+    schemes = [scheme_of(kind, **options) for kind, options in kinds]
+    x = torch.randn(1, 4, 1, 64, dtype=torch.float64)
+    near, far = ([s.q(x, s.prepare(torch.tensor([p]), 1024)) for s in schemes] for p in (0, 700))
+    assert all(torch.equal(near[0], each) for each in near[1:])
+    assert all((far[a] - far[b]).abs().max() > 0.1 for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_hope_keeps_what_comes_round_within_the_training_length():
+    w, geometric = scheme_of("hope").frequencies(), inverse_frequencies(64, 10000.0)
+    assert w.tolist() == [each if 2 * math.pi / each <= L else 0 for each in geometric.tolist()]
+    assert w[0] == 1 and w[-1] == 0
+    assert torch.equal(scheme_of("hope", context_length=1 << 20).frequencies(), geometric)
+
+
+def test_the_base_may_be_the_training_length_also_where_it_is_one_of_several():
+    row = certificate_config("qk_rope_context", ["train.context_length=333"])
+    assert build_model(row, VOCAB).scheme[0].base == 333.0
+    several = certificate_config("rope_nope_interleaved", ["scheme.layers=[qk_rope_context,nope]"])
+    assert build_model(several, VOCAB).scheme[0].base == 128.0
+
+
+@pytest.mark.parametrize("name", ["qk_rope_learned", "qk_rope_learned_base"])
+def test_learned_frequencies_begin_as_the_geometric_schedule(name):
+    model, plain = (build_model(certificate_config(row), VOCAB).double() for row in (name, "qk_rope"))
+    assert torch.equal(model(random_tokens()), plain(random_tokens()))
+
+
+def test_xpos_stays_in_float32_up_to_its_longest_window_and_not_much_further():
+    scheme = build_scheme(SchemeConfig("x", "xpos"), Shape(64, 1, 1, 64))[0]
+    T = scheme.longest
+    assert T == 30594
+    q, k = torch.randn(2, 1, 1, T, 64, generator=torch.Generator().manual_seed(0))
+    by_q, by_k = (type(by)(*(x.float() for x in by)) for by in scheme.prepare(torch.arange(T), T))
+    ends = scheme.q(q, (by_q, by_k))[0, 0, [0, T - 1]], scheme.k(k, (by_q, by_k))[0, 0, [0, T - 1]]
+    assert (ends[0] @ ends[1].T).isfinite().all()  # also the key that comes after its query, which is masked only then
+    twice = scheme.prepare(torch.arange(0, 3 * T, 3 * T - 1), 3 * T)
+    assert not all(x.float().isfinite().all() for by in twice for x in by)
+
+
+def inv_freq(scheme, length):
+    return scheme.angles(torch.ones(1), length)[0]
+
+
+@pytest.mark.parametrize("name", RESCALINGS)
+def test_every_rescaling_is_its_definition(name):
+    for base, D, length in ((10000.0, 64, 2048), (500.0, 16, 1500), (1e6, 2, 5000)):
+        scheme = scheme_of(head_dim=D, base=base, rescale=name)
+        expected = rescaled(scheme.frequencies().tolist(), name, length / L, base, L)
+        assert inv_freq(scheme, length).tolist() == pytest.approx(expected, rel=1e-13)
+
+
+def test_the_papers_ramp_is_linear_in_turns_and_the_codes_in_pairs():
+    w = scheme_of().frequencies()
+    turns = L * w / (2 * math.pi)
+    after = {name: inv_freq(scheme_of(rescale=name, factor=4), L) for name in ("yarn", "yarn_code")}
+    kept = {name: (each / w - 1 / 4) / (3 / 4) for name, each in after.items()}
+    inside = (turns > 1) & (turns < 32)
+    assert torch.allclose(kept["yarn"][inside], (turns[inside] - 1) / 31)
+    assert (kept["yarn"][turns >= 32] == 1).all() and (kept["yarn"][turns <= 1].abs() < 1e-12).all()
+    steps = kept["yarn_code"][inside].diff()
+    assert torch.allclose(steps, steps[:1].expand_as(steps)) and (kept["yarn"] - kept["yarn_code"]).abs().max() > 0.1
+
+
+def test_the_factor_by_default_is_the_windows_length_over_that_of_training_and_1_within_it():
+    w, scheme = scheme_of().frequencies(), scheme_of(rescale="pi")
+    assert torch.equal(inv_freq(scheme, 3 * L), w / 3) and torch.equal(inv_freq(scheme, L // 2), w)
+    assert torch.equal(inv_freq(scheme_of(rescale="pi", factor=2), 3 * L), w / 2)
+    assert not scheme.is_streaming and scheme_of(rescale="pi", factor=2).is_streaming
+
+
+def hooks(scheme, length):
+    """What each hook makes of one vector of ones, at a position."""
+    x = torch.ones(1, 4, 1, 64, dtype=torch.float64)
+    pos = scheme.prepare(torch.tensor([700]), length)
+    return {site: getattr(scheme, site)(x, pos) for site in "qkvo"}
+
+
+@pytest.mark.parametrize("name", ["yarn", "yarn_code"])
+def test_the_temperature_multiplies_q_and_nothing_else(name):
+    hot = (0.1 * math.log(4) + 1) ** 2
+    scheme = scheme_of(sites=["q", "k", "v", "o"], rescale=name, factor=4)
+    R = torch.from_numpy(rotation(700, 64, tuple(inv_freq(scheme, L).tolist())))
+    ones = torch.ones(64, dtype=torch.float64)
+    expected = {"q": hot * R @ ones, "k": R @ ones, "v": R @ ones, "o": R.T @ ones}
+    for site, rows in hooks(scheme, L).items():
+        assert torch.allclose(rows[0, 0, 0], expected[site], atol=1e-12), site
+    for sites, attention in ((["v", "o"], "softmax"), (["q"], "softmax"), (["k"], "softmax"), (["q", "k"], "linear")):
+        cool = scheme_of(sites=sites, rescale=name, factor=4, attention=attention)
+        assert cool.keeps_norms
+        assert all(rows.norm().item() == pytest.approx(16, rel=1e-12) for rows in hooks(cool, L).values()), sites
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESCALINGS)
+@pytest.mark.parametrize("row", ["qkvo_rope", "rope_nope_interleaved"])
+def test_certificates_hold_under_every_rescaling(row, name):
+    words = ["model.num_layers=1", f"scheme.rescale={name}"] + (["scheme.factor=4"] if name != "dynamic_ntk" else [])
+    certificate = certify(certificate_config(row, words))
+    assert certificate.holds and certificate.defined and certificate.measured == "relative"
+    assert certificate.is_streaming == (name != "dynamic_ntk")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    ["qk_rope", "q_rope", "rotary_pct_25", "p_rope_25", "hope", "qk_rope_learned", "qk_rope_learned_base", "xpos"],
+)
+def test_every_rotation_is_certified_under_yarn(row):
+    assert certify(certificate_config(row, ["model.num_layers=1", "scheme.rescale=yarn", "scheme.factor=3"])).holds
+
+
+def test_a_window_that_decides_its_own_factor_must_not_be_said_to_stream(monkeypatch):
+    monkeypatch.setattr(Rotary, "is_streaming", True)
+    certificate = certify(certificate_config("qk_rope", ["model.num_layers=1", "scheme.rescale=dynamic_ntk"]))
+    assert not certificate["future"].holds
+
+
+def test_an_option_goes_to_the_members_that_have_it():
+    qk, nope = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}, {"name": "nope", "kind": "nope"}
+    row = {"name": "both", "kind": "interleaved", "layers": [qk, {"name": "x", "kind": "combined", "of": [qk, nope]}]}
+    assert takes_option(row, "rescale") and not takes_option(nope, "rescale")
+    changed = with_option(row, "rescale", "pi")
+    hot = {**qk, "rescale": "pi"}
+    assert changed["layers"] == [hot, {"name": "x", "kind": "combined", "of": [hot, nope]}] and "rescale" not in changed
+    assert "rescale" not in qk

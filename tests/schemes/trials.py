@@ -1,0 +1,213 @@
+"""Schemes of one's own, for tests to name as `trials.py:Class`: each a trial of the seam in a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from posbench.config import ConfigError, SchemeConfig
+from posbench.schemes import Scheme, Turn, turn
+
+
+def trial(name, *, attention=None, **options):
+    """The row of a class of this file."""
+    return SchemeConfig(name.lower(), f"{Path(__file__)}:{name}", options, attention or {})
+
+
+class Turned(Scheme):
+    """Gates of `heads` heads that turn queries and keys (`locate`) and also fade what is far (`bias`)."""
+
+    per_layer = True
+
+    def __init__(self, shape, heads=1):
+        super().__init__(shape)
+        self.heads, self.w = heads, self.normal(heads * 2, shape.d_model)
+
+    def gate(self, x, pos):
+        return (
+            nn.functional.softplus(x.to(self.w.dtype) @ self.w.T)
+            .double()
+            .unflatten(-1, (self.heads, 2))
+            .transpose(1, 2)
+        )
+
+    def locate(self, pos, gates):
+        angles = gates.sum_at_query[..., :1] / torch.arange(1, self.shape.head_dim // 2 + 1)
+        return Turn(angles.cos(), angles.sin())
+
+    def q(self, x, pos):
+        return turn(x, pos)
+
+    k = q
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: (
+            (gates.sum_at_key[b, h, j, 1] - gates.sum_at_query[b, h, i, 1]) * gates.at_key[b, h, j, 0]
+        )
+
+
+class OfQueries(Scheme):
+    """Gates of all heads that turn queries alone."""
+
+    def gate(self, x, pos):
+        return x.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)[..., :1]
+
+    def locate(self, pos, gates):
+        return gates.sum_at_query
+
+    def q(self, x, pos):
+        return x * pos.sigmoid()
+
+
+class OfKeysToo(OfQueries):
+    """... and keys, of which there are fewer: refused."""
+
+    def k(self, x, pos):
+        return x * pos.sigmoid()
+
+
+class Misshapen(Scheme):
+    """A gate without heads: refused."""
+
+    def gate(self, x, pos):
+        return x
+
+
+class FromTheEnd(Scheme):
+    """A hook of another form: refused."""
+
+    def bias(self, q, gate, at):
+        return None
+
+
+class Common(Scheme):
+    """Two tensors that all layers share."""
+
+    made = 0  # of these and of those that follow, how many
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        Common.made += 1
+        self.own, self.common = self.normal(3, 5), self.normal(3, 5)
+
+
+class Several(Common):
+    """... one of which each layer has for itself."""
+
+    per_layer = ("own",)
+
+
+class Single(Common):
+    """... which each layer has for itself, with one more that its constructor draws."""
+
+    per_layer = True
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.table = nn.Parameter(torch.randn(3, 5))
+
+
+class Kinked(Scheme):
+    """Triangle waves of the learned slope times the distance: linear between many kinks.
+
+    Options: `scale`, of its gradient, which is right at 1.
+    """
+
+    def __init__(self, shape, scale=1.0):
+        super().__init__(shape)
+        self.scale, self.slope = scale, self.normal(shape.num_heads)
+
+    def bias(self, q, k, gates, at):
+        slope = self.scale * self.slope + (1 - self.scale) * self.slope.detach()
+        waves = slope[:, None, None] * at.distances(q)[:, None] + torch.arange(64.0).sin()
+        return at.look_up((waves - waves.round()).abs().mean(-1))
+
+
+class Gentle(Scheme):
+    """A bias that is no constant decay."""
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: -0.3 * at.distance(b, i, j).clamp(min=0).double().sqrt()
+
+
+class Rising(Scheme):
+    """A bias of the key's position, past what exp can hold in float32; weights over their sum do not feel it."""
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: 2.0 * (j + at.key)
+
+
+class KeyBias(Scheme):
+    """BLOOM's ALiBi: a bias that grows with the key's index, relative because a softmax drops what a row shares.
+
+    Relative in exact arithmetic, that is: a million tokens out, float32 has no room left for the scores beside it.
+    """
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: 0.01 * (j + at.key).double()
+
+
+class LooksAhead(Scheme):
+    """Every token's key is its successor's."""
+
+    def k(self, x, pos):
+        return x.roll(-1, dims=2)
+
+
+class Boastful(Scheme):
+    """Promises to be relative with a bias that is not; a bias of the key alone would be, since softmax drops it."""
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: -0.001 * (i + at.query) * (j + at.key)
+
+
+class Modest(Scheme):
+    """Promises to be absolute with nothing that is."""
+
+    is_relative = False
+
+
+class Deaf(Scheme):
+    """Nothing reaches attention: what a broken forward pass would look like to a test of causality alone."""
+
+    def embed(self, x, pos):
+        return x * 0
+
+
+class Ends(Scheme):
+    """At position 99, whatever it is trained on."""
+
+    longest = 100
+
+    def prepare(self, pos, length):
+        assert int(pos.max()) < 100
+        return pos
+
+
+class Crashes(Scheme):
+    """A table of fixed length."""
+
+    def prepare(self, pos, length):
+        return torch.zeros(512)[pos]
+
+
+class Refuses(Scheme):
+    """... a base above 1."""
+
+    def __init__(self, shape, base=1.0):
+        super().__init__(shape)
+        if base > 1:
+            raise ConfigError("scheme.base is too large")
+
+
+class Swallows(Scheme):
+    """Passes its arguments on, as a first draft may."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class Other(Single):
+    """Another class of the same parameters."""
