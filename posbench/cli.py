@@ -23,6 +23,7 @@ import typer
 from posbench.config import ConfigError
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
+from posbench.scheme_file import place_of
 
 if TYPE_CHECKING:
     from posbench.config import Config
@@ -138,7 +139,9 @@ def _explained() -> Iterator[None]:
         remedy = ": make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)" if is_full else ""
         _fail(error, 2, f"{where}{error.strerror or error}{remedy}")
     except Exception as error:
-        _fail(error, 1, f"{type(error).__name__}: {error}\n(POSBENCH_TRACEBACK=1 shows where it arose)")
+        place = place_of(error)
+        where = "" if place else "\n(POSBENCH_TRACEBACK=1 shows where it arose)"
+        _fail(error, 2 if place else 1, f"{place}{type(error).__name__}: {error}{where}")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:

@@ -21,6 +21,7 @@ from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
 
+_MODULE = "posbench_scheme_"  # what the modules of such files are called, before the file's own name
 _named: set[Path] = set()  # files that the words of this process named
 
 
@@ -88,7 +89,7 @@ def row_of_file(kind: str) -> dict[str, str]:
         name.asname or name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names
     ]
     if file.class_name not in [*classes, *imported]:
-        lacks = f"has no class {file.class_name!r}" if file.class_name else "has no class named"
+        lacks = f"has no class {file.class_name!r}" if file.class_name else "names no class"
         raise ConfigError(
             f"scheme={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): "
             f"give scheme={file.path}:Name"
@@ -140,7 +141,7 @@ def load(kind: str, base: type[T]) -> type[T]:
     file = split(kind)
     assert file is not None
     path = _place(file.path)
-    name = f"posbench_scheme_{path.stem}_{digest(path)[:16]}"
+    name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
     if name not in sys.modules:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)
@@ -161,8 +162,9 @@ def _execute(path: Path, name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        line = f"{path}, line {error.lineno}: " if isinstance(error, SyntaxError) else place_of(error)
         del sys.modules[name]
-        raise ConfigError(f"{path}, line {_line_in(path, error)}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{line}{type(error).__name__}: {error}") from error
 
 
 def _place(path: Path) -> Path:
@@ -181,12 +183,11 @@ def _place(path: Path) -> Path:
     )
 
 
-def _line_in(path: Path, error: BaseException) -> int:
-    """The line of the file at which an error arose."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno
-    places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return (places[-1] if places else 0) or 1
+def place_of(error: BaseException) -> str:
+    """`my_scheme.py, line 7: `, where an error arose in a scheme's file; empty where it did not."""
+    files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(_MODULE)}
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{places[-1].filename}, line {places[-1].lineno}: " if places else ""
 
 
 def digest(path: Path) -> str:

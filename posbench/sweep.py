@@ -416,6 +416,9 @@ def _clash(one: Job, other: Job) -> ConfigError:
     keys = [word.partition("=")[0] for word in other.words if word not in one.words]
     name = "_".join([one.config.experiment_name, *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
     remedy = f"give them different names, such as 'experiment_name={name}' (with the quotes)"
+    if all(key.startswith("scheme.") for key in keys):
+        name = "_".join([one.config.scheme.name, *(f"${{{key}}}" for key in keys)])
+        remedy = f"give the rows different names, such as 'scheme.name={name}' (with the quotes)"
     if any(key in GROUPS for key in keys):
         remedy = "give each its own command, with experiment_name=... to name it"
     return ConfigError(

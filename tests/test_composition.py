@@ -222,7 +222,7 @@ REFUSED = {
     "--config-dir=own experiment=torn": r"own/experiment/torn\.yaml, line \d: .*expected ',' or '\]'",
     "--config-dir=own scheme=circle": r"the scheme 'circle' contains itself: circle -> circle",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
-    "scheme=my_scheme.py": r"has no class named \(it defines Faded, WindowedNope\): give scheme=my_scheme\.py:Name",
+    "scheme=my_scheme.py": r"names no class \(it defines Faded, WindowedNope\): give scheme=my_scheme\.py:Name",
     "scheme=my_scheme.py:Fadd": r"has no class 'Fadd'; did you mean 'Faded'\? \(it defines Faded, WindowedNope\): give",
     "scheme=broken.py:Faded": r"broken\.py, line 2: .*fix that line",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",

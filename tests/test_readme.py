@@ -10,7 +10,6 @@ import pytest
 
 from posbench.composition import choices, compose, conf_dir
 from posbench.plan import plan
-from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
 
@@ -68,24 +67,3 @@ def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monk
     planned = plan(["experiment=mine", "--config-dir=my_conf"])
     assert (planned.experiment, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
     assert compose(["experiment=mine", "--config-dir=my_conf"]).data.source == "files"
-
-
-@pytest.mark.parametrize(("name", "runs"), [("demo_cpu", 55)])
-def test_what_the_results_say_of_the_reference_is_so(name: str, runs: int) -> None:
-    folder = ROOT / "runs" / "reference" / name
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert "; float32; one learning rate" in text
-    section = next(part for part in text.split("\n## ") if f"](../runs/reference/{name}/report/report.md)" in part)
-    said = " ".join(section.split())
-    manifests = [run.manifest for run in find_runs(folder)]
-    assert {manifest.device["dtype"] for manifest in manifests} == {"float32"}
-    assert len(manifests) == runs and f"per run, {runs // 11} seeds" in said
-    report = (folder / "report" / "report.md").read_text(encoding="utf-8")
-    pattern = r"tau of the two orders: (\S+) over 9 schemes \(p = (\S+) for unrelated orders; by seed (\S+ to \S+)\)"
-    found = re.search(pattern, report)
-    assert found and f"Kendall's tau {found[1]}, by seed {found[3]} (p = {found[2]}, nine schemes)" in said
-    against = report.split("### Pairs in reversed order")[1].split("\n##")[0]
-    turned = [line for line in against.splitlines() if re.match(r"\| \w+, \w+ ", line)]
-    decided = [line for line in turned if "| yes" in line]
-    assert f"{len(turned)} are reversed, {len(decided)} of them significantly" in said
-    assert f"{36 - len(turned)} of 36 pairs are ordered as published" in said

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posbench.attention import ways
 from posbench.attention.kind import Kind, Past
+from posbench.config import ConfigError
 from posbench.schemes import At, Bias, Scheme
 
 
@@ -45,6 +46,13 @@ class Softmax(Kind):
         if past is not None:
             k, values = cast(tuple[Tensor, Tensor | None], past.extended(k, values))
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else slopes of heads alone
+        if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
+            raise ConfigError(
+                f"{type(scheme).__name__}.q gives {q.shape[-1]} channels and .k {k.shape[-1]}: they must be as many"
+                if q.shape[-1] != k.shape[-1]
+                else f"{type(scheme).__name__}.bias must return None or a function (b, h, i, j), such as "
+                "lambda b, h, i, j: tensor[b, h, i, j]"
+            )
         o = self.attend(q, k, k if values is None else values, bias, self.scale, reads_rows)
         return scheme.o(o, pos)
 

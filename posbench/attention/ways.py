@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posbench.config import ConfigError
 from posbench.schemes.base import Bias
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than com
 CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
 SCHEMES_A_PROCESS = 256  # whose attention is compiled: beyond it torch raises (its own limit is 8)
 COMPILED_FROM = 1024  # tokens of a window from which reading without a gradient compiles FlexAttention, on a GPU
+
+
+def added_by(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """What a bias adds. Raises: ConfigError for booleans, which would be added as 0 and 1."""
+    added = bias(b, h, i, j)
+    if added.dtype == torch.bool:
+        code = bias.__code__
+        raise ConfigError(
+            f"{code.co_filename}, line {code.co_firstlineno}: the function that bias returns gives booleans, which "
+            "would be added as 0 and 1: give torch.where(seen, 0.0, -float('inf'))"
+        )
+    return added
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -80,7 +93,7 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, blo
         j = torch.arange(keys, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., :keys]).to(dtype) * scale
         if bias is not None:
-            scores = scores + bias(sequence, head, i, j).to(dtype)
+            scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
         scores = scores.masked_fill(j > i + before, float("-inf"))
         out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :keys])
     return torch.cat(out, dim=2)
@@ -119,7 +132,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cel
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys, device=q.device)[None, :]
         zero = torch.zeros(1, 1, end - start, keys, dtype=dtype, device=q.device)
-        scores = zero.expand(1, H, -1, -1) if bias is None else zero + bias(sequence, head, i, j).to(dtype)
+        scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
         mask = scores.masked_fill(j > i + before, float("-inf"))
         out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, :keys], v[:, :, :keys], mask, scale)
     return out

@@ -66,8 +66,9 @@ class Registry(dict[str, type[T]]):
         """
         if name not in self:
             raise ConfigError(
-                f"{key}={name!r} is not known{nearest(name, self)} (known: {', '.join(self)}; to add your own, install "
-                f"a package that names it under the entry-point group {self.group})"
+                f"{key}={name!r} is not known{nearest(name, self)} (known: {', '.join(self)}; to add your own, "
+                f"install a package that names it under the entry-point group {self.group}, or name the class of a "
+                "scheme in a file: my_scheme.py:Faded)"
             )
         return self[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -232,6 +233,13 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
     Raises: ConfigError that names the hook, its place, the form it has and the form it must have.
     """
+    for name, method in vars(scheme).items():
+        similar = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+        if callable(method) and similar and name not in HOOKS:
+            raise ConfigError(
+                f"{_place(method)}{scheme.__name__}.{name} is not a hook; did you mean {similar[0]!r}? Give your "
+                "own method another name"
+            )
     for hook in HOOKS:
         own = getattr(scheme, hook)
         has, wants = (list(inspect.signature(function).parameters) for function in (own, getattr(Scheme, hook)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from posbench.composition import choices
 from posbench.config import ConfigError
+from posbench.scheme_file import place_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
@@ -33,10 +35,10 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
     for name, config in zip(names, configs, strict=True):
         try:
             certificates.append(certify(config, compiled))
-        except ConfigError:
-            raise
         except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having
-            crashes[name] = f"{type(error).__name__}: {error}"
+            if isinstance(error, ConfigError) or os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
+                raise
+            crashes[name] = f"{place_of(error)}{type(error).__name__}: {error}"
     if certificates:
         console.print(tabulate(certificates))
     for line in explain(certificates, crashes):

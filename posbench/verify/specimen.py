@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from posbench import reference
 from posbench.attention import Kind
-from posbench.composition import choices, compose, read_row
-from posbench.config import Config, ConfigError, SchemeConfig
+from posbench.composition import compose, read_row
+from posbench.config import Config, ConfigError
 from posbench.model import Block, Decoder, build_model
-from posbench.schemes import At, Scheme, takes_option, with_option
+from posbench.schemes import At, Scheme
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
@@ -47,22 +46,9 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
-    """With options of the scheme's class that its file does not name, such as `scheme.rescale=yarn`, set as well."""
-    if scheme in choices("scheme") and not any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
-        return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
-    options = [word for word in overrides if word.startswith("scheme.") and word.count(".", 0, word.find("=")) == 1]
-    others = [word for word in overrides if word not in options]
-    row = compose([f"scheme={scheme}", *MODEL, *others]).scheme.to_mapping() if options else {}
-    added = []
-    for word in options:
-        key = word.removeprefix("scheme.").partition("=")[0]
-        if key not in row and takes_option(row, key):
-            added.append(word)
-    config = compose([f"scheme={scheme}", *MODEL, *(word for word in overrides if word not in added)])
-    row = config.scheme.to_mapping()
-    for option, value in OmegaConf.from_dotlist([word.removeprefix("scheme.") for word in added]).items():
-        row = with_option(row, str(option), value)
-    return replace(config, scheme=SchemeConfig.from_mapping(row))
+    if any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
+        return compose([f"scheme={scheme}", *MODEL, *overrides])
+    return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
 
 
 @cache

@@ -19,7 +19,7 @@ REFUSED = {
     "scheme=nope scheme.base=1e3": r"scheme\.base is not an option of 'nope'",
     "scheme.kind=rotry": r"scheme\.kind='rotry' is not known; did you mean 'rotary'\?",
     "scheme.sites=[z]": r"scheme\.sites=\['z'\] must name each of",
-    "scheme.base=-1": r"scheme\.base=-1 must lie above 1",
+    "scheme.base=-1": r"scheme\.base=-1 must lie between",
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*set train\.device=auto or cpu",
     "tracking.backend=mlflow": r"tracking\.backend='mlflow' is not known \(known: none, wandb\)",
     "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
@@ -84,7 +84,7 @@ def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
         (["prepare", "vo_rope"], r"did you mean scheme=vo_rope\?"),
         (["verify", "nosuch"], r"scheme=nosuch does not exist"),
-        (["verify", "vo_rope", "scheme.base=x"], r"scheme\.base=x must lie above 1"),
+        (["verify", "vo_rope", "scheme.base=x"], r"scheme\.base=x must lie between"),
     ],
 )
 def test_every_command_says_what_is_missing(posbench: Give, words: list[str], says: str) -> None:

@@ -75,7 +75,7 @@ def test_one_layer_without_positions_feels_no_order_anywhere_but_identity(split:
 
 def test_one_layer_of_steep_alibi_feels_order_near_and_not_far(split: Split) -> None:
     model = decoder("scheme=alibi")
-    model.scheme.exponents.zero_()  # each head: e^-1 for each token of distance
+    model.scheme.first.exponents.zero_()  # each head: e^-1 for each token of distance
     lost, header = scored(trained(model, split), split)
     assert lost.loc[1, "lost_order"] > 0.1 and 1 <= header["reach"] <= 8
     assert lost.loc[17:].abs().to_numpy().max() < 1e-4
