@@ -14,8 +14,8 @@ The run folder is the truth and the wandb run a view of it: an opened tracker fi
 that wandb lacks. So a run that was killed, resumed, or evaluated a week later has every row once, and an offline
 recording is complete in itself: the newest replaces the older ones.
 
-Tracking never stops a run: what goes wrong here is said once, and the run continues untracked. wandb
-collects nothing about the machine or its environment. docs/wandb.md says what is found in the project.
+Tracking never stops a run: what goes wrong here is said once, and the run continues untracked. wandb collects nothing
+about the machine. docs/wandb.md says what is found in the project.
 
 tracker.py        the interface, and the tracker that tracks nothing
 wandb_tracker.py  the wandb run of a training run: what is sent, and when

@@ -67,6 +67,9 @@ def _objects(report: LoggedReport) -> dict[str, Any]:
 
     return {
         **{key: wandb.Html(page, inject=False, data_is_not_path=True) for key, page in report.pages.items()},
-        **{key: wandb.Table(columns=list(columns), data=list(rows)) for key, (columns, rows) in report.tables.items()},
+        **{
+            key: wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+            for key, (columns, rows) in report.tables.items()
+        },
         **{key: wandb.Image(str(file)) for key, file in report.pictures.items()},
     }
