@@ -41,7 +41,6 @@ from hydra.errors import (
     HydraException,
     MissingConfigException,
     OverrideParseException,
-    SearchPathException,
 )
 from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -418,8 +417,8 @@ def explain(error: BaseException) -> str:
         return f"{key} is missing: give {key}=... ({remedy})"
     if isinstance(error, ConfigKeyError):
         return _no_setting(key)
-    if isinstance(error, SearchPathException):
-        return f"{text}: give a folder that contains choices, such as FOLDER/scheme/mine.yaml"
+    if text.startswith("Config group override must be"):
+        return f"one of {', '.join(f'{group}=' for group in GROUPS)} is null: give it the name of a choice"
     return _plain(text) + (f" ({key})" if key else "")
 
 
