@@ -41,7 +41,6 @@ from hydra.errors import (
     HydraException,
     MissingConfigException,
     OverrideParseException,
-    SearchPathException,
 )
 from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -374,7 +373,9 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
         return SchemeConfig.from_mapping(row)
     files = choice_files("scheme", *folders)
     if name not in files:
-        raise ConfigError(f"{name} is not a scheme{nearest(name, files)} (posbench schemes lists them)")
+        raise ConfigError(
+            f"scheme={name} does not exist{nearest(name, files)} (posbench schemes lists all, or give FILE.py:Class)"
+        )
     with explained():
         content: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     if any(option in content for option in _LISTS_OF_ROWS):
@@ -426,8 +427,8 @@ def explain(error: BaseException) -> str:
         return f"{key} is missing: give {key}=... ({remedy})"
     if isinstance(error, ConfigKeyError):
         return _no_setting(key)
-    if isinstance(error, SearchPathException):
-        return f"{text}: give a folder that contains choices, such as FOLDER/scheme/mine.yaml"
+    if text.startswith("Config group override must be"):
+        return f"one of {', '.join(f'{group}=' for group in GROUPS)} is null: give it the name of a choice"
     return _plain(text) + (f" ({key})" if key else "")
 
 

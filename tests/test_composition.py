@@ -212,6 +212,7 @@ REFUSED = {
     "data.path='x": r"is not an override: .*in quotes",
     "runs_dir=''": r"runs_dir is empty: name a folder",
     "~model": r"model\.name is missing|model is missing",
+    "scheme=null": r"one of scheme=, .* is null: give it the name of a choice",
     "~train.lr": r"~train\.lr is refused: a setting cannot be removed, only set",
     "~scheme": r"the scheme has no 'name': give scheme=",
     "": r"'' is not an override: write key=value",
