@@ -19,7 +19,7 @@ import yaml
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
-from posbench.reporting.statistics import Link, verdict
+from posbench.reporting.statistics import Link, equivalent, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,4 +203,6 @@ def link_verdict(comparison: Comparison, link: Link) -> str:
     ours = verdict(comparison.pairs, better, worse, "published")
     if ours in ("", "open"):
         return ours
-    return "holds" if ours == ("equal" if sign in "~/" else "better") else "fails"
+    if sign in "~/":
+        return "holds" if frozenset((better, worse)) in equivalent(comparison.pairs, "published") else "fails"
+    return "holds" if ours == "better" else "fails"

@@ -145,11 +145,9 @@ def verdict(pairs: pd.DataFrame, one: str, other: str, family: str) -> str:
     of_pair = pairs[[frozenset(names) == pair for names in zip(pairs["left"], pairs["right"], strict=True)]]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
-    if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL:
-        return "equal"
     if of_pair[f"p_{family}"].iloc[0] <= LEVEL:
         return "better" if of_pair["left"].iloc[0] == one else "worse"
-    return "open"
+    return "equal" if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL else "open"
 
 
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:

@@ -1,0 +1,345 @@
+"""The tables of a report, as DataFrames of text: a row a scheme, best first, numbers with the digits they deserve."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.reporting.statistics import decided, letters, verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.reporting.comparison import Comparison
+    from posbench.reporting.published import Agreement
+
+DASH = "–"
+MOST_DIGITS = 4  # behind the point
+Text = Mapping[str, str]
+
+
+def loss_table(c: Comparison) -> pd.DataFrame:
+    """Losses and gaps to the baseline, with letters where there are seeds enough to rank."""
+    validation, groups = c.validation(), letters(c.schemes, decided(c.pairs)) if c.can_rank else {}
+    differ = c.losses.notna().sum().nunique() > 1
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0)
+    rows = []
+    for scheme in c.schemes:
+        of = c.losses[scheme].dropna()
+        cell = validation.loc[scheme] if scheme in validation.index else None
+        row = {"scheme": named(c, scheme)}
+        if differ:
+            row["seeds"] = str(len(of))
+        if c.can_rank:
+            row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))}
+            gap = DASH if cell is None else plus_minus(cell["gap"], half(cell, "gap"), sign=True)
+            row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else gap
+            row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
+        else:
+            row |= {"loss": number(of.mean()), f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
+            if len(c.seeds) > 1:
+                each = ", ".join(number(gap, sign=True) for gap in gaps[scheme].dropna())
+                row["gap of each seed"] = each if scheme != c.baseline else ""
+            if scheme == c.baseline:
+                row[f"gap to {c.baseline}"] = "0"
+        rows.append(row)
+    return frame(rows)
+
+
+def named(c: Comparison, scheme: str) -> str:
+    """The scheme's name, with what a reader must know of its runs."""
+    of = c.runs[c.runs["scheme"] == scheme].iloc[0]
+    remarks = []
+    layers = of.get("scheme.layers")
+    if isinstance(layers, str) and len(json.loads(layers)) > of["model.num_layers"]:
+        remarks.append(f"first {of['model.num_layers']} of {len(json.loads(layers))} layers")
+    diverged = int(c.runs.loc[c.runs["scheme"] == scheme, "diverged"].notna().sum())
+    if diverged:
+        remarks.append(f"{diverged} diverged")
+    return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
+
+
+def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = False) -> pd.DataFrame:
+    """Perplexity by length; what the longest changes, and the gap to the baseline there.
+
+    Arguments: every, also lengths that are no multiple or part of the training length.
+    """
+    cells = c.at(protocol, metric="loss", text=text)
+    T, lengths = c.training_length, sorted(set(cells["length"]))
+    shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
+    rows = []
+    for scheme in c.schemes:
+        of = cells[cells["scheme"] == scheme].set_index("length")
+        if of.empty:
+            continue
+        least = of["value"] * 0 + np.fmax((of["change_high"] - of["change_low"]) / 2, of["change_documents"])
+        row = {"scheme": scheme}
+        for n in shown:
+            half_width = least.get(n, math.nan) if n != T else least.min()
+            row[length_text(n) + " (trained)" * (n == T)] = (
+                perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
+            )
+        last = of.loc[max(of.index)]
+        longest = length_text(max(lengths))
+        if T in lengths and max(lengths) > T:
+            row[f"loss at {longest} - {length_text(T)}"] = plus_minus(last["change"], half(last, "change"), sign=True)
+        gap = "0" if scheme == c.baseline else plus_minus(last["gap"], half(last, "gap"), sign=True)
+        rows.append(row | {f"gap to {c.baseline} at {longest}": gap})
+    return frame(rows)
+
+
+def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
+    """Perplexity at the longest length as trained and with other options at evaluation; the best in each row is bold."""
+    cells = c.at(protocol, metric="loss", under=None)
+    single = cells[(cells["under"] != "") & ~cells["under"].str.contains(" ")]
+    if single.empty:
+        return frame([])
+    at = int(single["length"].max())
+    rows = []
+    for scheme in [s for s in c.schemes if s in set(single["scheme"])]:
+        of = cells[(cells["scheme"] == scheme) & (cells["length"] == at)].set_index("under")["perplexity"]
+        texts = {under: perplexity_text(of[under]) if under in of else DASH for under in ["", *single["under"].unique()]}
+        texts[of.idxmin()] = f"**{texts.get(of.idxmin(), '')}**" if of.idxmin() in texts else ""
+        rows.append({"scheme": scheme, **{under.partition("=")[2] or "as trained": t for under, t in texts.items()}})
+    return frame(rows)
+
+
+def order_table(c: Comparison, length: int) -> pd.DataFrame:
+    """What shuffling everything more than d tokens back costs, by d, and how far back it costs anything."""
+    reach = c.reach(length)
+    return _by_place(c, c.at(length=length, metric="lost_order"), "value", {"reach": reach})
+
+
+def position_table(c: Comparison) -> pd.DataFrame:
+    """Gaps to the baseline by position in the longest windows, every second bucket where there are many."""
+    cells = c.at(metric="loss")
+    cells = cells[cells["last"] > 0]
+    cells = cells[cells["length"] == cells["length"].max()]
+    firsts = sorted(set(cells["first"]))
+    kept = firsts[:: 2 if len(firsts) > 9 else 1]
+    return _by_place(c, cells[cells["first"].isin(kept) & (cells["scheme"] != c.baseline)], "gap", {})
+
+
+def _by_place(c: Comparison, cells: pd.DataFrame, column: str, beside: Mapping[str, Text]) -> pd.DataFrame:
+    """A column for each group of places, after the columns `beside`."""
+    rows = []
+    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
+        row = {"scheme": scheme, **{name: of.get(scheme, DASH) for name, of in beside.items()}}
+        for cell in cells[cells["scheme"] == scheme].sort_values("first").to_dict("records"):
+            place = str(cell["first"]) if cell["first"] == cell["last"] else f"{cell['first']}-{cell['last']}"
+            row[place] = number(cell[column], 3, sign=True)
+        rows.append(row)
+    return frame(rows)
+
+
+def retrieval_table(c: Comparison) -> pd.DataFrame:
+    """How much lower the loss of a passage is when it was read before, by the gap in between; and the part by order."""
+    rows = []
+    cells = c.cells[c.cells["metric"].isin(["drop", "by_order"]) & (c.cells["under"] == "") & (c.cells["text"] == "")]
+    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
+        row = {"scheme": scheme}
+        for metric, title in (("drop", "gap {}"), ("by_order", "by order, gap {}")):
+            of = cells[(cells["scheme"] == scheme) & (cells["metric"] == metric)].sort_values("first")
+            for cell in of.to_dict("records"):
+                row[title.format(cell["first"])] = plus_minus(cell["value"], half(cell, "value"), sign=True)
+        rows.append(row)
+    return frame(rows)
+
+
+def text_table(c: Comparison, text: str) -> pd.DataFrame:
+    """Losses on another text at the training length."""
+    cells = c.at(None, c.training_length, metric="loss", text=text)
+    cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
+    rows = []
+    for scheme in [s for s in c.schemes if s in cells.index]:
+        of = cells.loc[scheme]
+        gap = "0" if scheme == c.baseline else plus_minus(of["gap"], half(of, "gap"), sign=True)
+        loss = plus_minus(of["value"], half(of, "value"))
+        rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
+    return frame(sorted(rows, key=lambda row: cells.loc[row["scheme"], "value"]))
+
+
+def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
+    """What each scheme cost; what is the same for all is given once, beside the table."""
+    runs = c.runs.groupby("scheme")
+    share = c.tokens_to_baseline
+    rows = []
+    for scheme in c.schemes:
+        of = runs.get_group(scheme)
+        needed = share.get(scheme, math.nan)
+        row = {
+            "scheme": scheme,
+            "parameters": whole(of["parameters"].mean()),
+            "training FLOPs": flops_text(of["training_flops"].mean()),
+            "KV cache, B/token": whole(of["cache_bytes"].iloc[0]),
+            "tokens/s": whole(of["tokens_per_second"].median()) if "tokens_per_second" in of else DASH,
+        }
+        if share:
+            reached = "not reached" if math.isinf(needed) else DASH if math.isnan(needed) else f"{needed:.0%}"
+            row[f"tokens to {c.baseline}'s loss"] = reached
+        rows.append(row)
+    table = frame(rows)
+    same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
+    return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
+
+
+def published_table(agreement: Agreement) -> pd.DataFrame:
+    """Their values and gaps beside ours, in their order."""
+    rows = []
+    for scheme, of in agreement.table.iterrows():
+        row = {"scheme": str(scheme), "published": f"{of['published']:g}"}
+        is_base = scheme == agreement.baseline
+        row["published gap"] = "0" if is_base else number(of["published_gap"], sign=True)
+        row["our gap"] = "0" if is_base else plus_minus(of["gap"], half(of, "gap"), sign=True)
+        rows.append(row)
+    return frame(rows)
+
+
+def by_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
+    """Mean loss by scheme and group; the best group of each scheme is bold."""
+    losses = {text_of(value): c.losses.mean() for value, c in groups.items()}
+    halves = {text_of(value): c.validation() for value, c in groups.items()}
+    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
+    rows = []
+    for scheme in schemes:
+        best = min(losses, key=lambda value: losses[value].get(scheme, math.inf))
+        row = {"scheme": scheme}
+        for value, of in losses.items():
+            cell = halves[value].loc[scheme] if scheme in halves[value].index else None
+            text = plus_minus(of[scheme], half(cell, "value")) if scheme in of else DASH
+            row[f"{column}={value}"] = f"**{text}**" if value == best and len(losses) > 1 else text
+        rows.append(row)
+    return frame(rows)
+
+
+def by_gap_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
+    """Gap to the baseline by scheme and group, within each group; `*` where significant there."""
+    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
+    rows = []
+    for scheme in schemes:
+        row = {"scheme": scheme}
+        for value, c in groups.items():
+            text, validation = DASH, c.validation()
+            if scheme == c.baseline:
+                text = "0"
+            elif scheme in validation.index:
+                cell = validation.loc[scheme]
+                mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
+                text = plus_minus(cell["gap"], half(cell, "gap"), sign=True) + mark
+            row[f"{column}={text_of(value)}"] = text
+        rows.append(row)
+    return frame(rows)
+
+
+def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> tuple[float, str]:
+    gaps = [(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses]
+    return float(np.mean(gaps)), scheme
+
+
+def frame(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """The rows as a table of text; what a row lacks is a dash."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype=object).fillna(DASH)
+
+
+def half(cell: Any, name: str) -> float:
+    """Half of a cell's interval over seeds; NaN where there is none, and of two seeds, whose interval says nothing."""
+    if cell is None or cell.get("seeds", 3) < 3:
+        return math.nan
+    return float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of GitHub's Markdown: the first column to the left, numbers to the right."""
+    rule = [":--", *["--:"] * (len(table.columns) - 1)]
+    lines = [list(table.columns), rule, *table.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def latex(table: pd.DataFrame, caption: str, label: str) -> str:
+    """A table for a paper (`booktabs`): bold stays bold, signs become LaTeX's."""
+    import re
+
+    signs = {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$", "\\*": "*"}
+
+    def text(value: str) -> str:
+        value = value.replace("\\*", "*")
+        for special in "&%$#_":
+            value = value.replace(special, f"\\{special}")
+        for sign, shown in signs.items():
+            value = value.replace(sign, shown)
+        return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", value)
+
+    escaped = table.rename(columns=text).map(text)
+    layout = "l" + "r" * (len(table.columns) - 1)
+    return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
+
+
+def decimals(half_width: float, most: int = MOST_DIGITS, unsure: int = 3) -> int:
+    """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
+    if not math.isfinite(half_width):
+        return unsure
+    return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
+
+
+def number(value: float, digits: int = 3, sign: bool = False) -> str:
+    """`1.234`, `+0.012`, a dash for NaN."""
+    return DASH if math.isnan(value) else f"{value:{'+' if sign else ''}z.{digits}f}"
+
+
+def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
+    """`2.7120 ± 0.0013`, `2.71 ± 0.18`; without an interval three digits."""
+    text = number(value, decimals(half_width), sign)
+    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ± {half_width:.{decimals(half_width)}f}"
+
+
+def perplexity_text(value: float, half_width: float = math.nan) -> str:
+    """`18.827`, `178.9`, `1,631`, `2.5e+07`: as many decimals as half an interval (nats) allows, three at most."""
+    if value < 1e6 and math.isfinite(half_width):
+        return f"{value:,.{decimals(value * half_width, most=3)}f}"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def whole(value: float) -> str:
+    """`399,360`, a dash for NaN."""
+    return DASH if math.isnan(value) else f"{value:,.0f}"
+
+
+def short_count(count: float) -> str:
+    """`166k`, `1.02M`, `1.2B`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{float(f'{count / size:.3g}'):g}{unit}"
+    return f"{count:g}"
+
+
+def flops_text(flops: float) -> str:
+    """`6.15e12`, a dash for NaN."""
+    return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
+
+
+def length_text(tokens: int) -> str:
+    """`512`, `1k`, `8k`, `1001`: short where it is a whole number of 1024."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def text_of(value: Any) -> str:
+    """A value that runs are grouped by: `0.005`, `1.02M`, `demo`."""
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return short_count(float(value)) if value >= 10_000 else f"{value:g}"
+    return str(value)
+
+
+def round_down(value: float) -> str:
+    """A difference that is at least this: `0.2` for 0.233, `0.06` for 0.0647."""
+    if not value > 0:
+        return "0"
+    digits = max(0, -math.floor(math.log10(value)))
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
