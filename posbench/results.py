@@ -105,6 +105,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "published_gap": ("their loss minus their baseline's", "nats a token"),
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
+    "order": ("n of an n-gram model", ""),
+    "better": ("schemes whose models are better than it, by their 95 % intervals", ""),
+    "worse": ("schemes whose models are worse than it", ""),
 }
 
 

@@ -86,9 +86,9 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         last = of.loc[max(of.index)]
         longest = length_text(max(lengths))
         if T in lengths and max(lengths) > T:
-            row[f"loss at {longest} - {length_text(T)}"] = plus_minus(last["change"], half(last, "change"), sign=True)
+            row[f"change from {length_text(T)} to {longest}"] = number(last["change"], sign=True)
         gap = "0" if scheme == c.baseline else plus_minus(last["gap"], half(last, "gap"), sign=True)
-        rows.append(row | {f"gap to {c.baseline} at {longest}": gap})
+        rows.append(row | {f"gap at {longest}": gap})
     return frame(rows)
 
 
@@ -108,46 +108,42 @@ def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
     return frame(rows)
 
 
-def order_table(c: Comparison, length: int) -> pd.DataFrame:
-    """What shuffling everything more than d tokens back costs, by d, and how far back it costs anything."""
-    reach = c.reach(length)
-    return _by_place(c, c.at(length=length, metric="lost_order"), "value", {"reach": reach})
+def context_table(c: Comparison) -> pd.DataFrame:
+    """What a model uses of its context: the loss without the order of tokens more than d back, and repeated passages."""
+    order = c.at(metric="lost_order")
+    order = order[order["length"] == min(set(order["length"]), key=lambda n: abs(n - c.training_length), default=0)]
+    kept = _every_second(sorted(set(order["first"])), most=5)
+    retrieval = c.at(metric="drop")
+    reach = c.reach(int(order["length"].max())) if len(order) else {}
+    rows = []
+    for scheme in [s for s in c.schemes if s in {*order["scheme"], *retrieval["scheme"]}]:
+        row = {"scheme": scheme} | ({"reach": reach.get(scheme, DASH)} if reach else {})
+        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "value", "d = {}")
+        rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "value", "repeat after {}"))
+    return frame(rows)
 
 
 def position_table(c: Comparison) -> pd.DataFrame:
     """Gaps to the baseline by position in the longest windows, every second bucket where there are many."""
     cells = c.at(metric="loss")
     cells = cells[cells["last"] > 0]
-    cells = cells[cells["length"] == cells["length"].max()]
-    firsts = sorted(set(cells["first"]))
-    kept = firsts[:: 2 if len(firsts) > 9 else 1]
-    return _by_place(c, cells[cells["first"].isin(kept) & (cells["scheme"] != c.baseline)], "gap", {})
+    cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != c.baseline)]
+    cells = cells[cells["first"].isin(_every_second(sorted(set(cells["first"])), most=9))]
+    schemes = [s for s in c.schemes if s in set(cells["scheme"])]
+    return frame([{"scheme": s, **_places(cells[cells["scheme"] == s], "gap", "{}")} for s in schemes])
 
 
-def _by_place(c: Comparison, cells: pd.DataFrame, column: str, beside: Mapping[str, Text]) -> pd.DataFrame:
-    """A column for each group of places, after the columns `beside`."""
-    rows = []
-    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
-        row = {"scheme": scheme, **{name: of.get(scheme, DASH) for name, of in beside.items()}}
-        for cell in cells[cells["scheme"] == scheme].sort_values("first").to_dict("records"):
-            place = str(cell["first"]) if cell["first"] == cell["last"] else f"{cell['first']}-{cell['last']}"
-            row[place] = number(cell[column], 3, sign=True)
-        rows.append(row)
-    return frame(rows)
+def _places(cells: pd.DataFrame, column: str, title: str) -> dict[str, str]:
+    """The figures of one scheme by position or distance."""
+    texts = {}
+    for cell in cells.sort_values("first").to_dict("records"):
+        place = str(cell["first"]) if cell["first"] == cell["last"] else f"{cell['first']}-{cell['last']}"
+        texts[title.format(place)] = number(cell[column], 3, sign=True)
+    return texts
 
 
-def retrieval_table(c: Comparison) -> pd.DataFrame:
-    """How much lower the loss of a passage is when it was read before, by the gap in between; and the part by order."""
-    rows = []
-    cells = c.cells[c.cells["metric"].isin(["drop", "by_order"]) & (c.cells["under"] == "") & (c.cells["text"] == "")]
-    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
-        row = {"scheme": scheme}
-        for metric, title in (("drop", "gap {}"), ("by_order", "by order, gap {}")):
-            of = cells[(cells["scheme"] == scheme) & (cells["metric"] == metric)].sort_values("first")
-            for cell in of.to_dict("records"):
-                row[title.format(cell["first"])] = plus_minus(cell["value"], half(cell, "value"), sign=True)
-        rows.append(row)
-    return frame(rows)
+def _every_second(places: list[int], most: int) -> list[int]:
+    return places[::2] if len(places) > most else places
 
 
 def text_table(c: Comparison, text: str) -> pd.DataFrame:
@@ -179,7 +175,7 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
             "tokens/s": whole(of["tokens_per_second"].median()) if "tokens_per_second" in of else DASH,
         }
         if share:
-            reached = "not reached" if math.isinf(needed) else DASH if math.isnan(needed) else f"{needed:.0%}"
+            reached = f"{needed:.0%}" if math.isfinite(needed) else DASH
             row[f"tokens to {c.baseline}'s loss"] = reached
         rows.append(row)
     table = frame(rows)
@@ -258,7 +254,7 @@ def markdown(table: pd.DataFrame) -> str:
     """A table of GitHub's Markdown: the first column to the left, numbers to the right."""
     rule = [":--", *["--:"] * (len(table.columns) - 1)]
     lines = [list(table.columns), rule, *table.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join(" | ".join(line) for line in lines)
 
 
 def latex(table: pd.DataFrame, caption: str, label: str) -> str:
@@ -293,9 +289,9 @@ def number(value: float, digits: int = 3, sign: bool = False) -> str:
 
 
 def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
-    """`2.7120 ± 0.0013`, `2.71 ± 0.18`; without an interval three digits."""
+    """`2.7120 ±0.0013`, `2.71 ±0.18`; without an interval three digits."""
     text = number(value, decimals(half_width), sign)
-    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ± {half_width:.{decimals(half_width)}f}"
+    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
 
 
 def perplexity_text(value: float, half_width: float = math.nan) -> str:

@@ -1,0 +1,489 @@
+"""`posbench report`: the comparison on the terminal, and its files: report.md, report.html, CSV tables and pictures."""
+
+from __future__ import annotations
+
+import math
+import re
+import webbrowser
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.config import ConfigError
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting import figures as pictures
+from posbench.reporting import tables
+from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
+from posbench.reporting.published import Published, agreements, link_verdict, load_published
+from posbench.reporting.statistics import MARGIN, conclusions
+from posbench.results import COLUMNS, SETTINGS, config_of, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
+    from rich.console import Console
+
+
+MOST_ROWS = 40  # of a table on the terminal
+
+
+def report(
+    places: str | Path | Sequence[str | Path],
+    against: str | None = None,
+    baseline: str | None = None,
+    output: str | Path | None = None,
+    console: Console | None = None,
+    by: str | None = None,
+    margin: float = MARGIN,
+    schemes: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    title: str | None = None,
+    every_length: bool = False,
+    latex: bool = False,
+    wandb: bool = False,
+    open_page: bool = False,
+) -> list[Path]:
+    """Print the report of the runs at these places, write its files, and return their paths.
+
+    Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
+    that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
+    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr; margin, below which
+    losses count as equal, in nats a token; schemes and seeds, only these; title, default the experiment's name;
+    every_length, whether lengths that are no multiple or part of the training length are shown too; latex, whether
+    tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is logged to wandb as an artifact;
+    open_page, whether the page is opened in a browser.
+    Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
+    """
+    from rich.console import Console
+
+    console = console or Console()
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
+    places = [places] if isinstance(places, str | Path) else list(places)
+    summary, rows = read(places)
+    if summary.empty:
+        raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
+    chosen = choose(summary, schemes, seeds)
+    published = load_published(against) if against else _own_published(chosen)
+    if by:
+        groups = _groups(chosen, rows, by, baseline, published, margin)
+        content, files = _by_content(groups, by, published, margin)
+        names = ", ".join(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
+        first = tables.by_gap_table(groups, by)
+    else:
+        comparison = build(chosen, rows, baseline, published, margin)
+        content, files = _content(comparison, margin, every_length)
+        names, first = comparison.experiment, content["tables"]["loss"]
+    files["runs.csv"] = chosen
+    content["title"] = f"posbench: {title or names}"
+    environment = _environment()
+    said = " ".join(environment.get_template(content["paragraph"]).render(content).split())
+    page = environment.get_template(content["page"]).render(content | {"conclusions": said})
+    page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+    target = Path(output) if output else Path(places[0]) / "report"
+    paths = _write(target, page, content, files, environment, latex)
+    _print(console, content["title"], first, said)
+    console.print(f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True)
+    if wandb:
+        from posbench.tracking.report_run import log_report
+
+        console.print(log_report(target, chosen), highlight=False, soft_wrap=True)
+    if open_page:
+        webbrowser.open((target / "report.html").resolve().as_uri())
+    return paths
+
+
+def _own_published(summary: pd.DataFrame) -> Published | None:
+    """The published results that the experiment names."""
+    runs, _ = finished(summary)
+    name = config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("published")
+    return load_published(name) if name else None
+
+
+def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """What the template is filled with, and the CSV files."""
+    drawn = pictures.draw_all(c)
+    said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
+    costs, same = tables.costs_table(c)
+    position = tables.position_table(c)
+    context = tables.context_table(c)
+    lengths = list(_length_sections(c, drawn, every_length))
+    against = agreements(c.published, c) if c.published else []
+    claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
+    with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
+    content = {
+        "page": "report.md.j2",
+        "paragraph": "conclusions.j2",
+        "c": c,
+        "T": c.training_length,
+        "margin": margin,
+        "reach": REACH,
+        "said": said,
+        "always": {"better": [s for s in gaps if (gaps[s] < 0).all()], "worse": [s for s in gaps if (gaps[s] > 0).all()]},
+        "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
+        "longest": _longest(c),
+        "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
+        "lede": _lede(c),
+        "figures": drawn,
+        "tables": {
+            "loss": tables.loss_table(c),
+            "costs": costs,
+            "position": None if position.empty else position,
+            "context": None if context.empty else context,
+        },
+        "same_costs": same,
+        "sizes": _other_sizes(c),
+        "ngrams": c.ngrams.to_dict("records"),
+        "ngram_verdict": _ngram_verdict(c),
+        "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
+        "lengths": lengths,
+        "texts": [{"name": n, "table": tables.text_table(c, n)} for n in sorted(set(c.cells["text"])) if n],
+        "has_retrieval": not c.at(metric="drop").empty,
+        "against": [
+            {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
+            for a in against
+        ],
+        "claims": [claim for claim in claims if claim],
+        "setup": _setup(c),
+    }
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
+    if len(c.ngrams):
+        files["ngrams.csv"] = c.ngrams
+    if against:
+        import pandas as pd
+
+        files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
+    content["latex"] = {
+        "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_lede(c)}"),
+        **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
+        "context": (context, "Rise of the loss without the order of tokens more than d back, nats/token."),
+        "costs": (costs, "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
+    }
+    return content, files
+
+
+def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> Iterable[dict[str, Any]]:
+    """Perplexity by length, a section for each protocol and text: they are never mixed in one table."""
+    for name, protocol in PROTOCOLS.items():
+        for text in sorted(set(c.cells.loc[c.cells["protocol"] == name, "text"])) if protocol.is_by_length else ():
+            if c.at(name, text=text, metric="loss")["length"].nunique() < 2:
+                continue
+            rescaled = tables.rescaled_table(c, name) if not text else tables.frame([])
+            yield {
+                "protocol": name,
+                "text": text,
+                "caption": protocol.caption,
+                "table": tables.lengths_table(c, name, text, every),
+                "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
+                "rescaled": None if rescaled.empty else rescaled,
+                "rescaled_figure": f"rescaled-{name}" if f"rescaled-{name}" in drawn else None,
+                "rescaled_at": c.at(name, under=None)["length"].max(),
+            }
+
+
+def _longest(c: Comparison) -> dict[str, Any] | None:
+    """What the longest length changes, for the best scheme there and for the worst."""
+    cells = c.at(metric="loss", last=0).dropna(subset="change")
+    cells = cells[cells["length"] > c.training_length]
+    if cells.empty:
+        return None
+    cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
+    best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
+    texts = {"best_change": tables.number(best["change"]), "worst_change": tables.number(worst["change"])}
+    return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
+
+
+def _lede(c: Comparison) -> str:
+    runs, many = c.runs, "s" if len(c.seeds) > 1 else ""
+    parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
+    return (
+        f"{len(c.schemes)} position schemes, {len(c.seeds)} seed{many}; models of {tables.short_count(parameters)} "
+        f"parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of {c.config['data']['name']}, trained at "
+        f"{c.training_length} tokens of context. Losses are in nats per token; lower is better."
+    )
+
+
+def _ngram_verdict(c: Comparison) -> str:
+    """Which of them every scheme beats, and which none."""
+    parts = []
+    for n in c.ngrams.to_dict("records"):
+        better, worse = (len(n[side].split()) for side in ("better", "worse"))
+        which = f"the {n['order']}-gram model"
+        if better == len(c.schemes):
+            parts.append(f"every scheme beats {which}")
+        elif worse == len(c.schemes):
+            parts.append(f"none beats {which}")
+        else:
+            parts.append(f"{better} of {len(c.schemes)} beat {which}")
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _other_sizes(c: Comparison) -> list[str]:
+    """Schemes whose parameters differ from the baseline's by half a percent or more."""
+    sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
+    shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
+    return [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
+
+
+def _schemes_frame(c: Comparison) -> pd.DataFrame:
+    """One row a scheme: what it cost, and figures that are of schemes alone."""
+    import pandas as pd
+
+    columns = ["parameters", "tokens", "epochs", "training_flops", "tokens_per_second", "peak_memory_bytes", "cache_bytes"]
+    runs = c.runs.reindex(columns=["scheme", *columns]).astype(dict.fromkeys(columns, float)).groupby("scheme")
+    frame = runs.mean().assign(tokens_per_second=runs["tokens_per_second"].median()).loc[c.schemes]
+    frame["tokens_to_baseline"] = pd.Series(c.tokens_to_baseline, dtype=float)
+    frame["reach"] = pd.Series(c.reach(c.training_length), dtype=object)
+    return frame.reset_index()
+
+
+def _setup(c: Comparison) -> list[tuple[str, str]]:
+    """What was trained on what, and by which code."""
+    runs = c.runs
+
+    def distinct(column: str) -> str:
+        return ", ".join(sorted({str(value) for value in runs.get(column, ()) if value == value and value})) or "unknown"
+
+    groups = {name: c.config.get(name) or {} for name in ("model", "data", "tokenizer", "train")}
+    shown = [
+        (name, ", ".join(f"{key}={value}" for key, value in of.items() if value is not None and key not in _UNTOLD))
+        for name, of in groups.items()
+    ]
+    codes = runs["fingerprint.code"].nunique()
+    versions = [f"{c.removeprefix('version.')} {distinct(c)}" for c in runs if c.startswith("version.")]
+    facts = [
+        ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
+        *shown,
+        (
+            "runs",
+            f"seeds {', '.join(map(str, c.seeds))}; {distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}; "
+            f"{', '.join(versions)}{f'; {codes} states of the code' if codes > 1 else ''}; text "
+            f"{distinct('fingerprint.data')[:12]}, tokenizer {distinct('fingerprint.tokenizer')[:12]}",
+        ),
+    ]
+    skipped = runs[runs["skipped_steps"] > 0]
+    if len(skipped):
+        listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
+        facts.append(("skipped steps", listed))
+    return facts
+
+
+# Fields of the configuration that say nothing about the comparison, or are said elsewhere.
+_UNTOLD = frozenset(
+    "name text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
+    "checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std "
+    "training_bytes validation_tokens steps".split()
+)
+
+
+def _groups(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    by: str,
+    baseline: str | None,
+    published: Published | None,
+    margin: float,
+) -> dict[Any, Comparison]:
+    """Value of the column -> the comparison of the runs that have it. Raises: ConfigError for a column without values."""
+    known = [c for c in summary if c in ("experiment", "tokens", "parameters", "dtype") or c.startswith(SETTINGS)]
+    if by not in known or summary[by].isna().all():
+        varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
+        raise ConfigError(f"--by {by!r} is not a column of these runs; columns in which they differ: {', '.join(varied)}")
+    runs, _ = finished(summary)
+    return {value: build(of, rows, baseline, published, margin) for value, of in runs.groupby(by, sort=True)}
+
+
+def _by_content(
+    groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """What the template of a grouped report is filled with, and its CSV files."""
+    import pandas as pd
+
+    means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
+    tried = means[means.notna().sum(axis=1) > 1]
+    best = tried.idxmin(axis=1)
+    edges = {scheme: (row.dropna().index[0], row.dropna().index[-1]) for scheme, row in tried.iterrows()}
+    links = published.links(means.index) if published else []
+    claims = [
+        {
+            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
+            **{f"{by}={tables.text_of(value)}": link_verdict(c, link) or tables.DASH for value, c in groups.items()},
+        }
+        for link in links
+    ]
+    shared = [c for c in next(iter(groups.values())).runs if c.startswith(SETTINGS) and not c.startswith("scheme.")]
+    every = pd.concat([c.runs for c in groups.values()])
+    differing = [c for c in shared if c != by and every[c].astype(str).nunique() > 1]
+    texts = every["fingerprint.data"].nunique()
+    notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
+    notes += ["the groups were trained on different text"] if texts > 1 else []
+    content = {
+        "page": "by.md.j2",
+        "paragraph": "by_conclusions.j2",
+        "column": by,
+        "margin": margin,
+        "published": published,
+        "is_rate": by == "train.lr",
+        "best": best,
+        "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
+        "groups": [(tables.text_of(value), _one_line(c)) for value, c in groups.items()],
+        "figures": pictures.trend(groups, by),
+        "tables": {"loss": tables.by_table(groups, by), "gap": tables.by_gap_table(groups, by)},
+        "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
+        "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
+        "nats per token; lower is better.",
+        "setup": [(tables.text_of(value), _lede(c)) for value, c in groups.items()],
+        "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
+    }
+    content["latex"] = {
+        "loss": (content["tables"]["loss"], f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
+        "gap": (content["tables"]["gap"], f"Gap to the baseline by scheme and {by}, nats/token."),
+    }
+    files = {
+        "table.csv": pd.concat([c.cells.assign(group=value) for value, c in groups.items()]),
+        "pairs.csv": pd.concat([c.pairs.assign(group=value) for value, c in groups.items()]),
+    }
+    return content, files
+
+
+def _one_line(c: Comparison) -> str:
+    """Who leads a group."""
+    if not c.can_rank:
+        few = "one seed" if len(c.seeds) == 1 else "two seeds"
+        return f"{c.schemes[0]} has the lowest loss ({few}: a hint)."
+    leaders = conclusions(c.schemes, c.pairs)["leaders"]
+    return f"{words(leaders)} {'leads' if len(leaders) == 1 else 'lead'}."
+
+
+def words(names: Sequence[str], most: int = 12) -> str:
+    """`a`, `a and b`, `a, b and c`; beyond `most` names the rest is counted."""
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _together(leaders: Sequence[str]) -> str:
+    """How the leaders' win over others begins."""
+    count = {1: "It beats", 2: "Both beat", 3: "All three beat"}
+    return count.get(len(leaders), f"All {len(leaders)} beat")
+
+
+def _verdicts(claims: Sequence[str]) -> str:
+    """`2 hold, 1 fails, 5 open`."""
+    counts = {word: claims.count(word) for word in ("holds", "fails", "open")}
+    return ", ".join(f"{n} {word.removesuffix('s') if n > 1 else word}" for word, n in counts.items() if n)
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "words": words,
+        "together": _together,
+        "verdicts": _verdicts,
+        "table": tables.markdown,
+        "number": tables.number,
+        "length_text": tables.length_text,
+        "round_down": tables.round_down,
+        "round_up": lambda value: f"{value:.2g}",
+    }
+    return environment
+
+
+def _write(
+    target: Path,
+    page: str,
+    content: Mapping[str, Any],
+    frames: Mapping[str, pd.DataFrame],
+    environment: Environment,
+    latex: bool,
+) -> list[Path]:
+    """Write the files of a report; their paths, the page first. Raises: ConfigError where the folder cannot be written."""
+    drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
+    files = {"report.html": as_html(page, drawings, content["title"], environment).encode(), "report.md": page.encode()}
+    for name, frame in {**frames, "columns.csv": described(frames)}.items():
+        files[name] = frame.to_csv(index=False).encode()
+    files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
+    files |= {f"{stem}.png": pictures.encoded(figure, "png") for stem, figure in content["figures"].items()}
+    if latex:
+        for name, (table, caption) in content["latex"].items():
+            files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
+        files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
+    try:
+        for name, data in files.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes(data)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"the report cannot be written to {target} ({why}): name another with --output") from error
+    return [target / name for name in files]
+
+
+def as_html(page: str, drawings: Mapping[str, bytes], title: str, environment: Environment) -> str:
+    """The Markdown page as one HTML file that needs nothing else: pictures inline, wide tables scroll by themselves."""
+    from markdown_it import MarkdownIt
+
+    from posbench.version import __version__
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
+    body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+
+    def inline(match: re.Match[str]) -> str:
+        stem = match[1]
+        drawing = pictures.inline_svg(drawings[stem].decode(), stem)
+        return f"<figure>{drawing}<figcaption>{match[2]}</figcaption></figure>"
+
+    body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
+    return environment.get_template("report.html.j2").render(body=body, title=title.replace("<", ""), version=__version__)
+
+
+def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """What each column of these CSV files means: file, column, meaning, unit."""
+    import pandas as pd
+
+    rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
+    return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
+
+
+def meaning(column: str) -> tuple[str, str]:
+    """The meaning and the unit of a column of `COLUMNS`, of one of its intervals, or of a setting."""
+    if column in COLUMNS:
+        return COLUMNS[column]
+    for ending, of in (("_low", "lower"), ("_high", "upper")):
+        if column.endswith(ending):
+            what, unit = meaning(column.removesuffix(ending))
+            return f"{of} end of the 95 % interval over seeds: {what}", unit
+    if column.endswith("_documents"):
+        what, unit = meaning(column.removesuffix("_documents"))
+        return f"half the 95 % interval over documents: {what}", unit
+    group = next(names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names)
+    return COLUMNS[group]
+
+
+def _print(console: Console, title: str, table: pd.DataFrame, said: str) -> None:
+    """The table and the paragraph, for a terminal of 80 columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for n, column in enumerate(table.columns):
+        shown.add_column(Text(column), justify="right" if n else "left", overflow="fold")
+    for row in table.head(MOST_ROWS).to_numpy().tolist():
+        shown.add_row(*(Text(cell.replace("**", "").replace("\\*", "*")) for cell in row))
+    console.print(Text(title, style="bold"))
+    console.print(shown)
+    if len(table) > MOST_ROWS:
+        console.print(Text(f"... and {len(table) - MOST_ROWS} more in the report", style="dim"))
+    console.print()
+    console.print(Text(said))
+    console.print()
