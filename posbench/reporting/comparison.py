@@ -306,18 +306,17 @@ _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in (""
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     """Scheme -> its cell, from the rows of one place."""
     documents, document = np.unique(rows["document"], return_inverse=True)
-    numbers, run = np.unique(rows["run"], return_inverse=True)
+    numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
     sums = {
         name: np.bincount(run * shape[1] + document, rows[name], math.prod(shape)).reshape(shape)
         for name in ("value", "count")
     }
-    first = rows.drop_duplicates("run").set_index("run").loc[numbers]
-    for scheme in first["scheme"].unique():
-        of_scheme = np.flatnonzero(first["scheme"] == scheme)
-        of_scheme = of_scheme[np.argsort(first["seed"].to_numpy()[of_scheme], kind="stable")]
-        seeds = first["seed"].iloc[of_scheme].tolist()
-        yield scheme, _Cell(seeds, sums["value"][of_scheme], sums["count"][of_scheme[0]], documents)
+    schemes, seeds = (np.asarray(rows[name].iloc[first]) for name in ("scheme", "seed"))
+    for scheme in np.unique(schemes):
+        of_scheme = np.flatnonzero(schemes == scheme)
+        of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
+        yield scheme, _Cell(seeds[of_scheme].tolist(), sums["value"][of_scheme], sums["count"][of_scheme[0]], documents)
 
 
 def _figures(

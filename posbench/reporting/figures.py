@@ -16,7 +16,7 @@ import numpy as np
 
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.statistics import decided, equivalent
-from posbench.reporting.tables import half, length_text, rescaled_table, short_count, text_of
+from posbench.reporting.tables import half, length_text, short_count, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,8 +100,6 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
             cells = c.at(protocol, metric="loss")
             if cells["length"].nunique() > 1:
                 figures[f"perplexity-{protocol}"] = by_length(c, cells, look)
-            if not rescaled_table(c, protocol).empty:
-                figures[f"rescaled-{protocol}"] = by_rescaling(c, protocol)
         for metric, label in (("lost_order", "loss without order, nats/token"), ("loss", "loss, nats/token")):
             cells = c.at(metric=metric)
             cells = cells[cells["last"] > 0]
@@ -247,33 +245,6 @@ def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label:
     return _lines(lines, look, finish, "position" if column == "gap" else "distance d, tokens", 3.8)
 
 
-def by_rescaling(c: Comparison, protocol: str) -> Figure:
-    """One small panel a scheme: perplexity against length as trained, and with its frequencies rescaled."""
-    cells = c.at(protocol, metric="loss", under=None)
-    cells = cells[~cells["under"].str.contains(" ")]
-    schemes = list(rescaled_table(c, protocol)["scheme"])
-    unders = list(dict.fromkeys(cells["under"]))
-    columns = min(5, len(schemes))
-    rows = math.ceil(len(schemes) / columns)
-    figure, panels = new_figure(0.9 + 1.45 * rows, rows, columns, sharey=True)
-    lengths = sorted(set(cells["length"]))
-    for axes, scheme in zip(panels, schemes, strict=False):
-        for n, under in enumerate(unders):
-            of = cells[(cells["scheme"] == scheme) & (cells["under"] == under)].sort_values("length")
-            name = under.partition("=")[2] or "as trained"
-            axes.plot(of["length"], of["perplexity"], color=INK if not under else _COLOURS[n - 1], label=name)
-        length_axis(axes, lengths, c.training_length, is_small=True)
-        axes.set_title(scheme)
-    log_numbers(panels[0])
-    for axes in panels[len(schemes) :]:
-        axes.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=6, frameon=False, fontsize=8)
-    figure.supxlabel("length, tokens", fontsize=9)
-    figure.supylabel("perplexity", fontsize=9)
-    return figure
-
-
 def trend(groups: Mapping[Any, Comparison], column: str) -> dict[str, Figure]:
     """Gap to the baseline against the value that runs are grouped by."""
     import pandas as pd
@@ -322,6 +293,7 @@ def _lines(
     for axes in panels:
         finish(axes)
     panels[-1].set_xlabel(label)
+    figure.draw_without_rendering()  # so that the layout is known
     for axes in panels:
         name_lines(figure, axes)
     return figure
@@ -329,7 +301,6 @@ def _lines(
 
 def name_lines(figure: Figure, axes: Axes) -> None:
     """Each line's name at its right end, moved up or down just as far as names must be to stand clear of each other."""
-    figure.draw_without_rendering()  # so that the layout is known
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     if not lines:
         return
@@ -368,17 +339,15 @@ def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
     return placed
 
 
-def length_axis(axes: Axes, lengths: Sequence[int], training_length: int, is_small: bool = False) -> None:
+def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
     """Lengths in tokens on a log scale, the training length marked."""
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
-    shown = [shown[0], training_length, shown[-1]] if is_small else shown
     axes.set_xticks(shown, [length_text(n) for n in shown])
     axes.minorticks_off()
     axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    if not is_small:
-        where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
-        axes.annotate(f"trained at {length_text(training_length)}", (training_length, 1), (3, -1), **where)
+    where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+    axes.annotate(f"trained at {length_text(training_length)}", (training_length, 1), (3, -1), **where)
 
 
 def log_numbers(axes: Axes) -> None:
@@ -395,11 +364,11 @@ def log_numbers(axes: Axes) -> None:
 
 
 def encoded(figure: Figure, kind: str) -> bytes:
-    """The figure as `svg`, `png` (on white, at twice the size of a page) or `pdf`; the same bytes for the same figure."""
+    """The figure as `svg` or `pdf`; the same bytes for the same figure."""
     buffer = io.BytesIO()
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}, "png": {}}[kind]
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
     with style():
-        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg", dpi=192)
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg")
     return buffer.getvalue()
 
 

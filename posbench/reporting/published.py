@@ -159,7 +159,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         both = sorted(set(theirs.values) & set(ours.index), key=lambda scheme: theirs.losses[scheme])
         if not both:
             continue
-        table = ours.loc[both, ["value", "gap", "gap_low", "gap_high"]]
+        table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
         base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
         if base != comparison.baseline:  # ours has no gaps to that one
             table[["gap", "gap_low", "gap_high"]] = math.nan

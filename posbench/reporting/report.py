@@ -179,7 +179,6 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
                 "rescaled": None if rescaled.empty else rescaled,
-                "rescaled_figure": f"rescaled-{name}" if f"rescaled-{name}" in drawn else None,
                 "rescaled_at": c.at(name, under=None)["length"].max(),
             }
 
@@ -192,7 +191,7 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
         return None
     cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
     best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
-    texts = {"best_change": tables.number(best["change"]), "worst_change": tables.number(worst["change"])}
+    texts = {f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))}
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
 
 
@@ -201,8 +200,8 @@ def _lede(c: Comparison) -> str:
     parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
     return (
         f"{len(c.schemes)} position schemes, {len(c.seeds)} seed{many}; models of {tables.short_count(parameters)} "
-        f"parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of {c.config['data']['name']}, trained at "
-        f"{c.training_length} tokens of context. Losses are in nats per token; lower is better."
+        f"parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of {c.config['data']['name']}, context "
+        f"{c.training_length}. Losses are in nats per token; lower is better."
     )
 
 
@@ -274,7 +273,7 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
 
 # Fields of the configuration that say nothing about the comparison, or are said elsewhere.
 _UNTOLD = frozenset(
-    "name text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
+    "name tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
     "checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std "
     "training_bytes validation_tokens steps".split()
 )
@@ -413,7 +412,6 @@ def _write(
     for name, frame in {**frames, "columns.csv": described(frames)}.items():
         files[name] = frame.to_csv(index=False).encode()
     files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
-    files |= {f"{stem}.png": pictures.encoded(figure, "png") for stem, figure in content["figures"].items()}
     if latex:
         for name, (table, caption) in content["latex"].items():
             files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +104,17 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 
 def detectable(sd: float, seeds: int, level: float) -> float:
     """The true difference that a paired t-test at `level` finds with probability POWER, in the unit of `sd`."""
-    from scipy.special import nctdtrinc, stdtrit
-
     if seeds < 2 or math.isnan(sd):
         return math.nan
-    return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2))) * sd / math.sqrt(seeds)
+    return _shift(seeds, level) * sd / math.sqrt(seeds)
+
+
+@cache
+def _shift(seeds: int, level: float) -> float:
+    """The noncentrality of t at which a two-sided test finds a difference in its true direction with POWER."""
+    from scipy.special import nctdtrinc, stdtrit
+
+    return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, str]:

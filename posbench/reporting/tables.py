@@ -56,7 +56,7 @@ def named(c: Comparison, scheme: str) -> str:
     remarks = []
     layers = of.get("scheme.layers")
     if isinstance(layers, str) and len(json.loads(layers)) > of["model.num_layers"]:
-        remarks.append(f"first {of['model.num_layers']} of {len(json.loads(layers))} layers")
+        remarks.append(f"{of['model.num_layers']} of {len(json.loads(layers))} layers")
     diverged = int(c.runs.loc[c.runs["scheme"] == scheme, "diverged"].notna().sum())
     if diverged:
         remarks.append(f"{diverged} diverged")
@@ -64,7 +64,7 @@ def named(c: Comparison, scheme: str) -> str:
 
 
 def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = False) -> pd.DataFrame:
-    """Perplexity by length; what the longest changes, and the gap to the baseline there.
+    """Perplexity by length; what the longest changes, and the gap to the baseline there, in nats.
 
     Arguments: every, also lengths that are no multiple or part of the training length.
     """
@@ -76,7 +76,9 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         of = cells[cells["scheme"] == scheme].set_index("length")
         if of.empty:
             continue
-        least = of["value"] * 0 + np.fmax((of["change_high"] - of["change_low"]) / 2, of["change_documents"])
+            over_seeds = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
+        over_seeds = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
+        least = np.fmax(over_seeds, of["change_documents"])
         row = {"scheme": scheme}
         for n in shown:
             half_width = least.get(n, math.nan) if n != T else least.min()
@@ -87,8 +89,7 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         longest = length_text(max(lengths))
         if T in lengths and max(lengths) > T:
             row[f"change from {length_text(T)} to {longest}"] = number(last["change"], sign=True)
-        gap = "0" if scheme == c.baseline else plus_minus(last["gap"], half(last, "gap"), sign=True)
-        rows.append(row | {f"gap at {longest}": gap})
+        rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
     return frame(rows)
 
 
@@ -190,6 +191,8 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
         row = {"scheme": str(scheme), "published": f"{of['published']:g}"}
         is_base = scheme == agreement.baseline
         row["published gap"] = "0" if is_base else number(of["published_gap"], sign=True)
+        if agreement.theirs.metric in ("loss", "perplexity"):
+            del row["published"]
         row["our gap"] = "0" if is_base else plus_minus(of["gap"], half(of, "gap"), sign=True)
         rows.append(row)
     return frame(rows)
@@ -284,8 +287,12 @@ def decimals(half_width: float, most: int = MOST_DIGITS, unsure: int = 3) -> int
 
 
 def number(value: float, digits: int = 3, sign: bool = False) -> str:
-    """`1.234`, `+0.012`, a dash for NaN."""
-    return DASH if math.isnan(value) else f"{value:{'+' if sign else ''}z.{digits}f}"
+    """`1.234`, `+0.012`, a dash for NaN. With a sign, what rounds to zero shows one digit more: `+0.0003`, `0`."""
+    if math.isnan(value):
+        return DASH
+    if sign and not round(value, digits):
+        return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
+    return f"{value:{'+' if sign else ''}z.{digits}f}"
 
 
 def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
