@@ -131,13 +131,14 @@ def build(
     baseline: str | None = None,
     published: Published | None = None,
     margin: float = MARGIN,
+    by: str = "",
 ) -> Comparison:
     """Join the finished runs of the summary and compute everything of them.
 
     Raises: ConfigError where no run is finished, runs do not agree, or a baseline was named that has no run.
     """
     runs, left_out = finished(summary)
-    check_agreement(runs)
+    check_agreement(runs, by)
     config = config_of(str(runs["path"].iloc[0]))
     wanted = baseline or str(config.get("experiment", {}).get("baseline") or "")
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
@@ -201,16 +202,19 @@ def finished(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return summary[is_finished], left_out
 
 
-def check_agreement(runs: pd.DataFrame) -> None:
-    """Raises: ConfigError where the runs differ in more than scheme and seed; it says in what."""
+def check_agreement(runs: pd.DataFrame, by: str = "") -> None:
+    """Raises: ConfigError where the runs differ in more than scheme and seed; it says in what.
+
+    Arguments: by, the columns that these runs were grouped by already.
+    """
     differences = list(_differences(runs))
     if differences:
         settings = [what for what, _ in differences if what in runs.columns]
-        by = f", or group them with --by {settings[0]}" if settings else ""
+        remedy = f", or group them with --by {','.join(filter(None, (by, settings[0])))}" if settings else ""
         lines = "".join(f"\n  {what}: {how}" for what, how in differences[:6])
         raise ConfigError(
             f"these runs cannot stand in one table, because they differ in{lines}\nChoose runs with --schemes or "
-            f"--seeds{by}"
+            f"--seeds{remedy}"
         )
 
 

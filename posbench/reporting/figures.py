@@ -147,14 +147,14 @@ def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
     for y, scheme in enumerate(c.schemes):
         colour, _, marker = look[scheme]
         each = of_all[scheme].dropna()
-        axes.plot(each, [y] * len(each), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
+        axes.plot(each, [y + 0.25] * len(each), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
         interval = half(validation.loc[scheme], "gap") if scheme in validation.index else math.nan
         if math.isfinite(interval):
             axes.errorbar([each.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
         axes.plot([each.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(c.schemes)), c.schemes)
-    axes.set_ylim(len(c.schemes) - 0.4, -0.6)
+    axes.set_ylim(len(c.schemes) - 0.5, -0.6)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"gap to {c.baseline}, nats/token (left is better)")
@@ -162,33 +162,31 @@ def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
 
 
 def matrix(c: Comparison) -> Figure:
-    """Who beats whom: the loss of the column's scheme less the row's, a dot where significant, = where equivalent."""
-    from matplotlib.colors import SymLogNorm
+    """Who beats whom: by how much the row's scheme is better than the column's; ● where significant, = where equal."""
+    from matplotlib.colors import PowerNorm
 
     names, count = c.schemes, len(c.schemes)
-    differences = np.zeros((count, count))
+    differences = np.full((count, count), math.nan)
     for pair in c.pairs.itertuples():
-        a, b = names.index(pair.left), names.index(pair.right)
-        differences[a, b], differences[b, a] = pair.difference, -pair.difference
-    most = float(np.abs(differences).max()) or 1.0
-    figure, (axes,) = new_figure(1.2 + 0.3 * count)
-    image = axes.imshow(differences, cmap="RdBu", norm=SymLogNorm(0.02, vmin=-most, vmax=most, base=10), aspect="auto")
+        differences[names.index(pair.left), names.index(pair.right)] = pair.difference
+    most = float(np.nanmax(differences)) or 1.0
+    figure, (axes,) = new_figure(1.2 + 0.27 * count)
+    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
     for marks, sign in ((decided(c.pairs), "●"), (equivalent(c.pairs), "=")):
         for pair in marks:
-            a, b = (names.index(name) for name in pair)
-            for x, y in ((a, b), (b, a)):
-                colour = "white" if abs(differences[y, x]) > 0.5 * most else "black"
-                axes.text(x, y, sign, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xticks(range(count), names, rotation=45, ha="right")
-    axes.set_yticks(range(count), names)
+            y, x = sorted(names.index(name) for name in pair)
+            y, x = (x, y) if math.isnan(differences[y, x]) else (y, x)
+            colour = "white" if differences[y, x] > 0.3 * most else "black"
+            axes.text(x, y, sign, ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
+    axes.set_yticks(range(count - 1), names[:-1])
+    axes.set_xlim(0.5, count - 0.5)
+    axes.set_ylim(count - 1.5, -0.5)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    ticks = [t for t in (-1, -0.3, -0.1, -0.03, 0, 0.03, 0.1, 0.3, 1) if abs(t) <= most]
-    bar = figure.colorbar(image, ax=axes, ticks=ticks, format="%+g", shrink=0.8)
-    bar.set_label("blue: the row's scheme is better by, nats/token")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, ax=axes, shrink=0.8, label="row better than column by, nats/token")
     return figure
 
 
@@ -245,31 +243,33 @@ def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label:
     return _lines(lines, look, finish, "position" if column == "gap" else "distance d, tokens", 3.8)
 
 
-def trend(groups: Mapping[Any, Comparison], column: str) -> dict[str, Figure]:
-    """Gap to the baseline against the value that runs are grouped by."""
+def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
+    """Gap to the baseline, or loss, against the value that runs are grouped by; of several, in their order."""
     import pandas as pd
 
     look = looks(pd.concat([c.runs for c in groups.values()]))
-    values = list(groups)
-    is_number = all(isinstance(value, int | float | np.number) for value in values)
-    lines: dict[str, tuple[list[Any], list[float]]] = {}
-    for n, (value, c) in enumerate(groups.items()):
-        for scheme in (s for s in c.schemes if s != c.baseline):
-            x, y = lines.setdefault(scheme, ([], []))
-            x.append(value if is_number else n)
-            y.append(float((c.losses[scheme] - c.losses[c.baseline]).mean()))
+    is_number = all(isinstance(value, int | float | np.number) for value in groups)
+    places = list(groups) if is_number else list(range(len(groups)))
+    losses = {
+        place: c.losses if is_loss else c.losses.sub(c.losses[c.wanted_baseline], axis=0).drop(columns=c.baseline)
+        for place, c in zip(places, groups.values(), strict=True)
+        if is_loss or c.wanted_baseline in c.losses
+    }
+    table = pd.DataFrame({place: of.mean() for place, of in losses.items()})
+    table = table[table.notna().sum(axis=1) > 1]
+    lines = {scheme: (row.dropna().index, row.dropna()) for scheme, row in table.iterrows()}
 
     def finish(axes: Axes) -> None:
-        if is_number and min(values) > 0:
+        if is_number and min(places) > 0:
             axes.set_xscale("log", base=2)
-        axes.set_xticks(values if is_number else range(len(values)), [text_of(value) for value in values])
+        axes.set_xticks(places, [text_of(value) for value in groups], rotation=0 if len(places) < 6 else 20)
         axes.minorticks_off()
-        axes.axhline(0, color=INK, linewidth=0.6)
-        axes.set_ylabel("gap to the baseline, nats/token")
+        axes.set_ylabel("loss, nats/token" if is_loss else "gap to the baseline, nats/token")
+        if not is_loss:
+            axes.axhline(0, color=INK, linewidth=0.6)
 
-    order = sorted(lines, key=lambda scheme: lines[scheme][1][-1])
     with style():
-        return {"trend": _lines({s: lines[s] for s in order}, look, finish, column, 4.1)} if lines else {}
+        return {"trend": _lines(lines, look, finish, column, 4.1)} if lines else {}
 
 
 def _lines(

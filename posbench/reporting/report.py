@@ -49,7 +49,7 @@ def report(
 
     Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
     that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
-    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr; margin, below which
+    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr, or several with commas; margin, below which
     losses count as equal, in nats a token; schemes and seeds, only these; title, default the experiment's name;
     every_length, whether lengths that are no multiple or part of the training length are shown too; latex, whether
     tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is logged to wandb as an artifact;
@@ -71,7 +71,7 @@ def report(
         groups = _groups(chosen, rows, by, baseline, published, margin)
         content, files = _by_content(groups, by, published, margin)
         names = ", ".join(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
-        first = tables.by_gap_table(groups, by)
+        first = content["tables"]["loss" if by == "train.lr" else "gap"]
     else:
         comparison = build(chosen, rows, baseline, published, margin)
         content, files = _content(comparison, margin, every_length)
@@ -126,7 +126,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
-        "lede": _lede(c),
+        "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
         "figures": drawn,
         "tables": {
             "loss": tables.loss_table(c),
@@ -157,7 +157,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 
         files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
     content["latex"] = {
-        "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_lede(c)}"),
+        "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
         **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
         "context": (context, "Rise of the loss without the order of tokens more than d back, nats/token."),
         "costs": (costs, "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
@@ -195,14 +195,19 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
 
 
-def _lede(c: Comparison) -> str:
-    runs, many = c.runs, "s" if len(c.seeds) > 1 else ""
+def _models(c: Comparison) -> str:
+    """What was trained, in one line."""
+    runs = c.runs
     parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
     return (
-        f"{len(c.schemes)} position schemes, {len(c.seeds)} seed{many}; models of {tables.short_count(parameters)} "
-        f"parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of {c.config['data']['name']}, context "
-        f"{c.training_length}. Losses are in nats per token; lower is better."
+        f"{_count(len(c.schemes), 'position scheme')}, {_count(len(c.seeds), 'seed')}; models of "
+        f"{tables.short_count(parameters)} parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of "
+        f"{c.config['data']['name']}, context {c.training_length}"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _ngram_verdict(c: Comparison) -> str:
@@ -215,6 +220,8 @@ def _ngram_verdict(c: Comparison) -> str:
             parts.append(f"every scheme beats {which}")
         elif worse == len(c.schemes):
             parts.append(f"none beats {which}")
+        elif not better:
+            parts.append(f"none clearly beats {which}")
         else:
             parts.append(f"{better} of {len(c.schemes)} beat {which}")
     text = ", ".join(parts)
@@ -289,11 +296,14 @@ def _groups(
 ) -> dict[Any, Comparison]:
     """Value of the column -> the comparison of the runs that have it. Raises: ConfigError for a column without values."""
     known = [c for c in summary if c in ("experiment", "tokens", "parameters", "dtype") or c.startswith(SETTINGS)]
-    if by not in known or summary[by].isna().all():
-        varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
-        raise ConfigError(f"--by {by!r} is not a column of these runs; columns in which they differ: {', '.join(varied)}")
+    columns = by.split(",")
+    for column in columns:
+        if column not in known or summary[column].isna().all():
+            varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
+            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {', '.join(varied)}")
     runs, _ = finished(summary)
-    return {value: build(of, rows, baseline, published, margin) for value, of in runs.groupby(by, sort=True)}
+    groups = runs.groupby(columns if columns[1:] else by, sort=True)
+    return {value: build(of, rows, baseline, published, margin, by) for value, of in groups}
 
 
 def _by_content(
@@ -310,32 +320,34 @@ def _by_content(
     claims = [
         {
             "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
-            **{f"{by}={tables.text_of(value)}": link_verdict(c, link) or tables.DASH for value, c in groups.items()},
+            **{tables.text_of(value): link_verdict(c, link) or tables.DASH for value, c in groups.items()},
         }
         for link in links
     ]
     shared = [c for c in next(iter(groups.values())).runs if c.startswith(SETTINGS) and not c.startswith("scheme.")]
     every = pd.concat([c.runs for c in groups.values()])
-    differing = [c for c in shared if c != by and every[c].astype(str).nunique() > 1]
+    differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
     texts = every["fingerprint.data"].nunique()
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
+    is_rate = by == "train.lr"
     content = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
         "column": by,
         "margin": margin,
         "published": published,
-        "is_rate": by == "train.lr",
+        "is_rate": is_rate,
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "groups": [(tables.text_of(value), _one_line(c)) for value, c in groups.items()],
-        "figures": pictures.trend(groups, by),
-        "tables": {"loss": tables.by_table(groups, by), "gap": tables.by_gap_table(groups, by)},
+        "lowest": [(scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best],
+        "figures": pictures.trend(groups, by, is_rate),
+        "tables": {"loss": tables.by_table(groups), "gap": tables.by_gap_table(groups)},
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",
-        "setup": [(tables.text_of(value), _lede(c)) for value, c in groups.items()],
+        "setup": [(tables.text_of(value), _models(c)) for value, c in groups.items()],
         "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
     }
     content["latex"] = {
@@ -343,14 +355,16 @@ def _by_content(
         "gap": (content["tables"]["gap"], f"Gap to the baseline by scheme and {by}, nats/token."),
     }
     files = {
-        "table.csv": pd.concat([c.cells.assign(group=value) for value, c in groups.items()]),
-        "pairs.csv": pd.concat([c.pairs.assign(group=value) for value, c in groups.items()]),
+        "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),
+        "pairs.csv": pd.concat([c.pairs.assign(group=tables.text_of(value)) for value, c in groups.items()]),
     }
     return content, files
 
 
 def _one_line(c: Comparison) -> str:
     """Who leads a group."""
+    if len(c.schemes) == 1:
+        return f"only {c.schemes[0]}."
     if not c.can_rank:
         few = "one seed" if len(c.seeds) == 1 else "two seeds"
         return f"{c.schemes[0]} has the lowest loss ({few}: a hint)."
@@ -441,6 +455,8 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str, environment: E
         return f"<figure>{drawing}<figcaption>{match[2]}</figcaption></figure>"
 
     body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
+    first = re.compile(r'(<figure>.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
+    body = first.sub(r'<div class="first">\1</div>', body, count=1)  # beside each other where there is room
     return environment.get_template("report.html.j2").render(body=body, title=title.replace("<", ""), version=__version__)
 
 

@@ -198,7 +198,7 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
     return frame(rows)
 
 
-def by_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
+def by_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
     """Mean loss by scheme and group; the best group of each scheme is bold."""
     losses = {text_of(value): c.losses.mean() for value, c in groups.items()}
     halves = {text_of(value): c.validation() for value, c in groups.items()}
@@ -210,12 +210,12 @@ def by_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
         for value, of in losses.items():
             cell = halves[value].loc[scheme] if scheme in halves[value].index else None
             text = plus_minus(of[scheme], half(cell, "value")) if scheme in of else DASH
-            row[f"{column}={value}"] = f"**{text}**" if value == best and len(losses) > 1 else text
+            row[value] = f"**{text}**" if value == best and len(losses) > 1 else text
         rows.append(row)
     return frame(rows)
 
 
-def by_gap_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
+def by_gap_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
     """Gap to the baseline by scheme and group, within each group; `*` where significant there."""
     schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
     rows = []
@@ -223,13 +223,15 @@ def by_gap_table(groups: Mapping[Any, Comparison], column: str) -> pd.DataFrame:
         row = {"scheme": scheme}
         for value, c in groups.items():
             text, validation = DASH, c.validation()
-            if scheme == c.baseline:
+            if c.wanted_baseline not in c.schemes:
+                validation = validation.iloc[:0]
+            elif scheme == c.baseline:
                 text = "0"
-            elif scheme in validation.index:
+            if scheme in validation.index and scheme != c.baseline:
                 cell = validation.loc[scheme]
                 mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
                 text = plus_minus(cell["gap"], half(cell, "gap"), sign=True) + mark
-            row[f"{column}={text_of(value)}"] = text
+            row[text_of(value)] = text
         rows.append(row)
     return frame(rows)
 
@@ -332,7 +334,9 @@ def length_text(tokens: int) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value that runs are grouped by: `0.005`, `1.02M`, `demo`."""
+    """A value that runs are grouped by: `0.005`, `1.02M`, `demo`; several with a space between them."""
+    if isinstance(value, tuple):
+        return " ".join(map(text_of, value))
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
         return short_count(float(value)) if value >= 10_000 else f"{value:g}"
     return str(value)
