@@ -1,1 +1,1 @@
-"""The report of an experiment: one tidy table (`posbench.results`) -> statistics -> tables and figures -> templates."""
+"""The report of an experiment: one tidy table (`posbench.table`) -> statistics -> tables and figures -> templates."""

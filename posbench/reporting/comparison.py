@@ -20,7 +20,7 @@ from posbench.evaluation.documents import Floats, document_error
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, compare, interval
-from posbench.results import NGRAM, SETTINGS, config_of, curves
+from posbench.table import NGRAM, SETTINGS, config_of, curves
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions
-from posbench.results import COLUMNS, SETTINGS, config_of, read
+from posbench.table import COLUMNS, SETTINGS, config_of, read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,8 @@ def report(
     if by:
         groups = _groups(chosen, rows, by, baseline, published, margin)
         content, files = _by_content(groups, by, published, margin)
-        names = ", ".join(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
+        named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
+        names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
         first = content["tables"]["loss" if by == "train.lr" else "gap"]
     else:
         comparison = build(chosen, rows, baseline, published, margin)
@@ -89,7 +90,9 @@ def report(
     if wandb:
         from posbench.tracking.report_run import log_report
 
-        console.print(log_report(target, chosen), highlight=False, soft_wrap=True)
+        run = finished(chosen)[0].iloc[0]
+        told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
+        console.print(told, highlight=False, soft_wrap=True)
     if open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
@@ -489,11 +492,14 @@ def _print(console: Console, title: str, table: pd.DataFrame, said: str) -> None
     from rich.table import Table
     from rich.text import Text
 
+    cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
+    if sum(2 + max(len(column), *cells[column].map(len)) for column in cells) > console.width:
+        cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # they are in the report
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for n, column in enumerate(table.columns):
-        shown.add_column(Text(column), justify="right" if n else "left", overflow="fold")
-    for row in table.head(MOST_ROWS).to_numpy().tolist():
-        shown.add_row(*(Text(cell.replace("**", "").replace("\\*", "*")) for cell in row))
+    for n, column in enumerate(cells):
+        shown.add_column(Text(column), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
+    for row in cells.to_numpy().tolist():
+        shown.add_row(*map(Text, row))
     console.print(Text(title, style="bold"))
     console.print(shown)
     if len(table) > MOST_ROWS:

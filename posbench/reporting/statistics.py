@@ -57,7 +57,7 @@ def compare(
     """Every pair of schemes over the seeds that both have; `left` has the lower mean loss on them.
 
     Arguments: losses, a row a seed and a column a scheme, nats a token, NaN where there is no run; links of the
-    published chain; margin of equivalence. Columns: see `posbench.results.COLUMNS`.
+    published chain; margin of equivalence. Columns: see `posbench.table.COLUMNS`.
     """
     import pandas as pd
 
