@@ -344,7 +344,7 @@ def _figures(
             yield row
             continue
         row["value_documents"] = document_error(cell.values.mean(0)[None], cell.counts)[0]
-        if base and scheme != baseline:
+        if base and base is not cell:
             row |= _difference("gap", cell, base)
         before = places.get(at_training, {}).get(scheme) if by_length else None
         if before and before is not cell:
