@@ -214,20 +214,13 @@ def _count(number: int, what: str) -> str:
 
 
 def _ngram_verdict(c: Comparison) -> str:
-    """Which of them every scheme beats, and which none."""
-    parts = []
+    """Which of them every scheme beats, and which none: `Every scheme beats n = 2; none beats n = 3, n = 5`."""
+    kinds: dict[str, list[str]] = {}
     for n in c.ngrams.to_dict("records"):
-        better, worse = (len(n[side].split()) for side in ("better", "worse"))
-        which = f"the {n['order']}-gram model"
-        if better == len(c.schemes):
-            parts.append(f"every scheme beats {which}")
-        elif worse == len(c.schemes):
-            parts.append(f"none beats {which}")
-        elif not better:
-            parts.append(f"none clearly beats {which}")
-        else:
-            parts.append(f"{better} of {len(c.schemes)} beat {which}")
-    text = ", ".join(parts)
+        better = len(n["better"].split())
+        who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(better, f"{better} of {len(c.schemes)} beat")
+        kinds.setdefault(who, []).append(f"n = {n['order']}")
+    text = "; ".join(f"{who} {words(which)}" for who, which in kinds.items())
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -257,16 +250,17 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     def distinct(column: str) -> str:
         return ", ".join(sorted({str(value) for value in runs.get(column, ()) if value == value and value})) or "unknown"
 
-    groups = {name: c.config.get(name) or {} for name in ("model", "data", "tokenizer", "train")}
-    shown = [
-        (name, ", ".join(f"{key}={value}" for key, value in of.items() if value is not None and key not in _UNTOLD))
-        for name, of in groups.items()
-    ]
+    def settings(*groups: str) -> tuple[str, str]:
+        shown = [(k, v) for name in groups for k, v in (c.config.get(name) or {}).items() if k not in _UNTOLD and v]
+        return " and ".join(groups), ", ".join(f"{key}={value}" for key, value in shown)
+
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{c.removeprefix('version.')} {distinct(c)}" for c in runs if c.startswith("version.")]
     facts = [
         ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
-        *shown,
+        settings("model"),
+        settings("data", "tokenizer"),
+        settings("train"),
         (
             "runs",
             f"seeds {', '.join(map(str, c.seeds))}; {distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}; "
@@ -283,9 +277,9 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
 
 # Fields of the configuration that say nothing about the comparison, or are said elsewhere.
 _UNTOLD = frozenset(
-    "name tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
+    "name steps tied_embeddings validation_fraction test_fraction tuning_fraction accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
     "checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std "
-    "training_bytes validation_tokens steps".split()
+    "training_bytes validation_tokens".split()
 )
 
 

@@ -119,7 +119,7 @@ def context_table(c: Comparison) -> pd.DataFrame:
     rows = []
     for scheme in [s for s in c.schemes if s in {*order["scheme"], *retrieval["scheme"]}]:
         row = {"scheme": scheme} | ({"reach": reach.get(scheme, DASH)} if reach else {})
-        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "value", "d = {}")
+        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "value", "d={}")
         rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "value", "repeat after {}"))
     return frame(rows)
 
