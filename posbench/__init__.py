@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.machine.signals import Stopped
     from posbench.model import build_model
     from posbench.reporting.report import report
-    from posbench.table import results
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
+    from posbench.table import results
     from posbench.training import Died
 
 __all__ = [

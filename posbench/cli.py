@@ -477,7 +477,8 @@ def report(
     if against == "list":
         list_published(_console())
         return
-    folders = [_experiment_folder(name, runs_dir) for name in [*dict.fromkeys(experiments or [])] or [None]]
+    named: list[str | None] = [*dict.fromkeys(experiments or [])]
+    folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
     try:
         chosen_seeds = [int(seed) for seed in (seeds or "").split(",") if seed.strip()]
     except ValueError:

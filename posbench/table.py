@@ -51,7 +51,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "first": ("first position, distance or gap of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
     "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop or by_order", ""),
-    "value": ("tidy: the sum over the targets; in table.csv: the mean over seeds", "nats (bits) in all; a token (byte)"),
+    "value": (
+        "tidy: the sum over the targets; in table.csv: the mean over seeds",
+        "nats (bits) in all; a token (byte)",
+    ),
     "count": ("what the sum is of: targets, or bytes of bits_per_byte", ""),
     "status": ("finished, running, interrupted, stopped, died or unreadable", ""),
     "reason": ("why it stopped, died or cannot be read", ""),
@@ -121,7 +124,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     summary, rows = read(places)
     if not tidy:
         return summary
-    settings = summary[["tokens", "parameters", *(c for c in summary if c.startswith(SETTINGS))]].astype("category")
+    settings = summary[["tokens", "parameters", *settings_of(summary)]].astype("category")
     return rows.join(settings, on="run").drop(columns="run")
 
 
@@ -140,8 +143,13 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
     if summary.empty:
         return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"]), rows.frame()
-    settings = [c for c in summary if c.startswith(SETTINGS)]
+    settings = settings_of(summary)
     return summary[[*(c for c in summary if c not in settings), *settings]], rows.frame()
+
+
+def settings_of(summary: pd.DataFrame) -> list[str]:
+    """The columns that are settings of the runs."""
+    return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
 
 
 class _Rows:
@@ -170,7 +178,7 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """One run's row of the summary; its tidy rows go to `rows`. What cannot be read makes a row too, with the reason."""
+    """One run's row of the summary, with the reason where it cannot be read; its tidy rows go to `rows`."""
     from posbench.runs import FINISHED, state_of
 
     try:
@@ -258,7 +266,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         targets = targets[scored]
         for score in protocol.scores:
             if score.needs is None or score.needs in columns:
-                figures = np.asarray(score.of(columns), dtype=float)  # type: ignore[arg-type]
+                figures = np.asarray(score.of(columns), dtype=float)
                 rows.add(key | {"metric": score.name}, **place, value=figures * targets, count=targets)
         if not protocol.scores:
             rows.add(key | {"metric": "loss"}, **place, value=columns["nll"], count=targets)
@@ -328,9 +336,9 @@ def _cache_bytes(manifest: Manifest) -> float:
     kind, scheme, is_shared = (
         config.get(name) for name in ("scheme.attention.kind", "scheme.kind", "scheme.attention.shared_kv")
     )
-    sizes = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
+    sizes: list[Any] = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
     kinds = {member["kind"] for member in config.get("scheme.of") or [{"kind": scheme}]}
-    if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= _PLAIN_CACHE:
+    if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= set(_PLAIN_CACHE.split()):
         return 0.0 if kind in ("linear", "decay") else math.nan
     sites = set(config.get("scheme.sites") or "")
     copies = 1 if is_shared and len(sites & set("kv")) != 1 else 2
@@ -338,10 +346,10 @@ def _cache_bytes(manifest: Manifest) -> float:
 
 
 # Kinds of schemes that keep plain keys and values, and nothing beside them.
-_PLAIN_CACHE = frozenset(
-    "alibi fire hope interleaved kerple learned learned_base learned_frequencies nope p_rope partial_rotary rotary "
-    "shaw sinusoidal ssmax t5 xpos".split()
-)
+_PLAIN_CACHE = """
+    alibi fire hope interleaved kerple learned learned_base learned_frequencies nope p_rope partial_rotary rotary shaw
+    sinusoidal ssmax t5 xpos
+"""
 
 
 def curves(paths: Iterable[str]) -> pd.DataFrame:

@@ -27,7 +27,9 @@ def compare(paths: Sequence[str | Path], console: Console) -> None:
 
     summary, rows = read(dict.fromkeys(map(str, paths)))
     if len(summary) < 2:
-        raise ConfigError("one run is not a comparison: name two, such as runs/demo/qk_rope/seed=0 runs/demo/nope/seed=0")
+        raise ConfigError(
+            "one run is not a comparison: name two, such as runs/demo/qk_rope/seed=0 runs/demo/nope/seed=0"
+        )
     parts = [Path(path).parts[-3:] for path in summary["path"]]
     levels = [n for n in range(3) if len({part[n] for part in parts}) > 1] or [2]
     for title, lines in (
@@ -76,9 +78,10 @@ def _results(summary: pd.DataFrame, rows: pd.DataFrame) -> list[list[str]]:
     of = rows[rows["protocol"].isin(by_length) & (rows["metric"] == "loss") & (rows["at_step"] == 0)]
     sums = of.groupby(["protocol", "text", "under", "length", "run"], observed=True)[["value", "count"]].sum()
     perplexities = (sums["value"] / sums["count"]).map(lambda loss: math.exp(min(loss, 700))).unstack("run")
-    for place, values in perplexities.reindex(columns=summary.index).iterrows():
-        protocol, text, under, length = place  # type: ignore[misc]
-        words = " ".join(filter(None, [f"perplexity at {length}, {protocol}", under, text and f"on {text}"]))
+    places: list[Any] = list(perplexities.index)
+    for place, values in zip(places, perplexities.reindex(columns=summary.index).to_numpy(), strict=True):
+        protocol, text, under, length = list(place)
+        words = " ".join(filter(None, [f"perplexity at {length}, {protocol}", under, f"on {text}" if text else ""]))
         lines.append([words, *(DASH if math.isnan(value) else perplexity_text(value) for value in values)])
     return lines
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from posbench.evaluation.documents import Floats, document_error
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, compare, interval
-from posbench.table import NGRAM, SETTINGS, config_of, curves
+from posbench.table import NGRAM, config_of, curves, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +92,7 @@ class Comparison:
         """Scheme -> the distance up to which order is worth REACH or more; `≥` where that holds to the window's end."""
         reaches = {}
         for scheme, of in self.at(length=length, metric="lost_order").sort_values("first").groupby("scheme"):
-            low = np.fmin(of["value_low"], of["value"] - of["value_documents"]).to_numpy()
+            low = np.fmin(of["value_low"].to_numpy(), (of["value"] - of["value_documents"]).to_numpy())
             fails = np.flatnonzero(~(low >= REACH))
             last = of["last"].to_numpy()
             whole = f"≥ {last[-1]}"
@@ -107,8 +107,9 @@ class Comparison:
         learning rate has come down, so a shorter run that is planned as one would need fewer tokens.
         """
         shares: dict[str, list[float]] = {}
-        base = {seed: of for seed, of in self.curves[self.curves["scheme"] == self.baseline].groupby("seed")}
-        for (scheme, seed), of in self.curves.groupby(["scheme", "seed"]):
+        base = dict(list(self.curves[self.curves["scheme"] == self.baseline].groupby("seed")))
+        for scheme, seed in self.curves[["scheme", "seed"]].drop_duplicates().itertuples(index=False):
+            of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
             if seed in base and len(base[seed]) > 1:
                 goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
                 shares.setdefault(str(scheme), []).append(_crossing(of["tokens"], of["loss"], goal) / tokens)
@@ -145,10 +146,12 @@ def build(
     losses.columns.name = None
     complete = losses.loc[:, losses.notna().all()]
     level = losses.sub(complete.mean(axis=1), axis=0).mean() if complete.shape[1] else losses.mean()
-    losses = losses[sorted(losses.columns, key=lambda scheme: (level[scheme], scheme))]
-    base = wanted if wanted in losses else losses.columns[0]
+    losses = losses[sorted(map(str, losses.columns), key=lambda scheme: (float(level.loc[scheme]), scheme))]
+    base = wanted if wanted in losses else str(losses.columns[0])
     if baseline and baseline not in losses:
-        raise ConfigError(f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(losses)}")
+        raise ConfigError(
+            f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(map(str, losses.columns))}"
+        )
     notes: list[str] = []
     length = int(runs["train.context_length"].iloc[0])
     cells = measure(rows, runs, base, length, notes)
@@ -170,9 +173,7 @@ def build(
     )
 
 
-def choose(
-    summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()
-) -> pd.DataFrame:
+def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
     """The runs of these schemes and seeds, all where none are named. Raises: ConfigError for one without a run."""
     known = sorted(set(summary["scheme"]))
     for scheme in schemes:
@@ -194,7 +195,7 @@ def finished(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         reason = getattr(run, "reason", None)
         why = f"{run.status}: {reason}" if isinstance(reason, str) else str(run.status)
         if run.status == "finished":
-            why = run.damaged if isinstance(run.damaged, str) else run.diverged or "it has no loss"
+            why = str(run.damaged if isinstance(run.damaged, str) else run.diverged or "it has no loss")
         left_out.append(f"{run.scheme} seed {run.seed}: {why}")
     if not is_finished.any():
         told = "".join(f"\n  {line}" for line in left_out[:5])
@@ -224,14 +225,14 @@ def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
         yield "runs of one scheme and seed", " and ".join(first["path"])
-        own = [c for c in runs if c.startswith(("model.", "train.")) and twice[c].astype(str).nunique() > 1]
+        own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
         return
     for name in ("data", "tokenizer"):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield _MEANING[name], _counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
-        shared = [c for c in runs if c.startswith(SETTINGS) and not c.startswith("scheme.") and c != "device.compiled"]
+        shared = [c for c in settings_of(runs) if not c.startswith("scheme.") and c != "device.compiled"]
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in differing)
         if not differing:
@@ -245,7 +246,7 @@ def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if unlike:
             yield f"the initial weights of seed {seed}", ", ".join(unlike)
     for scheme, of_scheme in runs.groupby("scheme"):
-        options = [c for c in runs if c.startswith("scheme.") and of_scheme[c].astype(str).nunique() > 1]
+        options = [c for c in settings_of(runs) if c.startswith("scheme.") and of_scheme[c].astype(str).nunique() > 1]
         yield from ((f"{option} of {scheme}", _counts(of_scheme, option)) for option in options)
 
 
@@ -264,9 +265,9 @@ class _Cell:
     """One scheme at one place: the sums of each seed and document."""
 
     seeds: list[int]
-    values: Floats  # [seeds, documents]
+    values: Any  # [seeds, documents], float64
     counts: Floats  # [documents]: the same for every seed
-    documents: Floats  # their numbers
+    documents: Any  # their numbers
 
 
 def measure(
@@ -297,7 +298,11 @@ def measure(
             )
             continue
         places[place] = dict(_cells(of_place))
-    made = [row for place, of_place in places.items() for row in _figures(place, of_place, places, baseline, training_length)]
+    made = [
+        row
+        for place, of_place in places.items()
+        for row in _figures(place, of_place, places, baseline, training_length)
+    ]
     frame = pd.DataFrame(made, columns=["scheme", *_PLACE, "seeds", *_FIGURES, "targets", "documents"])
     is_loss = frame["metric"] == "loss"
     frame.insert(10, "perplexity", np.where(is_loss, np.exp(np.minimum(frame["value"], 700.0)), math.nan))
@@ -352,7 +357,7 @@ def _figures(
         yield row
 
 
-def _interval(name: str, values: Floats) -> dict[str, float]:
+def _interval(name: str, values: Any) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
 
 
@@ -383,17 +388,21 @@ def _difference(name: str, one: _Cell, other: _Cell) -> dict[str, float]:
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """n-gram models on the batches and targets of every seed of the table: a row an order; none where a seed lacks it."""
+    """n-gram models on the batches and targets of the table: a row an order, none where a seed lacks it."""
     import pandas as pd
 
     made = []
-    for (order, name), of in rows[rows["protocol"] == NGRAM].groupby(["first", "scheme"], observed=True):
+    of_ngrams = rows[rows["protocol"] == NGRAM]
+    for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
+        of = of_ngrams[of_ngrams["scheme"] == name]
         per_seed = (of.groupby("seed")["value"].sum() / of.groupby("seed")["count"].sum()).reindex(losses.index)
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
             row |= _interval("loss", per_seed.to_numpy()) | _interval("gap", (per_seed - losses[baseline]).dropna())
-            gaps = {scheme: interval((per_seed - losses[scheme]).dropna()) for scheme in losses}
-            ends = {scheme: (mean, mean) if math.isnan(low) else (low, high) for scheme, (mean, low, high) in gaps.items()}
+            gaps = {str(scheme): interval((per_seed - losses[scheme]).dropna()) for scheme in losses}
+            ends = {
+                scheme: (mean, mean) if math.isnan(low) else (low, high) for scheme, (mean, low, high) in gaps.items()
+            }
             row["better"] = " ".join(scheme for scheme, (low, _) in ends.items() if low > 0)
             made.append(row | {"worse": " ".join(scheme for scheme, (_, high) in ends.items() if high < 0)})
     return pd.DataFrame(made)

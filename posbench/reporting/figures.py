@@ -167,8 +167,8 @@ def matrix(c: Comparison) -> Figure:
 
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
-    for pair in c.pairs.itertuples():
-        differences[names.index(pair.left), names.index(pair.right)] = pair.difference
+    for left, right, difference in c.pairs[["left", "right", "difference"]].itertuples(index=False):
+        differences[names.index(left), names.index(right)] = difference
     most = float(np.nanmax(differences)) or 1.0
     figure, (axes,) = new_figure(1.2 + 0.27 * count)
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
@@ -205,7 +205,7 @@ def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
         axes.margins(x=0)
 
-    return _lines(lines, look, finish, "tokens trained on", 3.6, marker=False)
+    return _lines(lines, look, finish, "tokens trained on", 3.6, marker=False, sharey=False)
 
 
 def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
@@ -257,7 +257,7 @@ def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[
     }
     table = pd.DataFrame({place: of.mean() for place, of in losses.items()})
     table = table[table.notna().sum(axis=1) > 1]
-    lines = {scheme: (row.dropna().index, row.dropna()) for scheme, row in table.iterrows()}
+    lines = {str(scheme): (row.dropna().index, row.dropna()) for scheme, row in table.iterrows()}
 
     def finish(axes: Axes) -> None:
         if is_number and min(places) > 0:
@@ -279,16 +279,23 @@ def _lines(
     label: str,
     height: float,
     marker: bool = True,
+    sharey: bool = True,
 ) -> Figure:
-    """A line a scheme, MOST_LINES in a panel at the most, all panels on the same axes; `finish` sets a panel's axes."""
+    """A line a scheme, MOST_LINES in a panel at the most; `finish` sets a panel's axes."""
     number = max(1, math.ceil(len(lines) / MOST_LINES))
-    figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=True)
+    figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
     for n, (scheme, (x, y)) in enumerate(lines.items()):
         colour, line, mark = look[scheme]
         shape = mark if marker else None
         panels[n // size].plot(
-            np.asarray(x, float), np.asarray(y, float), line, color=colour, marker=shape, markeredgewidth=0, label=scheme
+            np.asarray(x, float),
+            np.asarray(y, float),
+            line,
+            color=colour,
+            marker=shape,
+            markeredgewidth=0,
+            label=scheme,
         )
     for axes in panels:
         finish(axes)

@@ -51,7 +51,7 @@ class PublishedMeasurement:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Nats a token of their tokens; of a metric that is no loss, numbers that are lower where a scheme is better."""
+        """Nats a token of theirs; of a metric that is not a loss, numbers that are lower where a scheme is better."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
@@ -150,7 +150,7 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Every published column that has a counterpart: ours by its protocol, at the nearest length in training lengths."""
+    """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
     from scipy.stats import kendalltau
 
     found = []

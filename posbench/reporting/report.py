@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
-from posbench.reporting.statistics import MARGIN, conclusions
-from posbench.table import COLUMNS, SETTINGS, config_of, read
+from posbench.reporting.statistics import MARGIN, conclusions, verdict
+from posbench.table import COLUMNS, config_of, read, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,11 +47,11 @@ def report(
 
     Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
     that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
-    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr, or several with commas; margin, below which
-    losses count as equal, in nats a token; schemes and seeds, only these; title, default the experiment's name;
-    every_length, whether lengths that are no multiple or part of the training length are shown too; latex, whether
-    tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is logged to wandb as an artifact;
-    open_page, whether the page is opened in a browser.
+    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr, or several with
+    commas; margin, below which losses count as equal, in nats a token; schemes and seeds, only these; title, default
+    the experiment's name; every_length, whether lengths that are neither a multiple nor a part of the training length
+    are shown too; latex, whether tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is
+    logged to wandb as an artifact; open_page, whether the page is opened in a browser.
     Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
     from rich.console import Console
@@ -86,7 +84,9 @@ def report(
     target = Path(output) if output else Path(places[0]) / "report"
     paths = _write(target, page, content, files, environment, latex)
     _print(console, content["title"], first, said)
-    console.print(f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True)
+    console.print(
+        f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
+    )
     if wandb:
         from posbench.tracking.report_run import log_report
 
@@ -117,7 +117,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     against = agreements(c.published, c) if c.published else []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
     with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
-    content = {
+    content: dict[str, Any] = {
         "page": "report.md.j2",
         "paragraph": "conclusions.j2",
         "c": c,
@@ -125,7 +125,11 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "margin": margin,
         "reach": REACH,
         "said": said,
-        "always": {"better": [s for s in gaps if (gaps[s] < 0).all()], "worse": [s for s in gaps if (gaps[s] > 0).all()]},
+        "always": {
+            "better": [s for s in gaps if (gaps[s] < 0).all()],
+            "worse": [s for s in gaps if (gaps[s] > 0).all()],
+        },
+        "verdicts": _against_baseline(c),
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
@@ -168,6 +172,16 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     return content, files
 
 
+def _against_baseline(c: Comparison) -> dict[str, list[str]]:
+    """Verdict -> the schemes that have it against the baseline, by the tests of these pairs alone."""
+    found: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
+    for scheme in c.schemes:
+        said = verdict(c.pairs, scheme, c.baseline, "baseline")
+        if said:
+            found[said].append(scheme)
+    return {said: names for said, names in found.items() if names}
+
+
 def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> Iterable[dict[str, Any]]:
     """Perplexity by length, a section for each protocol and text: they are never mixed in one table."""
     for name, protocol in PROTOCOLS.items():
@@ -194,7 +208,9 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
         return None
     cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
     best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
-    texts = {f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))}
+    texts = {
+        f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))
+    }
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
 
 
@@ -218,7 +234,9 @@ def _ngram_verdict(c: Comparison) -> str:
     kinds: dict[str, list[str]] = {}
     for n in c.ngrams.to_dict("records"):
         better = len(n["better"].split())
-        who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(better, f"{better} of {len(c.schemes)} beat")
+        who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(
+            better, f"{better} of {len(c.schemes)} beat"
+        )
         kinds.setdefault(who, []).append(f"n = {n['order']}")
     text = "; ".join(f"{who} {words(which)}" for who, which in kinds.items())
     return f"{text[:1].upper()}{text[1:]}."
@@ -235,7 +253,15 @@ def _schemes_frame(c: Comparison) -> pd.DataFrame:
     """One row a scheme: what it cost, and figures that are of schemes alone."""
     import pandas as pd
 
-    columns = ["parameters", "tokens", "epochs", "training_flops", "tokens_per_second", "peak_memory_bytes", "cache_bytes"]
+    columns = [
+        "parameters",
+        "tokens",
+        "epochs",
+        "training_flops",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "cache_bytes",
+    ]
     runs = c.runs.reindex(columns=["scheme", *columns]).astype(dict.fromkeys(columns, float)).groupby("scheme")
     frame = runs.mean().assign(tokens_per_second=runs["tokens_per_second"].median()).loc[c.schemes]
     frame["tokens_to_baseline"] = pd.Series(c.tokens_to_baseline, dtype=float)
@@ -248,25 +274,24 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     runs = c.runs
 
     def distinct(column: str) -> str:
-        return ", ".join(sorted({str(value) for value in runs.get(column, ()) if value == value and value})) or "unknown"
+        return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
     def settings(*groups: str) -> tuple[str, str]:
-        shown = [(k, v) for name in groups for k, v in (c.config.get(name) or {}).items() if k not in _UNTOLD and v]
-        return " and ".join(groups), ", ".join(f"{key}={value}" for key, value in shown)
+        fields = [field for name in groups for field in (c.config.get(name) or {}).items()]
+        shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
+        return " and ".join(groups), ", ".join(shown)
 
     codes = runs["fingerprint.code"].nunique()
-    versions = [f"{c.removeprefix('version.')} {distinct(c)}" for c in runs if c.startswith("version.")]
+    versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
+    machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
+    code = f"; {codes} states of the code" if codes > 1 else ""
+    prints = ", ".join(f"{what} {distinct(f'fingerprint.{name}')[:12]}" for what, name in _PRINTS.items())
     facts = [
         ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
         settings("model"),
         settings("data", "tokenizer"),
         settings("train"),
-        (
-            "runs",
-            f"seeds {', '.join(map(str, c.seeds))}; {distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}; "
-            f"{', '.join(versions)}{f'; {codes} states of the code' if codes > 1 else ''}; text "
-            f"{distinct('fingerprint.data')[:12]}, tokenizer {distinct('fingerprint.tokenizer')[:12]}",
-        ),
+        ("runs", f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; {prints}"),
     ]
     skipped = runs[runs["skipped_steps"] > 0]
     if len(skipped):
@@ -275,12 +300,15 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
+_PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
+
 # Fields of the configuration that say nothing about the comparison, or are said elsewhere.
-_UNTOLD = frozenset(
-    "name steps tied_embeddings validation_fraction test_fraction tuning_fraction accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split test_split cache_dir articles device dtype compile validate_every "
-    "checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std "
-    "training_bytes validation_tokens".split()
-)
+_UNTOLD = """
+    name steps tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split
+    test_split validation_fraction test_fraction tuning_fraction cache_dir articles device dtype compile validate_every
+    checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
+    training_bytes validation_tokens
+"""
 
 
 def _groups(
@@ -291,8 +319,8 @@ def _groups(
     published: Published | None,
     margin: float,
 ) -> dict[Any, Comparison]:
-    """Value of the column -> the comparison of the runs that have it. Raises: ConfigError for a column without values."""
-    known = [c for c in summary if c in ("experiment", "tokens", "parameters", "dtype") or c.startswith(SETTINGS)]
+    """Value of the column -> the comparison of its runs. Raises: ConfigError for a column without values."""
+    known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     columns = by.split(",")
     for column in columns:
         if column not in known or summary[column].isna().all():
@@ -321,14 +349,14 @@ def _by_content(
         }
         for link in links
     ]
-    shared = [c for c in next(iter(groups.values())).runs if c.startswith(SETTINGS) and not c.startswith("scheme.")]
     every = pd.concat([c.runs for c in groups.values()])
+    shared = [column for column in settings_of(every) if not column.startswith("scheme.")]
     differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
     texts = every["fingerprint.data"].nunique()
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
     is_rate = by == "train.lr"
-    content = {
+    content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
         "column": by,
@@ -338,7 +366,9 @@ def _by_content(
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "groups": [(tables.text_of(value), _one_line(c)) for value, c in groups.items()],
-        "lowest": [(scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best],
+        "lowest": [
+            (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
+        ],
         "figures": pictures.trend(groups, by, is_rate),
         "tables": {"loss": tables.by_table(groups), "gap": tables.by_gap_table(groups)},
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
@@ -398,6 +428,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "words": words,
+        "few": lambda names: words(names) if len(names) < 4 else str(len(names)),
         "together": _together,
         "verdicts": _verdicts,
         "table": tables.markdown,
@@ -417,7 +448,7 @@ def _write(
     environment: Environment,
     latex: bool,
 ) -> list[Path]:
-    """Write the files of a report; their paths, the page first. Raises: ConfigError where the folder cannot be written."""
+    """Write the files of a report, the page first. Raises: ConfigError where the folder cannot be written."""
     drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"], environment).encode(), "report.md": page.encode()}
     for name, frame in {**frames, "columns.csv": described(frames)}.items():
@@ -454,7 +485,9 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str, environment: E
     body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
     first = re.compile(r'(<figure>.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
     body = first.sub(r'<div class="first">\1</div>', body, count=1)  # beside each other where there is room
-    return environment.get_template("report.html.j2").render(body=body, title=title.replace("<", ""), version=__version__)
+    return environment.get_template("report.html.j2").render(
+        body=body, title=title.replace("<", ""), version=__version__
+    )
 
 
 def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -480,21 +513,22 @@ def meaning(column: str) -> tuple[str, str]:
     return COLUMNS[group]
 
 
-def _print(console: Console, title: str, table: pd.DataFrame, said: str) -> None:
+def _print(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
     """The table and the paragraph, for a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
-    if sum(2 + max(len(column), *cells[column].map(len)) for column in cells) > console.width:
+    titles = list(map(str, cells.columns))
+    if sum(2 + max(len(title), *cells[title].map(len)) for title in titles) > console.width:
         cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # they are in the report
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for n, column in enumerate(cells):
-        shown.add_column(Text(column), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
+    for n, title in enumerate(titles):
+        shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
     for row in cells.to_numpy().tolist():
         shown.add_row(*map(Text, row))
-    console.print(Text(title, style="bold"))
+    console.print(Text(name, style="bold"))
     console.print(shown)
     if len(table) > MOST_ROWS:
         console.print(Text(f"... and {len(table) - MOST_ROWS} more in the report", style="dim"))

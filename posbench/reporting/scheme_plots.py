@@ -1,4 +1,4 @@
-"""`posbench schemes --plot`: what each position scheme does, as curves over distance, asked of its own hooks in float64.
+"""`posbench schemes --plot`: what each scheme does as curves over distance, asked of its own hooks in float64.
 
     score(d)  what the scaled score of a query and a key of the same content is at distance d, less that at distance 0
     value(d)  how much of a value from distance d arrives at the query as it was sent

@@ -32,7 +32,7 @@ FEWEST_SEEDS = 3  # to rank schemes
 Link = tuple[str, str, str]  # of a published chain: better, sign, worse
 
 
-def interval(values: Floats) -> tuple[float, float, float]:
+def interval(values: Any) -> tuple[float, float, float]:
     """The mean of independent values and its 95 % interval by Student's t; NaN ends for fewer than two."""
     values = np.asarray(values, dtype=np.float64)
     mean = float(values.mean()) if len(values) else math.nan
@@ -170,5 +170,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
         "between": [name for name in order if name not in leaders and name not in beaten],
         "decided": len(better),
         "pairs": len(pairs),
-        "equal": [pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equivalent(pairs)],
+        "equal": [
+            pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equivalent(pairs)
+        ],
     }

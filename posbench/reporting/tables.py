@@ -76,9 +76,11 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         of = cells[cells["scheme"] == scheme].set_index("length")
         if of.empty:
             continue
-            over_seeds = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
-        over_seeds = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
-        least = np.fmax(over_seeds, of["change_documents"])
+ = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
+        halves = of["change_documents"].to_frame()
+        if of["seeds"].min() > 2:
+            halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
+        least = halves.max(axis=1)
         row = {"scheme": scheme}
         for n in shown:
             half_width = least.get(n, math.nan) if n != T else least.min()
@@ -94,7 +96,7 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
 
 
 def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
-    """Perplexity at the longest length as trained and with other options at evaluation; the best in each row is bold."""
+    """Perplexity at the longest length, as trained and with other options at evaluation; the best is bold."""
     cells = c.at(protocol, metric="loss", under=None)
     single = cells[(cells["under"] != "") & ~cells["under"].str.contains(" ")]
     if single.empty:
@@ -103,14 +105,16 @@ def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
     rows = []
     for scheme in [s for s in c.schemes if s in set(single["scheme"])]:
         of = cells[(cells["scheme"] == scheme) & (cells["length"] == at)].set_index("under")["perplexity"]
-        texts = {under: perplexity_text(of[under]) if under in of else DASH for under in ["", *single["under"].unique()]}
+        texts = {
+            under: perplexity_text(of[under]) if under in of else DASH for under in ["", *single["under"].unique()]
+        }
         texts[of.idxmin()] = f"**{texts.get(of.idxmin(), '')}**" if of.idxmin() in texts else ""
         rows.append({"scheme": scheme, **{under.partition("=")[2] or "as trained": t for under, t in texts.items()}})
     return frame(rows)
 
 
 def context_table(c: Comparison) -> pd.DataFrame:
-    """What a model uses of its context: the loss without the order of tokens more than d back, and repeated passages."""
+    """What a model uses of its context: the loss without the order of what is far back, and repeated passages."""
     order = c.at(metric="lost_order")
     order = order[order["length"] == min(set(order["length"]), key=lambda n: abs(n - c.training_length), default=0)]
     kept = _every_second(sorted(set(order["first"])), most=5)
@@ -157,7 +161,7 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
         gap = "0" if scheme == c.baseline else plus_minus(of["gap"], half(of, "gap"), sign=True)
         loss = plus_minus(of["value"], half(of, "value"))
         rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
-    return frame(sorted(rows, key=lambda row: cells.loc[row["scheme"], "value"]))
+    return frame(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
@@ -288,7 +292,7 @@ def decimals(half_width: float, most: int = MOST_DIGITS, unsure: int = 3) -> int
     return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
 
 
-def number(value: float, digits: int = 3, sign: bool = False) -> str:
+def number(value: Any, digits: int = 3, sign: bool = False) -> str:
     """`1.234`, `+0.012`, a dash for NaN. With a sign, what rounds to zero shows one digit more: `+0.0003`, `0`."""
     if math.isnan(value):
         return DASH
@@ -297,20 +301,28 @@ def number(value: float, digits: int = 3, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}z.{digits}f}"
 
 
-def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
+def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
     """`2.7120 ±0.0013`, `2.71 ±0.18`; without an interval three digits."""
     text = number(value, decimals(half_width), sign)
     return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
 
 
-def perplexity_text(value: float, half_width: float = math.nan) -> str:
+def perplexity_text(value: Any, half_width: float = math.nan) -> str:
     """`18.827`, `178.9`, `1,631`, `2.5e+07`: as many decimals as half an interval (nats) allows, three at most."""
     if value < 1e6 and math.isfinite(half_width):
         return f"{value:,.{decimals(value * half_width, most=3)}f}"
-    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+    return (
+        f"{value:.2f}"
+        if value < 100
+        else f"{value:.1f}"
+        if value < 1000
+        else f"{value:,.0f}"
+        if value < 1e6
+        else f"{value:.1e}"
+    )
 
 
-def whole(value: float) -> str:
+def whole(value: Any) -> str:
     """`399,360`, a dash for NaN."""
     return DASH if math.isnan(value) else f"{value:,.0f}"
 
@@ -323,7 +335,7 @@ def short_count(count: float) -> str:
     return f"{count:g}"
 
 
-def flops_text(flops: float) -> str:
+def flops_text(flops: Any) -> str:
     """`6.15e12`, a dash for NaN."""
     return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
 
@@ -348,5 +360,3 @@ def round_down(value: float) -> str:
         return "0"
     digits = max(0, -math.floor(math.log10(value)))
     return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
-
-
