@@ -76,7 +76,6 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         of = cells[cells["scheme"] == scheme].set_index("length")
         if of.empty:
             continue
- = (of["change_high"] - of["change_low"]) / 2 if of["seeds"].min() > 2 else math.nan
         halves = of["change_documents"].to_frame()
         if of["seeds"].min() > 2:
             halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
