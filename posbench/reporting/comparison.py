@@ -146,7 +146,8 @@ def build(
     losses.columns.name = None
     complete = losses.loc[:, losses.notna().all()]
     level = losses.sub(complete.mean(axis=1), axis=0).mean() if complete.shape[1] else losses.mean()
-    losses = losses[sorted(map(str, losses.columns), key=lambda scheme: (float(level.loc[scheme]), scheme))]
+    ranked = sorted((float(value), str(scheme)) for scheme, value in level.items())
+    losses = losses[[scheme for _, scheme in ranked]]
     base = wanted if wanted in losses else str(losses.columns[0])
     if baseline and baseline not in losses:
         raise ConfigError(
