@@ -478,6 +478,8 @@ def report(
         list_published(_console())
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])]
+    if "" in (*named, output):
+        raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
     folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
     try:
         chosen_seeds = [int(seed) for seed in (seeds or "").split(",") if seed.strip()]

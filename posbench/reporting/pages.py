@@ -84,7 +84,9 @@ def write(
             (target / name).write_bytes(data)
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"the report cannot be written to {target} ({why}): name another with --output") from error
+        raise ConfigError(
+            f"the report cannot be written to {target} ({why}): name another folder with --output"
+        ) from error
     return [target / name for name in files]
 
 

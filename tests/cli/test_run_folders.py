@@ -369,8 +369,7 @@ def test_a_place_that_cannot_be_written_is_named(
     file = Path.cwd() / "file"
     file.touch()
     before = left(Path.cwd())
-    for work in ("posbench.bench.bench_training", "posbench.reporting.plots.draw_all"):
-        monkeypatch.setattr(work, None)  # it is refused before
+    monkeypatch.setattr("posbench.bench.bench_training", None)  # it is refused before
     command, *given = [word.format(file) for word in given]
     said = posbench(command, *(short if command == "train" else []), *given)
     assert said.status == 2 and "Traceback" not in said.error

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.composition import choices, compose
+from posbench.composition import checked, choices, compose
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
+from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.readings import Reading, store
 
@@ -112,6 +113,11 @@ def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> 
     return mapping if known else {**mapping, "scheme": {**mapping["scheme"], "name": "stranger"}}
 
 
+def _identity(scheme: str, world: World) -> dict[str, Any]:
+    config = checked(_configuration(scheme, world.experiment, world.overrides))
+    return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
+
+
 def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
     return Manifest(
         format=FORMAT,
@@ -130,7 +136,7 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
             initial_weights={"attention.q": f"we19{seed}", "attention.k": f"we1a{seed}"},
             batches=f"ba7c{seed}",
         ),
-        identity={},
+        identity=_identity(scheme, world),
         versions={"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         device={"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
         is_relative=scheme in RELATIVE,

@@ -16,7 +16,7 @@ from posbench import ConfigError, results
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.question import Question
 from posbench.listing import list_runs
-from posbench.reporting import report
+from posbench.reporting.report import report
 from posbench.runs import find_runs, load_run
 from posbench.runs.named import experiment_named, runs_named
 from posbench.runs.pack import pack

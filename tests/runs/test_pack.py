@@ -18,7 +18,7 @@ from posbench.config import ConfigError
 from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
 from posbench.machine.files import sealed
-from posbench.reporting import report
+from posbench.reporting.report import report
 from posbench.runs import DIED, find_runs, load_run, run_folder
 from posbench.runs.pack import pack
 from posbench.runs.packed import READINGS, Pack

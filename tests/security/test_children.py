@@ -70,7 +70,7 @@ def test_pictures_are_drawn_by_our_settings_alone() -> None:
     """A `matplotlibrc` in the working folder sets matplotlib's, and could have text run through LaTeX."""
     import matplotlib
 
-    from posbench.reporting.drawing import style
+    from posbench.reporting.figures import style
 
     with matplotlib.rc_context({"text.usetex": True, "lines.linestyle": ":"}), style():
         assert not matplotlib.rcParams["text.usetex"] and matplotlib.rcParams["lines.linestyle"] == "-"
