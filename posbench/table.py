@@ -184,10 +184,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     try:
         manifest, status = run.manifest, state_of(run)
         stored, damaged = run.results() if status == FINISHED else ([], [])
-        logged = run.logged
     except ConfigError as error:
         return _unreadable(run, str(error))
     faults = [*map(str, damaged), *_add_results(number, manifest, stored, rows)]
+    logged = _logged(run, faults)
     final = next((r for r in stored if _protocol(r).is_loss_table and not r.reading.under), None)
     lost = any(each.reading.protocol == "validation" and not each.reading.under for each in damaged)
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
@@ -223,6 +223,15 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         **{f"version.{name}": version for name, version in manifest.versions.items()},
         **_settings(manifest),
     }
+
+
+def _logged(run: Run, faults: list[str]) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; none where it cannot be read, and `faults` say so."""
+    try:
+        return run.logged
+    except ConfigError as error:
+        faults.append(str(error))
+        return []
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
@@ -363,20 +372,23 @@ def curves(paths: Iterable[str]) -> pd.DataFrame:
 
     rows = []
     for path in paths:
-        points = {row["tokens"]: row["loss"] for row in reversed(run_at(path).logged) if row["kind"] == "validation"}
+        logged = _logged(run_at(path), [])
+        points = {row["tokens"]: row["loss"] for row in reversed(logged) if row["kind"] == "validation"}
         rows += [{"path": path, "tokens": tokens, "loss": loss} for tokens, loss in sorted(points.items())]
     return pd.DataFrame(rows, columns=["path", "tokens", "loss"]).astype({"tokens": float, "loss": float})
 
 
 @lru_cache(maxsize=8)
 def config_of(path: str) -> dict[str, Any]:
-    """The configuration of the run at `path`, as plain data."""
+    """The configuration of the run at `path`, as plain data. Raises: ConfigError where it cannot be read."""
     import yaml
 
     from posbench.runs import run_at
 
-    content = yaml.safe_load(run_at(path).content("config.yaml"))
-    return content if isinstance(content, dict) else {}
+    try:
+        return dict(yaml.safe_load(run_at(path).content("config.yaml")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}/config.yaml cannot be read ({error}): leave the run out with --schemes") from error
 
 
 def _plain(value: Any) -> Any:

@@ -26,6 +26,8 @@ def compare(paths: Sequence[str | Path], console: Console) -> None:
     from rich.text import Text
 
     summary, rows = read(dict.fromkeys(map(str, paths)))
+    for run in summary[summary["status"] == "unreadable"].itertuples():
+        raise ConfigError(f"{run.path} cannot be compared: {run.reason}")
     if len(summary) < 2:
         raise ConfigError(
             "one run is not a comparison: name two, such as runs/demo/qk_rope/seed=0 runs/demo/nope/seed=0"

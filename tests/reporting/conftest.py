@@ -6,17 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fabricate import World, fabricate
+from fabricate import World, comparison, fabricate
 
-from posbench.reporting.comparison import Comparison, build
-from posbench.table import read
+from posbench.reporting.comparison import Comparison
 
 EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
-
-
-def comparison(folder: Path, **options: object) -> Comparison:
-    """What the runs in a folder say."""
-    return build(*read([folder]), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

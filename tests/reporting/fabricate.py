@@ -16,10 +16,12 @@ import pandas as pd
 import yaml
 
 from posbench.composition import checked, choices, compose
+from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.readings import Reading, store
+from posbench.table import read
 
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about
@@ -226,6 +228,11 @@ def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
         append_metrics(path, {"kind": "validation", **where, "loss": loss, "bits_per_byte": loss / 2})
 
 
+def comparison(folder: Path, **options: Any) -> Comparison:
+    """What the runs in a folder say."""
+    return build(*read([folder]), **options)
+
+
 def change_fingerprints(run: Run, **fingerprints: Any) -> None:
     """Give a run other fingerprints; its results, which name its text, stay those of the run."""
     results, _ = run.results()
@@ -246,11 +253,3 @@ def rescore(
     for result in run.results()[0]:
         if result.protocol == protocol and length in (None, result.length):
             store(run, result.reading, change(result.windows), {**result.header, **header})
-
-
-def rename(run: Run, **names: str) -> None:
-    """Give a run another scheme or experiment than its folder says, its results with it."""
-    results, _ = run.results()
-    run.update_manifest(**names)
-    for result in results:
-        store(run, result.reading, result.windows, result.header)

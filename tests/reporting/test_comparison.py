@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import comparison
-from fabricate import change_fingerprints, rescore, run_of
+from fabricate import change_fingerprints, comparison, rescore, run_of
 from scipy import stats
 
 from posbench.config import ConfigError
@@ -165,14 +164,14 @@ def test_options_of_a_scheme_must_agree_between_its_seeds_and_the_code_may_diffe
     assert comparison(own).runs["fingerprint.code"].nunique() == 2
     run = run_of(own, "qk_rope", 2)
     run.update_manifest(identity=run.manifest.identity | {"scheme.base": 5.0})
-    with pytest.raises(ConfigError, match="scheme.base of qk_rope"):
+    with pytest.raises(ConfigError, match=r"scheme\.base of qk_rope"):
         comparison(own)
 
 
 def test_two_runs_of_one_scheme_and_seed_are_refused(own: Path) -> None:
     shutil.copytree(own, own.with_name("again"))
     summary, rows = read([own, own.with_name("again")])
-    with pytest.raises(ConfigError, match="runs of one scheme and seed: .*again/alibi/seed=0"):
+    with pytest.raises(ConfigError, match=r"runs of one scheme and seed: .*again/alibi/seed=0"):
         build(summary, rows)
 
 

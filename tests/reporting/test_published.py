@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import comparison
-from fabricate import PUBLISHED_ORDER, World, fabricate
+from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
 from posbench.config import ConfigError

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import comparison
-from fabricate import World, fabricate, run_of, write_evaluation
+from fabricate import World, comparison, fabricate, run_of, write_evaluation
 from rich.console import Console
 
 import posbench
@@ -137,7 +136,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
         run_of(other, run.parent.name, int(run.name[-1])).update_manifest(
             identity=manifest.identity | {"train.lr": 0.5}
         )
-    with pytest.raises(ConfigError, match="--by train.lr"):
+    with pytest.raises(ConfigError, match=r"--by train\.lr"):
         written([own, other], tmp_path)
     text, shown = written([own, other], tmp_path, by="train.lr")
     slow, fast = (comparison(place).losses.mean() for place in (own, other))
@@ -146,7 +145,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
     assert slow["nope"] < fast["nope"] and "posbench: demo, fast by train.lr" in shown
     assert (tmp_path / "trend.svg").is_file() and set(pd.read_csv(tmp_path / "table.csv")["group"]) == {0.005, 0.5}
     with pytest.raises(
-        ConfigError, match="'train.lx' is not a column of these runs; they differ in experiment, train.lr"
+        ConfigError, match=r"'train\.lx' is not a column of these runs; they differ in experiment, train\.lr"
     ):
         written([own, other], tmp_path, by="train.lx")
 
@@ -200,7 +199,7 @@ def test_what_cannot_be_reported_is_said(own: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--margin 0 must be above 0"):
         report(own, margin=0)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written to .*name another folder"):
+    with pytest.raises(ConfigError, match=r"cannot be written to .*name another folder"):
         written(own, tmp_path / "file" / "there")
 
 
