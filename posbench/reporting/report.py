@@ -193,6 +193,7 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
                 "rescaled": None if rescaled.empty else rescaled,
+                "rescaled_figure": f"rescaled-{name}" if f"rescaled-{name}" in drawn else None,
                 "rescaled_at": c.at(name, under=None)["length"].max(),
             }
 
@@ -367,7 +368,7 @@ def _by_content(
             (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
         ],
         "figures": pictures.trend(groups, by, is_rate),
-        "tables": {"loss": tables.by_table(groups), "gap": tables.by_gap_table(groups)},
+        "tables": {"loss": tables.by_table(groups, is_rate), "gap": tables.by_gap_table(groups)},
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",

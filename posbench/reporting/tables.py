@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbench.reporting.statistics import decided, letters, verdict
+from posbench.reporting.statistics import decided, interval, letters, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,21 +94,23 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
     return frame(rows)
 
 
+def single_options(c: Comparison, protocol: str) -> pd.DataFrame:
+    """The cells at the longest length as trained and under one option at evaluation; empty where there is none."""
+    cells = c.at(protocol, metric="loss", under=None)
+    cells = cells[~cells["under"].str.contains(" ")]
+    at = cells.loc[cells["under"] != "", "length"].max()
+    return cells[cells["length"] == at].sort_values("under")
+
+
 def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
     """Perplexity at the longest length, as trained and with other options at evaluation; the best is bold."""
-    cells = c.at(protocol, metric="loss", under=None)
-    single = cells[(cells["under"] != "") & ~cells["under"].str.contains(" ")]
-    if single.empty:
-        return frame([])
-    at = int(single["length"].max())
+    table = single_options(c, protocol).pivot(index="scheme", columns="under", values="perplexity")
     rows = []
-    for scheme in [s for s in c.schemes if s in set(single["scheme"])]:
-        of = cells[(cells["scheme"] == scheme) & (cells["length"] == at)].set_index("under")["perplexity"]
-        texts = {
-            under: perplexity_text(of[under]) if under in of else DASH for under in ["", *single["under"].unique()]
-        }
-        texts[of.idxmin()] = f"**{texts.get(of.idxmin(), '')}**" if of.idxmin() in texts else ""
-        rows.append({"scheme": scheme, **{under.partition("=")[2] or "as trained": t for under, t in texts.items()}})
+    for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
+        of = table.loc[scheme]
+        texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
+        row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
+        rows.append({"scheme": scheme} | row)
     return frame(rows)
 
 
@@ -201,19 +203,29 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
     return frame(rows)
 
 
-def by_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
-    """Mean loss by scheme and group; the best group of each scheme is bold."""
-    losses = {text_of(value): c.losses.mean() for value, c in groups.items()}
-    halves = {text_of(value): c.validation() for value, c in groups.items()}
+def by_table(groups: Mapping[Any, Comparison], is_rate: bool) -> pd.DataFrame:
+    """Mean loss by scheme and group, the best group of each scheme in bold.
+
+    Arguments: is_rate, whether groups are learning rates: a column has the gap with every scheme at its best rate.
+    """
+    means = {text_of(value): c.losses.mean() for value, c in groups.items()}
+    cells = {text_of(value): c.validation() for value, c in groups.items()}
     schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
+    best = {s: min(means, key=lambda value: means[value].get(s, math.inf)) for s in schemes}
+    losses = {s: c.losses[s] for value, c in groups.items() for s in c.schemes if best[s] == text_of(value)}
+    base = next(iter(groups.values())).wanted_baseline
     rows = []
     for scheme in schemes:
-        best = min(losses, key=lambda value: losses[value].get(scheme, math.inf))
         row = {"scheme": scheme}
-        for value, of in losses.items():
-            cell = halves[value].loc[scheme] if scheme in halves[value].index else None
+        for value, of in means.items():
+            cell = cells[value].loc[scheme] if scheme in cells[value].index else None
             text = plus_minus(of[scheme], half(cell, "value")) if scheme in of else DASH
-            row[value] = f"**{text}**" if value == best and len(losses) > 1 else text
+            row[value] = f"**{text}**" if value == best[scheme] and len(means) > 1 else text
+        if is_rate and base in losses:
+            gap = (losses[scheme] - losses[base]).dropna()
+            mean, low, high = interval(gap)
+            text = plus_minus(mean, (high - low) / 2 if len(gap) > 2 else math.nan, sign=True)
+            row[f"gap to {base} at best rates"] = "0" if scheme == base else text
         rows.append(row)
     return frame(rows)
 
