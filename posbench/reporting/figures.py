@@ -319,7 +319,7 @@ def _lines(
     for axes in panels:
         finish(axes)
     panels[-1].set_xlabel(label)
-    figure.draw_without_rendering()  # so that the layout is known
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # so that the places of axes are known
     for axes in panels:
         name_lines(figure, axes)
     return figure
