@@ -172,7 +172,7 @@ def matrix(c: Comparison) -> Figure:
     for left, right, difference in c.pairs[["left", "right", "difference"]].itertuples(index=False):
         differences[names.index(left), names.index(right)] = difference
     most = float(np.nanmax(differences)) or 1.0
-    figure, (axes,) = new_figure(1.2 + 0.27 * count)
+    figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
     for marks, sign in ((decided(c.pairs), "●"), (equivalent(c.pairs), "=")):
         for pair in marks:
@@ -188,7 +188,7 @@ def matrix(c: Comparison) -> Figure:
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="row better than column by, nats/token")
+    figure.colorbar(image, ax=axes, shrink=0.8, label="better by, nats/token")
     return figure
 
 

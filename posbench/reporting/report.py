@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import webbrowser
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -363,7 +364,7 @@ def _by_content(
         "is_rate": is_rate,
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
-        "groups": [(tables.text_of(value), _one_line(c)) for value, c in groups.items()],
+        "across": _across(groups),
         "lowest": [
             (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
         ],
@@ -386,12 +387,14 @@ def _by_content(
     return content, files
 
 
-def _one_line(c: Comparison) -> str:
-    """Who leads a group."""
-    if len(c.schemes) == 1:
-        return f"only {c.schemes[0]}."
-    if not c.can_rank:
-        few = "one seed" if len(c.seeds) == 1 else "two seeds"
-        return f"{c.schemes[0]} has the lowest loss ({few}: a hint)."
-    leaders = conclusions(c.schemes, c.pairs)["leaders"]
-    return f"{words(leaders)} {'leads' if len(leaders) == 1 else 'lead'}."
+def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
+    """Who has the lowest loss in how many groups, and who is better than the baseline where enough seeds say so."""
+    tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
+    better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))
+    return {
+        "groups": len(groups),
+        "tested": len(tested),
+        "baseline": next(iter(groups.values())).wanted_baseline,
+        "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
+        "better": better.most_common(),
+    }
