@@ -33,25 +33,17 @@ def draw(figures: dict[str, dict[str, dict[str, float]]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from posbench.composition import compose
-    from posbench.reporting.palette import facts_of, looks
-
-    drawn = looks({scheme: facts_of(compose([f"scheme={scheme}"]).scheme) for scheme in figures})
-
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axes, key, scale, label in (
         (panels[0], "peak_memory_bytes", 2.0**-20, "peak memory (MiB)"),
         (panels[1], "seconds", 1.0, "seconds a window"),
     ):
         for scheme, of in figures.items():
-            look = drawn[scheme]
             axes.plot(
                 [int(length) for length in of],
                 [value[key] * scale for value in of.values()],
                 label=scheme,
-                color=look.colour,
-                linestyle=look.line,
-                marker=look.marker,
+                marker="o",
             )
         axes.set_xscale("log", base=2)
         axes.set_xticks(LENGTHS, [f"{length // 1024}k" for length in LENGTHS])

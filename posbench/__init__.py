@@ -6,8 +6,9 @@
     run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
     run = posbench.train(config)                                           # as the commands do
     losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row per result
-    frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
-    files = posbench.report("runs/demo", latex=True)                       # tables, plots, pages; their paths
+    frame = posbench.results("runs/demo")                                  # a DataFrame, one row a run
+    rows = posbench.results("runs/demo", tidy=True)                        # ... one row a scored window and metric
+    files = posbench.report("runs/demo", latex=True)                       # tables, pictures, pages; their paths
 
 Names are imported when first used, so that `import posbench` costs nothing.
 """
@@ -25,10 +26,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.config import Config, ConfigError
     from posbench.machine.signals import Stopped
     from posbench.model import build_model
-    from posbench.reporting import results
     from posbench.reporting.report import report
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
+    from posbench.table import results
     from posbench.training import Died
 
 __all__ = [
@@ -54,7 +55,7 @@ _HOMES = {
     "train": "posbench.api",
     "evaluate": "posbench.api",
     "load_run": "posbench.runs",
-    "results": "posbench.reporting",
+    "results": "posbench.table",
     "report": "posbench.reporting.report",
     "SCHEMES": "posbench.schemes",
     "Config": "posbench.config",

@@ -423,8 +423,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="An experiment, or its folder. Default: the only one in the runs folder. Several that differ only in "
-            "size or tokens: the trend over them.",
+            help="An experiment, or its folder. Default: the only one in the runs folder. Several are one table where "
+            "they differ only in schemes and seeds; else group them with --by.",
             show_default=False,
             autocompletion=_complete_runs,
         ),
@@ -440,28 +440,32 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
-    family: Annotated[
-        str, typer.Option(help="The pairs whose tests are corrected together: all, baseline, published.")
-    ] = "all",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Group runs by a setting: train.lr, tokens, model.name (several with commas).",
+            show_default=False,
+        ),
+    ] = None,
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = 0.01,
     schemes: Annotated[
         str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
     ] = None,
-    order: Annotated[
-        str, typer.Option(help="The rows' order: loss (best first), name, or given (as in --schemes).")
-    ] = "loss",
+    seeds: Annotated[
+        str | None, typer.Option(help="Only these seeds, separated by commas. Default: all.", show_default=False)
+    ] = None,
+    every_length: Annotated[
+        bool, typer.Option("--every-length", help="Also show lengths just past the training length (T+1, T+10, ...).")
+    ] = False,
     title: Annotated[
         str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
     ] = None,
     latex: Annotated[
-        bool,
-        typer.Option(
-            "--latex", help="Also write LaTeX tables, PDF figures and a document of all, report.tex, in OUTPUT/latex."
-        ),
+        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
     ] = False,
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="Also log the report to wandb, and each run's gap to its wandb run.")
-    ] = False,
+    wandb: Annotated[bool, typer.Option("--wandb", help="Also log the folder to wandb as an artifact.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -473,33 +477,40 @@ def report(
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Loss table, extrapolation table and the ranking with its uncertainty: table.csv, report.md, report.html.
+    """Which scheme is best, and how sure that is: the table, and report.html with pictures, lengths and costs.
 
-    `posbench report demo`, `posbench report ladder_s-512k ladder_s-1.02M ladder_s` (how gaps change with tokens)
+    `posbench report demo`, `posbench report ladder_s ladder_m --by model.name`
     """
-    from posbench.machine.files import check_writable
-    from posbench.reporting import list_published, trend_report
-    from posbench.reporting import report as write_report
+    from posbench.reporting.published import list_published
+    from posbench.reporting.report import report as write_report
 
     if against == "list":
         list_published(console())
         return
-    named: list[str | None] = [*dict.fromkeys(experiments or [])] or [None]
+    named: list[str | None] = [*dict.fromkeys(experiments or [])]
     if "" in (*named, output):
         raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
-    folders = [_experiment_folder(name, runs_dir) for name in named]
-    place = folders[0] / ("trend" if len(folders) > 1 else "report")
-    check_writable(Path(output) if output else place, "report")
-    if len(folders) > 1:
-        if schemes or order != "loss":
-            raise ConfigError("--schemes and --order need a report of one experiment: name one, or leave them out")
-        if wandb:
-            raise ConfigError("--wandb needs a report of one experiment: name one, or leave it out")
-        trend_report(folders, against, baseline, output, console(), family, margin, title, latex)
-    else:
-        only = [name.strip() for name in (schemes or "").split(",") if name.strip()]
-        results = console()
-        write_report(folders[0], against, baseline, output, results, family, margin, only, order, title, latex, wandb)
+    folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
+    try:
+        chosen_seeds = [int(seed) for seed in (seeds or "").split(",") if seed.strip()]
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds!r}: give whole numbers with commas, such as 0,1,2") from None
+    write_report(
+        folders,
+        against=against,
+        baseline=baseline,
+        output=output,
+        console=console(),
+        by=by,
+        margin=margin,
+        schemes=[name.strip() for name in (schemes or "").split(",") if name.strip()],
+        seeds=chosen_seeds,
+        title=title,
+        every_length=every_length,
+        latex=latex,
+        wandb=wandb,
+        open_page=open_page,
+    )
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
@@ -543,7 +554,7 @@ def compare(
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
-    from posbench.reporting import compare as compare_runs
+    from posbench.reporting.compare import compare as compare_runs
     from posbench.runs.named import runs_named
 
     compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
@@ -685,7 +696,7 @@ def schemes(
         list_schemes(console(), config_dir, runs or [])
         return
     from posbench.machine.files import check_writable
-    from posbench.reporting import plot_schemes
+    from posbench.reporting.scheme_plots import plot_schemes
     from posbench.runs.named import runs_named
 
     check_writable(plot, "plot")

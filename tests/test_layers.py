@@ -13,6 +13,7 @@ TIERS = (
     "api",
     "plan bench tune listing sweep_table",
     "reporting training",
+    "table",
     "evaluation huggingface sampling",
     "tracking verify",
     "runs",

@@ -240,7 +240,7 @@ def pack_reference(results: Path, target: Path) -> list[Path]:
     """Unpack the runs that came home, and pack each experiment to `target` with its report beside it."""
     from rich.console import Console
 
-    from posbench.reporting import report
+    from posbench.reporting.report import report
     from posbench.runs.pack import pack
 
     packs = []
@@ -251,9 +251,7 @@ def pack_reference(results: Path, target: Path) -> list[Path]:
         for experiment in sorted(folder for folder in Path(runs).iterdir() if not folder.name.endswith("-tune")):
             packs.append(target / experiment.name)
             pack(experiment, packs[-1], print)
-            files = report(packs[-1], output=packs[-1] / "report", console=Console(stderr=True))
-            for picture in (file for file in files if file.suffix == ".png"):  # the SVG beside it is smaller
-                picture.unlink()
+            report(packs[-1], output=packs[-1] / "report", console=Console(stderr=True))
     return packs
 
 

@@ -1,15 +1,16 @@
 """Published results beside ours: the same schemes, other set-ups, so orders and gaps are compared and never levels.
 
-Each is a data file in `published/`. A value they do not state is "not published" where that is known, and absent
-otherwise (reports then say "not recorded here").
+Each is a data file in `published/`. A value they do not state is "not published" where that is known.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,38 +19,18 @@ import yaml
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
-from posbench.reporting.statistics import NOTHING, Interval, Pair, compare_all, t_interval
+from posbench.reporting.statistics import Link, equivalent, verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
-    from posbench.config import Config
-    from posbench.reporting.measure import Measurement
+    from posbench.reporting.comparison import Comparison
 
 _FOLDER = Path(__file__).parent / "published"
-FEWEST = 4  # schemes: the order of fewer agrees by chance too often for Kendall's tau to say anything
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
 NOT_PUBLISHED = "not published"
-SETUP = (
-    "runs a scheme",
-    "parameters",
-    "architecture",
-    "data",
-    "training tokens",
-    "context length",
-    "learning rate",
-    "seeds",
-    "unit",
-)
-_LISTED = {  # of the set-up, in one line
-    "parameters": "{} parameters",
-    "data": "{}",
-    "training tokens": "{} tokens",
-    "context length": "context {}",
-}
-
-
-# Each metric as a number that is lower where a scheme is better; losses in nats/token.
+# Each metric as a number that is lower where a scheme is better; losses in nats a token.
 _METRICS: dict[str, Callable[[float], float]] = {
     "loss": float,
     "perplexity": math.log,
@@ -61,7 +42,7 @@ _METRICS: dict[str, Callable[[float], float]] = {
 class PublishedMeasurement:
     """One column of a published table."""
 
-    metric: str  # loss (nats/token) | perplexity | mean reciprocal rank
+    metric: str  # loss (nats a token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known
     training_length: int | None  # tokens
     length: int | None  # tokens; None: the training length
@@ -69,13 +50,8 @@ class PublishedMeasurement:
     model: str | None = None  # which, where a publication has several
 
     @property
-    def is_loss(self) -> bool:
-        """Whether the values are losses, so that gaps between them can be set beside ours."""
-        return self.metric in ("loss", "perplexity")
-
-    @property
     def losses(self) -> dict[str, float]:
-        """nats/token of their tokens; of a metric that is no loss, numbers that are lower where a scheme is better."""
+        """Nats a token of theirs; of a metric that is not a loss, numbers that are lower where a scheme is better."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
@@ -104,6 +80,31 @@ class Published:
     measurements: list[PublishedMeasurement]
     notes: list[str]
 
+    @property
+    def models(self) -> str:
+        """What was trained, in one line."""
+        units = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
+        units |= {"context length": "context {}"}
+        stated = {what: text for what, text in self.setup.items() if text != NOT_PUBLISHED}
+        return ", ".join(form.format(stated[what]) for what, form in units.items() if what in stated) or NOT_PUBLISHED
+
+    def links(self, schemes: Iterable[str]) -> list[Link]:
+        """Neighbours of the published chain among our schemes, with the sign between them: (better, ">", worse).
+
+        Where a scheme of theirs is not among ours its neighbours are linked, by ">" if one stands between them. Without
+        a published chain the order of the first column is taken, with "," between them.
+        """
+        ours = set(schemes)
+        if self.chain:
+            words = re.split(r"\s+([~>/])\s+", self.chain)
+            names, signs = words[::2], words[1::2]
+        else:
+            losses = self.measurements[0].losses
+            names = sorted(losses, key=lambda name: losses[name])
+            signs = [","] * (len(names) - 1)
+        places = [place for place, name in enumerate(names) if name in ours]
+        return [(names[a], ">" if ">" in signs[a:b] else signs[a], names[b]) for a, b in pairwise(places)]
+
 
 def published_names() -> list[str]:
     """What `--against` accepts."""
@@ -128,128 +129,80 @@ def list_published(console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, show_lines=True)
-    table.add_column("--against", no_wrap=True)
-    for column in ("publication", "models and text", "schemes"):
-        table.add_column(column)
+    table = Table("--against", "publication", "models and text", "schemes", box=box.SIMPLE_HEAD, show_lines=True)
+    table.columns[0].no_wrap = True
     for published in map(load_published, published_names()):
-        stated = {what: text for what, text in published.setup.items() if text != NOT_PUBLISHED}
-        units = {
-            "parameters": "{} parameters",
-            "data": "{}",
-            "training tokens": "{} tokens",
-            "context length": "context {}",
-        }
-        models = ", ".join(form.format(stated[what]) for what, form in units.items() if what in stated)
         schemes = dict.fromkeys(scheme for each in published.measurements for scheme in each.values)
-        table.add_row(published.name, published.title, models or NOT_PUBLISHED, ", ".join(schemes))
+        table.add_row(published.name, published.title, published.models, ", ".join(schemes))
     console.print(table)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One scheme on both sides. Losses and gaps in nats/token, each side of its own tokens; NaN: not there."""
+class Agreement:
+    """One published column beside ours, and how far the two orders agree."""
 
-    scheme: str
-    theirs: float  # in their metric
-    their_gap: float
-    ours: Measurement
-    our_gap: Interval  # paired over seeds
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """Two schemes whose order is reversed in our runs."""
-
-    better: str  # by them
-    worse: str
-    their_difference: float  # worse - better, positive; of a metric that is no loss, in its own units
-    pair: Pair  # ours: `left` is their worse one
+    theirs: PublishedMeasurement
+    where: str  # ours: protocol and length
+    baseline: str | None  # of both gaps
+    table: pd.DataFrame  # scheme, published, published_gap, gap, gap_low, gap_high; best of theirs first
+    tau: float  # Kendall's; NaN below two schemes
+    p: float  # of unrelated orders
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One published column beside ours."""
-
-    published: Published
-    measurement: PublishedMeasurement
-    where: str  # ours: protocol and length; empty where we have nothing to set beside it
-    baseline: str | None  # of both gap columns
-    rows: list[Row]
-    tau: float  # Kendall's, of the orders; NaN below two schemes
-    p: float  # of tau = 0
-    taus: tuple[float, ...]  # tau of each seed alone; empty below two schemes
-    disagreements: list[Disagreement]
-
-
-def set_against(
-    published: Published, measurements: list[Measurement], pairs: list[Pair], config: Config
-) -> list[Comparison]:
+def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
     """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
-    return [_compare(published, theirs, measurements, pairs, config) for theirs in published.measurements]
+    from scipy.stats import kendalltau
+
+    found = []
+    for theirs in published.measurements:
+        ours = _counterpart(theirs, comparison)
+        both = sorted(set(theirs.values) & set(ours.index), key=lambda scheme: theirs.losses[scheme])
+        if not both:
+            continue
+        table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
+        base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
+        if base != comparison.baseline:  # ours has no gaps to that one
+            table[["gap", "gap_low", "gap_high"]] = math.nan
+            table["gap"] = table["value"] - table["value"].get(base, math.nan)
+        losses = np.array([theirs.losses[scheme] for scheme in both])
+        their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
+        table.insert(0, "published", [theirs.values[scheme] for scheme in both])
+        table.insert(1, "published_gap", their_gap)
+        tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
+        one = ours.iloc[0]
+        where = f"{one['protocol']} at {one['length']} tokens"
+        found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))
+    return found
 
 
-def _compare(
-    published: Published,
-    theirs: PublishedMeasurement,
-    measurements: list[Measurement],
-    pairs: list[Pair],
-    config: Config,
-) -> Comparison:
-    from scipy import stats
-
-    ours = _counterpart(theirs, measurements, config.train.context_length)
-    both = sorted((s for s in theirs.values if s in ours), key=lambda s: theirs.losses[s])
-    wanted = (config.experiment.baseline, published.baseline)
-    base = next((b for b in wanted if b in both), None)
-    rows = [
-        Row(
-            scheme=s,
-            theirs=theirs.values[s],
-            their_gap=theirs.losses[s] - theirs.losses[base] if base and theirs.is_loss else math.nan,
-            ours=ours[s],
-            our_gap=t_interval(np.subtract(ours[s].losses, ours[base].losses)) if base else NOTHING,
-        )
-        for s in both
-    ]
-    tau, p = math.nan, math.nan
-    taus: tuple[float, ...] = ()
-    if len(both) > 1:
-        order = [theirs.losses[s] for s in both]
-        result = stats.kendalltau(order, [ours[s].loss.mean for s in both])
-        tau, p = float(result.statistic), float(result.pvalue)
-        by_seed = zip(*(ours[s].losses for s in both), strict=True)
-        taus = tuple(float(stats.kendalltau(order, losses).statistic) for losses in by_seed)
-    one = next(iter(ours.values()), None)
-    if one is not None and one.protocol != VALIDATION.name:
-        names = sorted(s for s in ours if np.isfinite(ours[s].losses).all())
-        pairs = compare_all(np.array([ours[s].losses for s in names]).T, names)
-    reversed_pairs = {(p.right, p.left): p for p in pairs}
-    disagreements = [
-        Disagreement(a, b, theirs.losses[b] - theirs.losses[a], reversed_pairs[a, b])
-        for n, a in enumerate(both)
-        for b in both[n + 1 :]
-        if (a, b) in reversed_pairs and theirs.losses[a] < theirs.losses[b]
-        if round(reversed_pairs[a, b].difference, 4) > 0  # what is 0 at the digits shown is a tie
-    ]
-    where = f"{one.protocol} at {one.length} tokens" if one and both else ""
-    return Comparison(published, theirs, where, base, rows, tau, p, taus, disagreements)
-
-
-def _counterpart(
-    theirs: PublishedMeasurement, measurements: list[Measurement], training_length: int
-) -> dict[str, Measurement]:
-    """Ours, by scheme; empty where no length of ours is near theirs."""
+def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
+    """Our cells by scheme; empty where no length of ours is near theirs."""
+    cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
     elif theirs.protocol:
         protocols = [theirs.protocol]
     else:
         protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
+    wanted = theirs.ratio * comparison.training_length
     for protocol in protocols:
-        lengths = sorted({m.length for m in measurements if m.protocol == protocol})
-        wanted = theirs.ratio * training_length
-        near = min(lengths, key=lambda n: abs(math.log(n / wanted)), default=None)
+        lengths = set(cells.loc[cells["protocol"] == protocol, "length"])
+        near = min(sorted(lengths), key=lambda n: abs(math.log(n / wanted)), default=None)
         if near and 1 / NEAR <= near / wanted <= NEAR:
-            return {m.scheme: m for m in measurements if (m.protocol, m.length) == (protocol, near)}
-    return {}
+            return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
+    return cells.set_index("scheme").iloc[:0]
+
+
+def link_verdict(comparison: Comparison, link: Link) -> str:
+    """Whether our runs say so too: `holds`, `fails` or `open`; empty where the pair was not tested.
+
+    ">" holds if `better` is significantly better, and fails if `worse` is or both are equal within the margin. "~"
+    holds if both are equal, and fails if one is significantly better.
+    """
+    better, sign, worse = link
+    ours = verdict(comparison.pairs, better, worse, "published")
+    if ours in ("", "open"):
+        return ours
+    if sign in "~/":
+        return "holds" if frozenset((better, worse)) in equivalent(comparison.pairs, "published") else "fails"
+    return "holds" if ours == "better" else "fails"

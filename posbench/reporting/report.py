@@ -1,191 +1,400 @@
-"""The report of an experiment: tables on the terminal; CSV, Markdown, one HTML page and pictures in a folder."""
+"""`posbench report`: the comparison on the terminal, and its files: report.md, report.html, CSV tables and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+import webbrowser
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.machine.files import remove_leftovers, write_bytes
-from posbench.reporting import drawing, page, plots, spreadsheet, trend_plots
-from posbench.reporting.columns import described
-from posbench.reporting.findings import find
-from posbench.reporting.latex import files as latex_files
-from posbench.reporting.sections import Section, sections
-from posbench.reporting.sections.trend import trend_sections
-from posbench.reporting.statistics import MARGIN
-from posbench.reporting.tables import markdown, markdown_prose, markdown_text, print_notes, print_table, printable
-from posbench.reporting.tracked import show_in_wandb, tracked_runs
-from posbench.reporting.trend import find_trend
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting import figures as pictures
+from posbench.reporting import tables
+from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
+from posbench.reporting.pages import environment, show, words, write
+from posbench.reporting.published import Published, agreements, link_verdict, load_published
+from posbench.reporting.statistics import MARGIN, conclusions, verdict
+from posbench.table import config_of, read, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
     from rich.console import Console
-
-    from posbench.reporting.palette import Look
 
 
 def report(
-    folder: str | Path,
+    places: str | Path | Sequence[str | Path],
     against: str | None = None,
     baseline: str | None = None,
     output: str | Path | None = None,
     console: Console | None = None,
-    family: str = "all",
+    by: str | None = None,
     margin: float = MARGIN,
     schemes: Sequence[str] = (),
-    order: str = "loss",
+    seeds: Sequence[int] = (),
     title: str | None = None,
+    every_length: bool = False,
     latex: bool = False,
     wandb: bool = False,
+    open_page: bool = False,
 ) -> list[Path]:
-    """Print the report of the experiment in `folder`, write its files, and return their paths.
+    """Print the report of the runs at these places, write its files, and return their paths.
 
     Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
-    that gaps are measured against (default: the experiment's own); output, the folder for files (default:
-    `folder`/report); family, the pairs whose tests are corrected together; margin, below which losses count as equal,
-    in nats/token; schemes, only these (default: all); order of the rows, one of `findings.ORDERS`; title
-    (default: the experiment's name); latex, whether tables are also written as LaTeX and figures as PDF, in the folder
-    `latex` of the output; wandb, whether the report and each run's gap are also logged to wandb (docs/wandb.md).
-    Raises: ConfigError if no run is finished, a name is unknown, or the output cannot be written.
+    that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
+    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr, or several with
+    commas; margin, below which losses count as equal, in nats a token; schemes and seeds, only these; title, default
+    the experiment's name; every_length, whether lengths that are neither a multiple nor a part of the training length
+    are shown too; latex, whether tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is
+    logged to wandb as an artifact; open_page, whether the page is opened in a browser.
+    Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
-    from posbench.console import console as new_console
+    from rich.console import Console
 
-    console = console or new_console()
-    findings = find(folder, baseline, against, family, margin, schemes, order)
-    target = Path(output) if output else Path(folder) / "report"
-    figures = plots.draw_all(findings)
-    made = sections(findings, figures)
-
-    tables = spreadsheet.frames(findings)
-    looks = {scheme: findings.looks[scheme] for scheme in findings.schemes}
-    name = title or findings.experiment
-    paths = _publish(name, page.lede(findings), made, tables, figures, looks, target, console, latex)
-
-    def notice(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    console = console or Console()
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
+    places = [places] if isinstance(places, str | Path) else list(places)
+    summary, rows = read(places)
+    if summary.empty:
+        raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
+    chosen = choose(summary, schemes, seeds)
+    published = load_published(against) if against else _own_published(chosen)
+    if by:
+        groups = _groups(chosen, rows, by, baseline, published, margin)
+        content, files = _by_content(groups, by, published, margin)
+        named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
+        names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
+        first = content["tables"]["loss" if by == "train.lr" else "gap"]
+    else:
+        comparison = build(chosen, rows, baseline, published, margin)
+        content, files = _content(comparison, margin, every_length)
+        names, first = comparison.experiment, content["tables"]["loss"]
+    files["runs.csv"] = chosen
+    content["title"] = f"posbench: {title or names}"
+    templates = environment()
+    said = " ".join(templates.get_template(content["paragraph"]).render(content).split())
+    page = templates.get_template(content["page"]).render(content | {"conclusions": said})
+    page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+    target = Path(output) if output else Path(places[0]) / "report"
+    paths = write(target, page, content, files, latex)
+    show(console, content["title"], first, said)
+    console.print(
+        f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
+    )
     if wandb:
-        show_in_wandb(findings, tables, figures, target, notice)
-    elif tracked_runs(findings):
-        notice("wandb recorded these runs: add --wandb to have the report and the gaps there too")
+        from posbench.tracking.report_run import log_report
+
+        run = finished(chosen)[0].iloc[0]
+        told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
+        console.print(told, highlight=False, soft_wrap=True)
+    if open_page:
+        webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
 
 
-def trend_report(
-    folders: Sequence[str | Path],
-    against: str | None = None,
-    baseline: str | None = None,
-    output: str | Path | None = None,
-    console: Console | None = None,
-    family: str = "all",
-    margin: float = MARGIN,
-    title: str | None = None,
-    latex: bool = False,
-) -> list[Path]:
-    """Print the trend over experiments that differ only in size or tokens, write its files, and return their paths.
+def _own_published(summary: pd.DataFrame) -> Published | None:
+    """The published results that the experiment names."""
+    runs, _ = finished(summary)
+    name = config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("published")
+    return load_published(name) if name else None
 
-    Arguments: output, the folder for files (default: `trend` in the first folder); the others as in `report`.
-    Raises: ConfigError as `report`, and if the experiments cannot be compared, naming the field that differs.
-    """
-    from posbench.console import console as new_console
 
-    trend = find_trend(folders, baseline, against, family, margin)
-    figures = trend_plots.draw_trend(trend)
-    made = trend_sections(trend, list(figures))
-    lede = (
-        f"{len(trend.points)} experiments, {len(trend.sizes())} sizes, {len(trend.schemes)} position schemes: how gaps "
-        "change with size and tokens. Lower loss is better."
+def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """What the template is filled with, and the CSV files."""
+    drawn = pictures.draw_all(c)
+    said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
+    costs, same = tables.costs_table(c)
+    position = tables.position_table(c)
+    context = tables.context_table(c)
+    lengths = list(_length_sections(c, drawn, every_length))
+    against = agreements(c.published, c) if c.published else []
+    claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
+    with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
+    content: dict[str, Any] = {
+        "page": "report.md.j2",
+        "paragraph": "conclusions.j2",
+        "c": c,
+        "T": c.training_length,
+        "margin": margin,
+        "reach": REACH,
+        "said": said,
+        "always": {
+            "better": [s for s in gaps if (gaps[s] < 0).all()],
+            "worse": [s for s in gaps if (gaps[s] > 0).all()],
+        },
+        "verdicts": _against_baseline(c),
+        "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
+        "longest": _longest(c),
+        "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
+        "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
+        "figures": drawn,
+        "tables": {
+            "loss": tables.loss_table(c),
+            "costs": costs,
+            "position": None if position.empty else position,
+            "context": None if context.empty else context,
+        },
+        "same_costs": same,
+        "sizes": _other_sizes(c),
+        "ngrams": c.ngrams.to_dict("records"),
+        "ngram_verdict": _ngram_verdict(c),
+        "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
+        "lengths": lengths,
+        "texts": [{"name": n, "table": tables.text_table(c, n)} for n in sorted(set(c.cells["text"])) if n],
+        "has_retrieval": not c.at(metric="drop").empty,
+        "against": [
+            {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
+            for a in against
+        ],
+        "claims": [claim for claim in claims if claim],
+        "setup": _setup(c),
+    }
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
+    if len(c.ngrams):
+        files["ngrams.csv"] = c.ngrams
+    if against:
+        import pandas as pd
+
+        files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
+    content["latex"] = {
+        "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
+        **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
+        "context": (context, "Rise of the loss without the order of tokens more than d back, nats/token."),
+        "costs": (costs, "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
+    }
+    return content, files
+
+
+def _against_baseline(c: Comparison) -> dict[str, list[str]]:
+    """Verdict -> the schemes that have it against the baseline, by the tests of these pairs alone."""
+    found: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
+    for scheme in c.schemes:
+        said = verdict(c.pairs, scheme, c.baseline, "baseline")
+        if said:
+            found[said].append(scheme)
+    return {said: names for said, names in found.items() if names}
+
+
+def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> Iterable[dict[str, Any]]:
+    """Perplexity by length, a section for each protocol and text: they are never mixed in one table."""
+    for name, protocol in PROTOCOLS.items():
+        for text in sorted(set(c.cells.loc[c.cells["protocol"] == name, "text"])) if protocol.is_by_length else ():
+            if c.at(name, text=text, metric="loss")["length"].nunique() < 2:
+                continue
+            rescaled = tables.rescaled_table(c, name) if not text else tables.frame([])
+            yield {
+                "protocol": name,
+                "text": text,
+                "caption": protocol.caption,
+                "table": tables.lengths_table(c, name, text, every),
+                "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
+                "rescaled": None if rescaled.empty else rescaled,
+                "rescaled_figure": f"rescaled-{name}" if f"rescaled-{name}" in drawn else None,
+                "rescaled_at": c.at(name, under=None)["length"].max(),
+            }
+
+
+def _longest(c: Comparison) -> dict[str, Any] | None:
+    """What the longest length changes, for the best scheme there and for the worst."""
+    cells = c.at(metric="loss", last=0).dropna(subset="change")
+    cells = cells[cells["length"] > c.training_length]
+    if cells.empty:
+        return None
+    cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
+    best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
+    texts = {
+        f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))
+    }
+    return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
+
+
+def _models(c: Comparison) -> str:
+    """What was trained, in one line."""
+    runs = c.runs
+    parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
+    return (
+        f"{_count(len(c.schemes), 'position scheme')}, {_count(len(c.seeds), 'seed')}; models of "
+        f"{tables.short_count(parameters)} parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of "
+        f"{c.config['data']['name']}, context {c.training_length}"
     )
-    name = title or f"trend of {', '.join(point.name for point in trend.points)}"
-    target = Path(output) if output else Path(folders[0]) / "trend"
-    tables = spreadsheet.trend_frames(trend)
-    return _publish(name, lede, made, tables, figures, trend.looks, target, console or new_console(), latex)
 
 
-def _publish(
-    name: str,
-    lede: str,
-    made: list[Section],
-    tables: Mapping[str, pd.DataFrame],
-    figures: Mapping[str, Figure],
-    looks: Mapping[str, Look],
-    target: Path,
-    console: Console,
-    latex: bool,
-) -> list[Path]:
-    """Write the files of a report and print its sections."""
-    with_columns = {**tables, "columns.csv": described(tables)}
-    files = {file: spreadsheet.encode(frame) for file, frame in with_columns.items()}
-    drawings = {stem: drawing.svg(figure) for stem, figure in figures.items()}
-    files["report.md"] = as_markdown(name, made).encode()
-    files["report.html"] = page.render(name, lede, made, drawings, looks).encode()
-    for stem, figure in figures.items():
-        files[f"{stem}.svg"] = drawings[stem].encode()
-        files[f"{stem}.png"] = drawing.png(figure)
-    if latex:
-        files |= {f"latex/{stem}.pdf": drawing.pdf(figure) for stem, figure in figures.items()}
-        files |= {f"latex/{file}": text.encode() for file, text in latex_files(name, made, figures).items()}
-    for place in {(target / file).parent for file in files} - {target}:
-        if place.is_symlink():
-            raise ConfigError(f"{place} is a symbolic link: remove the link, or name another folder with --output")
-    remove_leftovers(target)
-    for file, content in files.items():
-        write(target / file, content)
-    print_sections(made, console)
-    first = ("report.html", "report.md", next(iter(tables)))
-    more = f"{', '.join(first)} and {len(files) - len(first)} more"
-    console.print(f"wrote {more} in {target}/", highlight=False, markup=False, soft_wrap=True)
-    return [target / file for file in files]
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def write(path: Path, content: bytes) -> None:
-    """As `runs.write_bytes`. Raises: ConfigError where the folder cannot be written."""
-    try:
-        write_bytes(path, content)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(f"the report cannot be written to {path.parent} ({why}): name another folder") from error
+def _ngram_verdict(c: Comparison) -> str:
+    """Which of them every scheme beats, and which none: `Every scheme beats n = 2; none beats n = 3, n = 5`."""
+    kinds: dict[str, list[str]] = {}
+    for n in c.ngrams.to_dict("records"):
+        better = len(n["better"].split())
+        who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(
+            better, f"{better} of {len(c.schemes)} beat"
+        )
+        kinds.setdefault(who, []).append(f"n = {n['order']}")
+    text = "; ".join(f"{who} {words(which)}" for who, which in kinds.items())
+    return f"{text[:1].upper()}{text[1:]}."
 
 
-def print_sections(made: list[Section], console: Console) -> None:
-    """Tables first, then the words about them, as far as a terminal is the place for it."""
-    from rich.text import Text
-
-    for section in made:
-        if section.on_terminal:
-            if section.title not in [table.title for table in section.tables]:
-                console.print(Text(printable(section.title), style="bold"))
-                console.print()
-            if section.lead:
-                console.print(Text(printable(section.lead)))
-                console.print()
-            if section.chain:
-                console.print(Text(printable(section.words[0])))
-                console.print()
-            for table in section.tables:
-                print_table(table, console)
-            print_notes(section.words[1:] if section.chain else section.words, console)
-            for what, command in section.commands:
-                console.print(Text(printable(what), style="dim"))
-                console.print(Text(printable(command)), soft_wrap=True)
-                console.print()
+def _other_sizes(c: Comparison) -> list[str]:
+    """Schemes whose parameters differ from the baseline's by half a percent or more."""
+    sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
+    shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
+    return [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
 
 
-def as_markdown(experiment: str, made: list[Section]) -> str:
-    """The sections as GitHub's Markdown, pictures by their files: tables first, then the words about them."""
-    parts = [f"# posbench: {markdown_text(printable(experiment))}\n"]
-    for section in made:
-        parts.append(f"## {markdown_text(printable(section.title))}\n")
-        shown = 1 if section.chain else 0  # the chain in words stands above its tables
-        leading = [*filter(None, [section.lead]), *section.words[:shown]]
-        parts += [f"{markdown_prose(printable(words))}\n" for words in leading]
-        parts += [markdown(table, table.title != section.title) for table in section.tables]
-        for stem, caption in section.pictures:
-            parts.append(f"![{markdown_text(caption)}]({stem}.svg)\n\n{markdown_prose(caption)}\n")
-        parts += [f"{markdown_prose(printable(words))}\n" for words in section.words[shown:]]
-        for what, command in section.commands:
-            parts.append(f"{markdown_prose(printable(what))}\n\n```sh\n{printable(command)}\n```\n")
-    return "\n".join(parts)
+def _schemes_frame(c: Comparison) -> pd.DataFrame:
+    """One row a scheme: what it cost, and figures that are of schemes alone."""
+    import pandas as pd
+
+    columns = [
+        "parameters",
+        "tokens",
+        "epochs",
+        "training_flops",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "cache_bytes",
+    ]
+    runs = c.runs.reindex(columns=["scheme", *columns]).astype(dict.fromkeys(columns, float)).groupby("scheme")
+    frame = runs.mean().assign(tokens_per_second=runs["tokens_per_second"].median()).loc[c.schemes]
+    frame["tokens_to_baseline"] = pd.Series(c.tokens_to_baseline, dtype=float)
+    frame["reach"] = pd.Series(c.reach(c.training_length), dtype=object)
+    return frame.reset_index()
+
+
+def _setup(c: Comparison) -> list[tuple[str, str]]:
+    """What was trained on what, and by which code."""
+    runs = c.runs
+
+    def distinct(column: str) -> str:
+        return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
+
+    def settings(*groups: str) -> tuple[str, str]:
+        fields = [field for name in groups for field in (c.config.get(name) or {}).items()]
+        shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
+        return " and ".join(groups), ", ".join(shown)
+
+    codes = runs["fingerprint.code"].nunique()
+    versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
+    machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
+    code = f"; {codes} states of the code" if codes > 1 else ""
+    prints = ", ".join(f"{what} {distinct(f'fingerprint.{name}')[:12]}" for what, name in _PRINTS.items())
+    facts = [
+        ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
+        settings("model"),
+        settings("data", "tokenizer"),
+        settings("train"),
+        ("runs", f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; {prints}"),
+    ]
+    skipped = runs[runs["skipped_steps"] > 0]
+    if len(skipped):
+        listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
+        facts.append(("skipped steps", listed))
+    return facts
+
+
+_PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
+
+# Fields of the configuration that say nothing about the comparison, or are said elsewhere.
+_UNTOLD = """
+    name steps tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split
+    test_split validation_fraction test_fraction tuning_fraction cache_dir articles device dtype compile validate_every
+    checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
+    training_bytes validation_tokens
+"""
+
+
+def _groups(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    by: str,
+    baseline: str | None,
+    published: Published | None,
+    margin: float,
+) -> dict[Any, Comparison]:
+    """Value of the column -> the comparison of its runs. Raises: ConfigError for a column without values."""
+    known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
+    columns = by.split(",")
+    for column in columns:
+        if column not in known or summary[column].isna().all():
+            varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
+            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {', '.join(varied)}")
+    runs, _ = finished(summary)
+    groups = runs.groupby(columns if columns[1:] else by, sort=True)
+    return {value: build(of, rows, baseline, published, margin, by) for value, of in groups}
+
+
+def _by_content(
+    groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """What the template of a grouped report is filled with, and its CSV files."""
+    import pandas as pd
+
+    means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
+    tried = means[means.notna().sum(axis=1) > 1]
+    best = tried.idxmin(axis=1)
+    edges = {scheme: (row.dropna().index[0], row.dropna().index[-1]) for scheme, row in tried.iterrows()}
+    links = published.links(means.index) if published else []
+    claims = [
+        {
+            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
+            **{tables.text_of(value): link_verdict(c, link) or tables.DASH for value, c in groups.items()},
+        }
+        for link in links
+    ]
+    every = pd.concat([c.runs for c in groups.values()])
+    shared = [column for column in settings_of(every) if not column.startswith("scheme.")]
+    differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
+    texts = every["fingerprint.data"].nunique()
+    notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
+    notes += ["the groups were trained on different text"] if texts > 1 else []
+    is_rate = by == "train.lr"
+    content: dict[str, Any] = {
+        "page": "by.md.j2",
+        "paragraph": "by_conclusions.j2",
+        "column": by,
+        "margin": margin,
+        "published": published,
+        "is_rate": is_rate,
+        "best": best,
+        "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
+        "across": _across(groups),
+        "lowest": [
+            (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
+        ],
+        "figures": pictures.trend(groups, by, is_rate),
+        "tables": {"loss": tables.by_table(groups, is_rate), "gap": tables.by_gap_table(groups)},
+        "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
+        "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
+        "nats per token; lower is better.",
+        "setup": [(tables.text_of(value), _models(c)) for value, c in groups.items()],
+        "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
+    }
+    content["latex"] = {
+        "loss": (content["tables"]["loss"], f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
+        "gap": (content["tables"]["gap"], f"Gap to the baseline by scheme and {by}, nats/token."),
+    }
+    files = {
+        "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),
+        "pairs.csv": pd.concat([c.pairs.assign(group=tables.text_of(value)) for value, c in groups.items()]),
+    }
+    return content, files
+
+
+def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
+    """Who has the lowest loss in how many groups, and who is better than the baseline where enough seeds say so."""
+    tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
+    better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))
+    return {
+        "groups": len(groups),
+        "tested": len(tested),
+        "baseline": next(iter(groups.values())).wanted_baseline,
+        "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
+        "better": better.most_common(),
+    }

@@ -1,28 +1,30 @@
-"""`posbench schemes --plot`: what each position scheme does, drawn. Learned numbers are those of a finished run."""
+"""`posbench schemes --plot`: what each scheme does as curves over distance, asked of its own hooks in float64.
+
+    score(d)  what the scaled score of a query and a key of the same content is at distance d, less that at distance 0
+    value(d)  how much of a value from distance d arrives at the query as it was sent
+
+Both are means over random contents. Learned numbers are those of a finished run, where one is given.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from posbench.attention import Softmax
 from posbench.composition import choices, compose
-from posbench.machine.files import write_bytes
-from posbench.model import shape_of
-from posbench.reporting.drawing import new_figure, png, style, svg
-from posbench.reporting.palette import INK
-from posbench.reporting.scheme_curves import Curve, Curves, curves_of, distinct, long_term_decay, similarity
-from posbench.schemes import Scheme, build_scheme
-from posbench.schemes.rotary import Rotary
+from posbench.model import build_model
+from posbench.reporting.figures import INK, encoded, new_figure, style
+from posbench.schemes import At, Gates, Layers, Scheme
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
 
@@ -32,218 +34,162 @@ if TYPE_CHECKING:
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
 LONGEST = 1024  # tokens of distance
 LEAST = -16.0  # of a score: what is below weighs nothing, and would hide the rest
-LETTERS_AN_INCH = 12  # of a label at 9 points
+SAMPLES = 256  # random contents
+FLAT = 1e-9  # a curve that moves by less says nothing
 COLUMNS = 4
+_LABELS = {"score": "score minus that at distance 0", "value": "part of a value that arrives unchanged"}
+Curve = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One scheme's curves in one layer."""
+class Curves:
+    """Of one scheme in one layer, each [H, distances]; None where the scheme leaves that alone."""
 
-    name: str
-    layer: int | None  # None: all layers have these
-    curves: Curves
-    is_added: bool = False  # are they of what is added to the embeddings?
-
-    def named(self) -> Iterator[tuple[str, Curve | None]]:
-        """Each of the curves with what it is of."""
-        yield "similarity" if self.is_added else "score", self.curves.score
-        yield "value", self.curves.value
-
-    @property
-    def title(self) -> str:
-        return self.name if self.layer is None else f"{self.name}, layer {self.layer}"
+    distances: Curve  # tokens
+    score: Curve | None  # in the units of scaled scores
+    value: Curve | None  # as a part of what was sent
 
 
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
-    """Draw every scheme that can be drawn; write pictures (SVG and PNG) and curves (CSV) to `folder`.
+    """Draw every scheme that can be drawn; write scores.svg, values.svg and curves.csv to `folder`.
 
     Arguments: runs, finished, whose weights are taken for the schemes that they have; config_dir, of the user's own
     schemes.
     Raises: ConfigError where a run has no weights or a scheme refuses the decoder.
     """
+    import pandas as pd
+
     trained = {run.config.scheme.name: run for run in runs}
     names = list(dict.fromkeys([*choices("scheme", *([config_dir] if config_dir else [])), *trained]))
     extra = (f"--config-dir={config_dir}",) if config_dir else ()
-    drawn: list[Drawn] = []
-    frequencies: dict[str, list[float]] = {}
+    drawn: dict[str, Curves] = {}
     for name in names:
         if name in trained:
             config, scheme = trained[name].config, trained[name].load_model().scheme
         else:
             config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                scheme = build_scheme(config.scheme, shape_of(config))
-        if config.scheme.attention:
-            continue  # its row without a kind of attention says the same
-        title = f"{name} (trained)" if name in trained else name
-        drawn += list(_drawn(title, scheme, name in trained))
-        frequencies |= _frequencies(title, scheme)
-    figures = _figures(drawn, frequencies)
-    tables = {"curves.csv": _frame(drawn), "decay.csv": _decay_frame(frequencies)}
-    paths: list[Path] = []
-    for stem, figure in figures.items():
-        for suffix, content in ((".svg", svg(figure).encode()), (".png", png(figure))):
-            paths.append(folder / f"{stem}{suffix}")
-            write_bytes(paths[-1], content)
-    for file, frame in tables.items():
-        paths.append(folder / file)
-        write_bytes(paths[-1], frame.to_csv(index=False, float_format="%.6g").encode())
-    shown = {each.name for each in drawn if each.curves.score is not None or each.curves.value is not None}
-    flat = sorted({each.name for each in drawn} - shown)
-    console.print(
-        f"wrote {len(figures)} pictures (SVG and PNG), curves.csv and decay.csv in {folder}/",
-        markup=False,
-        soft_wrap=True,
-    )
+            scheme = build_model(config, 2).scheme
+        if not config.scheme.attention:  # else its row without a kind of attention says the same
+            drawn |= dict(_titled(name, scheme, name in trained))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, rows = [], []
+    for what in _LABELS:
+        lines = {title: (of.distances, getattr(of, what)) for title, of in drawn.items()}
+        lines = {title: of for title, of in lines.items() if of[1] is not None}
+        if lines:
+            paths.append(folder / f"{what}s.svg")
+            paths[-1].write_bytes(encoded(_grid(lines, _LABELS[what]), "svg"))
+        rows += [
+            {"scheme": title, "what": what, "head": head, "distance": distance, "value": value}
+            for title, (distances, heads) in lines.items()
+            for head, line in enumerate(heads)
+            for distance, value in zip(distances, line, strict=True)
+        ]
+    paths.append(folder / "curves.csv")
+    pd.DataFrame(rows).to_csv(paths[-1], index=False, float_format="%.6g")
+    console.print(f"wrote {', '.join(path.name for path in paths)} in {folder}/", markup=False, soft_wrap=True)
+    flat = [title for title, of in drawn.items() if of.score is None and of.value is None]
     if flat:
         console.print(
-            f"nothing to draw for {', '.join(flat)}: nothing changes with distance, or what is learned starts at 0 "
-            "(name finished runs to draw what they learned)",
+            f"nothing to draw for {', '.join(flat)}: nothing changes with distance, or learned tables start at 0 (name "
+            "a finished run to plot them)",
             markup=False,
         )
     return paths
 
 
-def _drawn(name: str, scheme: Scheme, is_trained: bool) -> Iterator[Drawn]:
-    """The curves of each layer's scheme; one for all where they are the same, or differ by what is drawn at random."""
+def _titled(name: str, scheme: Layers, is_trained: bool) -> Iterator[tuple[str, Curves]]:
+    """The curves by their title; of a trained scheme those of each layer that has its own."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
-    added = similarity(scheme, longest)
-    if added.score is not None:
-        yield Drawn(name, None, added, is_added=True)
-        return
-    layers = [(n, curves_of(layer, longest)) for n, layer in distinct(scheme)]
-    first = layers[0][1]
-    if not is_trained or all(_equal(first, curves) for _, curves in layers):
-        layers = layers[:1]
-    for n, curves in layers:
-        yield Drawn(name, n if len(layers) > 1 else None, curves)
+    layers = list(dict.fromkeys(scheme))
+    if not is_trained:
+        yield name, curves_of(scheme.first, longest)
+    elif len(layers) == 1:
+        yield f"{name} (trained)", curves_of(scheme.first, longest)
+    else:
+        yield from ((f"{name} (trained), layer {n}", curves_of(layer, longest)) for n, layer in enumerate(layers))
 
 
-def _equal(one: Curves, other: Curves) -> bool:
-    pairs = ((one.score, other.score), (one.value, other.value))
-    return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in pairs)
+@torch.no_grad()
+def curves_of(scheme: Scheme, longest: int) -> Curves:
+    """The curves of a scheme up to `longest` tokens of distance, seen from a query at that position.
 
-
-def _frequencies(name: str, scheme: Scheme) -> dict[str, list[float]]:
-    """Of each pair of channels in the scheme's rotation, radians a token, 0 where it is not rotated.
-
-    Of several layers, the first that rotates.
+    Arguments: scheme, of one layer, in any dtype; it is read in float64.
     """
-    for _, layer in distinct(scheme):
-        if isinstance(layer, Rotary) and layer.sites:
-            rotated = layer.frequencies().tolist()
-            return {name: rotated + [0.0] * (layer.shape.head_dim // 2 - len(rotated))}
-    return {}
+    scheme = scheme.double()
+    shape, length = scheme.shape, longest + 1
+    H, D, C = shape.num_heads, shape.head_dim, shape.d_model
+    generator = torch.Generator().manual_seed(0)
+    # Of all heads alike, so that heads differ by what the scheme does alone.
+    content = torch.randn(SAMPLES, 1, 1, D, dtype=torch.float64, generator=generator).expand(-1, H, -1, -1)
+    stream = torch.randn(1, 1, C, dtype=torch.float64, generator=generator).expand(1, length, C)
+    rows = np.unique(np.geomspace(1, longest, 200).round().astype(int))
+    distances = np.concatenate(([0], rows))
+    keys = torch.from_numpy(longest - distances)  # positions
+    everywhere = At(scheme.prepare(torch.arange(length), length), 0, 0, length)
+    gates, located, _ = Softmax(shape).placed(stream, scheme, everywhere, None)
+    here, there = _rows(located, torch.tensor([longest])), _rows(located, keys)
+
+    q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
+    scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
+    at = At(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
+    kept = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
+    bias = scheme.bias(q, kept, _of_last(gates), at)
+    if bias is not None:
+        b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
+        added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
+        scores = scores + added.expand(SAMPLES, H, 1, -1).mean(0)[:, 0]
+    sent = content.expand(-1, -1, len(keys), -1)
+    arrived = scheme.o(scheme.v(sent, there), here)
+    value = ((arrived * sent).sum(-1) / (sent * sent).sum(-1)).mean(0)
+    return Curves(distances.astype(float), _unless_flat(scores - scores[:, :1]), _unless_flat(value))
 
 
-def _figures(drawn: Sequence[Drawn], frequencies: Mapping[str, list[float]]) -> dict[str, Figure]:
-    """File stem -> figure."""
-    scores = [each for each in drawn if each.curves.score is not None and not each.is_added]
-    values = [each for each in drawn if each.curves.value is not None]
-    added = [each for each in drawn if each.is_added]
-    figures: dict[str, Figure] = {}
-    with style():
-        if scores:
-            label = "score minus that at distance 0"
-            figures["scores"] = _grid(scores, lambda curves: curves.score, label)
-        if values:
-            figures["values"] = _grid(values, lambda curves: curves.value, "part of a value that arrives unchanged")
-        if added:
-            figures["added"] = _grid(added, lambda curves: curves.score, "cosine of the vectors of two positions")
-        if frequencies:
-            figures["long-term-decay"] = _decay(frequencies)
-    return figures
+def _rows(pos: Any, rows: Tensor) -> Any:
+    """These rows of what hooks get as `pos`."""
+    if isinstance(pos, tuple):
+        parts = [_rows(part, rows) for part in pos]
+        return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
+    return pos if pos.ndim == 0 else pos[rows] if pos.ndim == 1 else pos[..., rows, :]
 
 
-def _grid(drawn: Sequence[Drawn], curve: Callable[[Curves], Curve | None], label: str) -> Figure:
+def _of_last(gates: Any) -> Any:
+    """Gates of a window as its last query has them, the same for each random content."""
+    if isinstance(gates, Gates):
+        each = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
+        return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in each))
+    return tuple(map(_of_last, gates)) if isinstance(gates, tuple) else None
+
+
+def _unless_flat(curve: Tensor) -> Curve | None:
+    array: Curve = curve.numpy()
+    return None if np.ptp(array, axis=1).max() < FLAT else array
+
+
+def _grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
     """A panel a scheme, a line a head (the first dark, the last pale), one line where all heads agree."""
-    columns = min(COLUMNS, len(drawn))
-    rows = -(-len(drawn) // columns)
-    height = 0.5 + (1.35 if rows > 1 else 2.0) * rows
-    figure, panels = new_figure(height, rows, columns)
-    for axes, each in zip(panels, drawn, strict=False):
-        lines = curve(each.curves)
-        assert lines is not None
-        _draw_heads(axes, each.curves.distances, lines)
-        axes.set_title(each.title, fontsize=8)
-    for axes in panels[len(drawn) :]:
-        axes.set_visible(False)
-    for axes in panels[max(0, len(drawn) - columns) : len(drawn)]:
-        axes.tick_params(labelbottom=True)
-    figure.supxlabel("distance, tokens", fontsize=9)
-    figure.supylabel(textwrap.fill(label, width=int(height * LETTERS_AN_INCH)), fontsize=9)
-    return figure
-
-
-def _draw_heads(axes: Axes, distances: Curve, lines: Curve) -> None:
     from matplotlib import colormaps
 
-    shades = colormaps["viridis"](np.linspace(0, 0.85, len(lines)))
-    alike = len(lines) == 1 or bool(np.ptp(lines, axis=0).max() < 0.05 * max(float(np.ptp(lines)), 1e-12))
-    for line, shade in zip(lines[:1] if alike else lines, [INK] if alike else shades, strict=True):
-        axes.plot(distances, line, color=shade, linewidth=1.0)
-    low, high = max(float(lines.min()), LEAST), float(lines.max())
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    _distance_axis(axes, float(distances[-1]))
-    axes.tick_params(labelsize=7)
-
-
-def _decay(frequencies: Mapping[str, list[float]]) -> Figure:
-    """One line for each distinct set of frequencies, named by the schemes that have it."""
-    from matplotlib import colormaps
-
-    figure, (axes,) = new_figure(4.4)
-    sets: dict[tuple[float, ...], list[str]] = {}
-    for name, each in sorted(frequencies.items(), key=lambda item: not item[0].startswith("qk_rope")):
-        sets.setdefault(tuple(each), []).append(name)
-    farthest = 1.0
-    for n, (distinct_set, names) in enumerate(sets.items()):
-        distances, decay = long_term_decay(distinct_set)
-        farthest = distances[-1]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        line = ("-", "--", "-.")[n // 10 % 3]
-        axes.plot(distances, decay, line, color=colormaps["tab10"](n % 10), linewidth=1.2, label=names[0] + more)
-    _distance_axis(axes, farthest)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("distance, tokens")
-    axes.set_ylabel("long-term decay (RoFormer 3.4.3), 1 at distance 0")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    columns = min(COLUMNS, len(lines))
+    rows = -(-len(lines) // columns)
+    with style():
+        figure, panels = new_figure(0.5 + (1.35 if rows > 1 else 2.0) * rows, rows, columns)
+        for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
+            alike = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
+            shades = [INK] if alike else colormaps["viridis"](np.linspace(0, 0.85, len(heads)))
+            for line, shade in zip(heads, shades, strict=False):
+                axes.plot(distances, line, color=shade, linewidth=1.0)
+            low, high = max(float(heads.min()), LEAST), float(heads.max())
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+            axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
+            axes.set_xticks([0, 1, 4, 16, 64, 256, 1024], ["0", "1", "4", "16", "64", "256", "1k"])
+            axes.minorticks_off()
+            axes.tick_params(labelsize=7)
+            axes.set_title(title, fontsize=8)
+        for axes in panels[len(lines) :]:
+            axes.set_visible(False)
+        for axes in panels[max(0, len(lines) - columns) : len(lines)]:
+            axes.tick_params(labelbottom=True)
+        figure.supxlabel("distance, tokens", fontsize=9)
+        figure.supylabel(label, fontsize=9)
     return figure
-
-
-def _distance_axis(axes: Axes, farthest: float) -> None:
-    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
-    ticks = [0, *(4**n for n in range(9) if 4**n <= farthest)]
-    axes.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
-    axes.minorticks_off()
-
-
-def _frame(drawn: Sequence[Drawn]) -> pd.DataFrame:
-    """One row a scheme, layer, head and distance; `what` says which curve it is of."""
-    import pandas as pd
-
-    rows = [
-        {"scheme": each.name, "layer": each.layer, "what": what, "head": h, "distance": d, "value": value}
-        for each in drawn
-        for what, lines in (
-            ("similarity" if each.is_added else "score", each.curves.score),
-            ("value", each.curves.value),
-        )
-        if lines is not None
-        for h, line in enumerate(lines)
-        for d, value in zip(each.curves.distances, line, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["scheme", "layer", "what", "head", "distance", "value"])
-
-
-def _decay_frame(frequencies: Mapping[str, list[float]]) -> pd.DataFrame:
-    import pandas as pd
-
-    rows = [
-        {"scheme": name, "distance": distance, "decay": decay}
-        for name, each in frequencies.items()
-        for distance, decay in zip(*long_term_decay(each), strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["scheme", "distance", "decay"])

@@ -1,216 +1,373 @@
-"""A table once, shown three ways: on a terminal, in Markdown, in HTML (by the template).
-
-Cells are plain text. What stands in a name is never trusted: control characters are made visible here, and each way of
-showing escapes what is special to it.
-"""
+"""The tables of a report, as DataFrames of text: a row a scheme, best first, numbers with the digits they deserve."""
 
 from __future__ import annotations
 
+import json
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+import numpy as np
 
-DASH = "–"  # a cell that does not apply, or is not known
-UNSURE = 3  # decimals of a number that has no interval
-MOST = 4  # decimals
+from posbench.reporting.statistics import decided, interval, letters, verdict
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def printable(text: object) -> str:
-    """One line of text without control characters: they are shown as `\\x1b`."""
-    joined = " ".join(str(text).split()) if not isinstance(text, str) or "\n" in text else text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+    from posbench.reporting.comparison import Comparison
+    from posbench.reporting.published import Agreement
+
+DASH = "–"
+MOST_DIGITS = 4  # behind the point
+Text = Mapping[str, str]
 
 
-@dataclass
-class Table:
-    """Columns of text; the first names the row. `headers` may hold a second line, the unit.
+def loss_table(c: Comparison) -> pd.DataFrame:
+    """Losses and gaps to the baseline, with letters where there are seeds enough to rank."""
+    validation, groups = c.validation(), letters(c.schemes, decided(c.pairs)) if c.can_rank else {}
+    differ = c.losses.notna().sum().nunique() > 1
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0)
+    rows = []
+    for scheme in c.schemes:
+        of = c.losses[scheme].dropna()
+        cell = validation.loc[scheme] if scheme in validation.index else None
+        row = {"scheme": named(c, scheme)}
+        if differ:
+            row["seeds"] = str(len(of))
+        if c.can_rank:
+            row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))}
+            gap = DASH if cell is None else plus_minus(cell["gap"], half(cell, "gap"), sign=True)
+            row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else gap
+            row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
+        else:
+            row |= {"loss": number(of.mean()), f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
+            if len(c.seeds) > 1:
+                each = ", ".join(number(gap, sign=True) for gap in gaps[scheme].dropna())
+                row["gap of each seed"] = each if scheme != c.baseline else ""
+            if scheme == c.baseline:
+                row[f"gap to {c.baseline}"] = "0"
+        rows.append(row)
+    return frame(rows)
 
-    `foot` holds rows of another kind than the others, which are set apart from them.
+
+def named(c: Comparison, scheme: str) -> str:
+    """The scheme's name, with what a reader must know of its runs."""
+    of = c.runs[c.runs["scheme"] == scheme].iloc[0]
+    remarks = []
+    layers = of.get("scheme.layers")
+    if isinstance(layers, str) and len(json.loads(layers)) > of["model.num_layers"]:
+        remarks.append(f"{of['model.num_layers']} of {len(json.loads(layers))} layers")
+    diverged = int(c.runs.loc[c.runs["scheme"] == scheme, "diverged"].notna().sum())
+    if diverged:
+        remarks.append(f"{diverged} diverged")
+    return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
+
+
+def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = False) -> pd.DataFrame:
+    """Perplexity by length; what the longest changes, and the gap to the baseline there, in nats.
+
+    Arguments: every, also lengths that are no multiple or part of the training length.
     """
-
-    title: str
-    headers: Sequence[str]
-    rows: list[list[str]]
-    left: frozenset[int] = frozenset({0})  # columns of words; the others are numbers and stand to the right
-    foot: list[list[str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.rows, self.foot = ([[printable(cell) for cell in row] for row in rows] for rows in (self.rows, self.foot))
-        assert all(len(row) == len(self.headers) for row in [*self.rows, *self.foot])
-
-    def fitted(self, width: int) -> list[list[int]]:
-        """Column numbers in as many parts as it takes to stay within `width` characters, the first column in each."""
-        widths = [
-            max(len(line) for line in [*self.headers[n].split("\n"), *(row[n] for row in [*self.rows, *self.foot])])
-            for n in range(len(self.headers))
-        ]
-        parts, used = [[0]], widths[0]
-        for n in range(1, len(widths)):
-            if used + 2 + widths[n] > width and len(parts[-1]) > 1:
-                parts.append([0])
-                used = widths[0]
-            parts[-1].append(n)
-            used += 2 + widths[n]
-        return parts
-
-
-def print_table(table: Table, console: Console) -> None:
-    """On a terminal; a table wider than it goes on below, with the first column again."""
-    parts = table.fitted(console.width)
-    for number, part in enumerate(parts):
-        more = "" if len(parts) == 1 else f" ({number + 1} of {len(parts)})"
-        console.print(Text(f"{table.title}{more}", style="bold"))
-        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-        for n in part:
-            words = n in table.left
-            shown.add_column(
-                Text(table.headers[n]),
-                justify="left" if words else "right",
-                no_wrap=not words or n == 0,
-                overflow="fold",
+    cells = c.at(protocol, metric="loss", text=text)
+    T, lengths = c.training_length, sorted(set(cells["length"]))
+    shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
+    rows = []
+    for scheme in c.schemes:
+        of = cells[cells["scheme"] == scheme].set_index("length")
+        if of.empty:
+            continue
+        halves = of["change_documents"].to_frame()
+        if of["seeds"].min() > 2:
+            halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
+        least = halves.max(axis=1)
+        row = {"scheme": scheme}
+        for n in shown:
+            half_width = least.get(n, math.nan) if n != T else least.min()
+            row[length_text(n) + " (trained)" * (n == T)] = (
+                perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
             )
-        for row in table.rows:
-            shown.add_row(*(Text(row[n]) for n in part))
-        if table.foot:
-            shown.add_section()  # a line between them
-        for row in table.foot:
-            shown.add_row(*(Text(row[n], style="dim") for n in part))
-        console.print(shown)
-        console.print()
+        last = of.loc[max(of.index)]
+        longest = length_text(max(lengths))
+        if T in lengths and max(lengths) > T:
+            row[f"change from {length_text(T)} to {longest}"] = number(last["change"], sign=True)
+        rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
+    return frame(rows)
 
 
-def print_notes(notes: Iterable[str], console: Console) -> None:
-    """Small print, wrapped to the terminal."""
-    said = [printable(note) for note in notes]
-    for note in said:
-        console.print(Text(note, style="dim"))
-    if said:
-        console.print()
+def single_options(c: Comparison, protocol: str) -> pd.DataFrame:
+    """The cells at the longest length as trained and under one option at evaluation; empty where there is none."""
+    cells = c.at(protocol, metric="loss", under=None)
+    cells = cells[~cells["under"].str.contains(" ")]
+    at = cells.loc[cells["under"] != "", "length"].max()
+    return cells[cells["length"] == at].sort_values("under")
 
 
-def markdown(table: Table, with_title: bool = True) -> str:
-    """A table of GitHub's Markdown with its title as a heading."""
-    heads = [markdown_text(h.replace("\n", " ")) for h in table.headers]
-    rule = [":--" if n in table.left else "--:" for n in range(len(heads))]
-    lines = [f"### {markdown_text(table.title)}", ""] if with_title else []
-    lines += [_line(heads), _line(rule), *(_line([markdown_text(cell) for cell in row]) for row in table.rows)]
-    lines += [_line([f"*{markdown_text(cell)}*" for cell in row]) for row in table.foot]
-    return "\n".join(lines) + "\n"
+def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
+    """Perplexity at the longest length, as trained and with other options at evaluation; the best is bold."""
+    table = single_options(c, protocol).pivot(index="scheme", columns="under", values="perplexity")
+    rows = []
+    for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
+        of = table.loc[scheme]
+        texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
+        row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
+        rows.append({"scheme": scheme} | row)
+    return frame(rows)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def context_table(c: Comparison) -> pd.DataFrame:
+    """What a model uses of its context: the loss without the order of what is far back, and repeated passages."""
+    order = c.at(metric="lost_order")
+    order = order[order["length"] == min(set(order["length"]), key=lambda n: abs(n - c.training_length), default=0)]
+    kept = _every_second(sorted(set(order["first"])), most=5)
+    retrieval = c.at(metric="drop")
+    reach = c.reach(int(order["length"].max())) if len(order) else {}
+    rows = []
+    for scheme in [s for s in c.schemes if s in {*order["scheme"], *retrieval["scheme"]}]:
+        row = {"scheme": scheme} | ({"reach": reach.get(scheme, DASH)} if reach else {})
+        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "value", "d={}")
+        rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "value", "repeat after {}"))
+    return frame(rows)
 
 
-def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is: no HTML, no links, no table borders."""
-    for special, shown in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "&#124;"),
-        ("[", "&#91;"),
-        ("]", "&#93;"),
-        ("`", "&#96;"),
-        ("*", "&#42;"),
-    ):
-        text = text.replace(special, shown)
-    return text.replace("~", "\\~")
+def position_table(c: Comparison) -> pd.DataFrame:
+    """Gaps to the baseline by position in the longest windows, every second bucket where there are many."""
+    cells = c.at(metric="loss")
+    cells = cells[cells["last"] > 0]
+    cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != c.baseline)]
+    cells = cells[cells["first"].isin(_every_second(sorted(set(cells["first"])), most=9))]
+    schemes = [s for s in c.schemes if s in set(cells["scheme"])]
+    return frame([{"scheme": s, **_places(cells[cells["scheme"] == s], "gap", "{}")} for s in schemes])
 
 
-def markdown_prose(text: str) -> str:
-    """A sentence for Markdown: what is between backquotes stays code, the rest is shown as it is."""
-    parts = re.split(r"(`[^`\n]+`)", text)
-    return "".join(part if n % 2 else markdown_text(part) for n, part in enumerate(parts))
+def _places(cells: pd.DataFrame, column: str, title: str) -> dict[str, str]:
+    """The figures of one scheme by position or distance."""
+    texts = {}
+    for cell in cells.sort_values("first").to_dict("records"):
+        place = str(cell["first"]) if cell["first"] == cell["last"] else f"{cell['first']}-{cell['last']}"
+        texts[title.format(place)] = number(cell[column], 3, sign=True)
+    return texts
 
 
-def csv_text(text: str) -> str:
-    """A name that no spreadsheet takes for a formula: a quote goes before = + - @, also behind blanks."""
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
+def _every_second(places: list[int], most: int) -> list[int]:
+    return places[::2] if len(places) > most else places
 
 
-def decimals(half_width: float) -> int:
-    """The decimals that an interval allows: two significant digits of its half width, 3 for ±0.030, 1 for ±1.8."""
-    if math.isnan(half_width):
-        return UNSURE
-    exponent = int(f"{half_width:.1e}".partition("e")[2]) if 0 < half_width < math.inf else -MOST
-    return min(max(1 - exponent, 0), MOST)
+def text_table(c: Comparison, text: str) -> pd.DataFrame:
+    """Losses on another text at the training length."""
+    cells = c.at(None, c.training_length, metric="loss", text=text)
+    cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
+    rows = []
+    for scheme in [s for s in c.schemes if s in cells.index]:
+        of = cells.loc[scheme]
+        gap = "0" if scheme == c.baseline else plus_minus(of["gap"], half(of, "gap"), sign=True)
+        loss = plus_minus(of["value"], half(of, "value"))
+        rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
+    return frame(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
 
 
-def number(value: float, digits: int = UNSURE, sign: bool = False) -> str:
-    """`1.234`, `+0.012`, a dash for NaN; no zero has a minus.
+def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
+    """What each scheme cost; what is the same for all is given once, beside the table."""
+    runs = c.runs.groupby("scheme")
+    share = c.tokens_to_baseline
+    rows = []
+    for scheme in c.schemes:
+        of = runs.get_group(scheme)
+        needed = share.get(scheme, math.nan)
+        row = {
+            "scheme": scheme,
+            "parameters": whole(of["parameters"].mean()),
+            "training FLOPs": flops_text(of["training_flops"].mean()),
+            "KV cache, B/token": whole(of["cache_bytes"].iloc[0]),
+            "tokens/s": whole(of["tokens_per_second"].median()) if "tokens_per_second" in of else DASH,
+        }
+        if share:
+            reached = f"{needed:.0%}" if math.isfinite(needed) else DASH
+            row[f"tokens to {c.baseline}'s loss"] = reached
+        rows.append(row)
+    table = frame(rows)
+    same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
+    return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
 
-    With a sign, what rounds to zero shows one digit more, `+0.0003`, and `±0` where that is a zero too.
+
+def published_table(agreement: Agreement) -> pd.DataFrame:
+    """Their values and gaps beside ours, in their order."""
+    rows = []
+    for scheme, of in agreement.table.iterrows():
+        row = {"scheme": str(scheme), "published": f"{of['published']:g}"}
+        is_base = scheme == agreement.baseline
+        row["published gap"] = "0" if is_base else number(of["published_gap"], sign=True)
+        if agreement.theirs.metric in ("loss", "perplexity"):
+            del row["published"]
+        row["our gap"] = "0" if is_base else plus_minus(of["gap"], half(of, "gap"), sign=True)
+        rows.append(row)
+    return frame(rows)
+
+
+def by_table(groups: Mapping[Any, Comparison], is_rate: bool) -> pd.DataFrame:
+    """Mean loss by scheme and group, the best group of each scheme in bold.
+
+    Arguments: is_rate, whether groups are learning rates: a column has the gap with every scheme at its best rate.
     """
+    means = {text_of(value): c.losses.mean() for value, c in groups.items()}
+    cells = {text_of(value): c.validation() for value, c in groups.items()}
+    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
+    best = {s: min(means, key=lambda value: means[value].get(s, math.inf)) for s in schemes}
+    losses = {s: c.losses[s] for value, c in groups.items() for s in c.schemes if best[s] == text_of(value)}
+    base = next(iter(groups.values())).wanted_baseline
+    rows = []
+    for scheme in schemes:
+        row = {"scheme": scheme}
+        for value, of in means.items():
+            cell = cells[value].loc[scheme] if scheme in cells[value].index else None
+            text = plus_minus(of[scheme], half(cell, "value")) if scheme in of else DASH
+            row[value] = f"**{text}**" if value == best[scheme] and len(means) > 1 else text
+        if is_rate and base in losses:
+            gap = (losses[scheme] - losses[base]).dropna()
+            mean, low, high = interval(gap)
+            text = plus_minus(mean, (high - low) / 2 if len(gap) > 2 else math.nan, sign=True)
+            row[f"gap to {base} at best rates"] = "0" if scheme == base else text
+        rows.append(row)
+    return frame(rows)
+
+
+def by_gap_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
+    """Gap to the baseline by scheme and group, within each group; `*` where significant there."""
+    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
+    rows = []
+    for scheme in schemes:
+        row = {"scheme": scheme}
+        for value, c in groups.items():
+            text, validation = DASH, c.validation()
+            if c.wanted_baseline not in c.schemes:
+                validation = validation.iloc[:0]
+            elif scheme == c.baseline:
+                text = "0"
+            if scheme in validation.index and scheme != c.baseline:
+                cell = validation.loc[scheme]
+                mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
+                text = plus_minus(cell["gap"], half(cell, "gap"), sign=True) + mark
+            row[text_of(value)] = text
+        rows.append(row)
+    return frame(rows)
+
+
+def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> tuple[float, str]:
+    gaps = [(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses]
+    return float(np.mean(gaps)), scheme
+
+
+def frame(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """The rows as a table of text; what a row lacks is a dash."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype=object).fillna(DASH)
+
+
+def half(cell: Any, name: str) -> float:
+    """Half of a cell's interval over seeds; NaN where there is none, and of two seeds, whose interval says nothing."""
+    if cell is None or cell.get("seeds", 3) < 3:
+        return math.nan
+    return float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of GitHub's Markdown: the first column to the left, numbers to the right."""
+    rule = [":--", *["--:"] * (len(table.columns) - 1)]
+    lines = [list(table.columns), rule, *table.to_numpy().tolist()]
+    return "\n".join(" | ".join(line) for line in lines)
+
+
+def latex(table: pd.DataFrame, caption: str, label: str) -> str:
+    """A table for a paper (`booktabs`): bold stays bold, signs become LaTeX's."""
+    import re
+
+    signs = {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$", "\\*": "*"}
+
+    def text(value: str) -> str:
+        value = value.replace("\\*", "*")
+        for special in "&%$#_":
+            value = value.replace(special, f"\\{special}")
+        for sign, shown in signs.items():
+            value = value.replace(sign, shown)
+        return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", value)
+
+    escaped = table.rename(columns=text).map(text)
+    layout = "l" + "r" * (len(table.columns) - 1)
+    return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
+
+
+def decimals(half_width: float, most: int = MOST_DIGITS, unsure: int = 3) -> int:
+    """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
+    if not math.isfinite(half_width):
+        return unsure
+    return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
+
+
+def number(value: Any, digits: int = 3, sign: bool = False) -> str:
+    """`1.234`, `+0.012`, a dash for NaN. With a sign, what rounds to zero shows one digit more: `+0.0003`, `0`."""
     if math.isnan(value):
         return DASH
-    if not sign or round(value, digits):
-        return f"{value:{'+' if sign else ''}z.{digits}f}"
-    return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "±0"
+    if sign and not round(value, digits):
+        return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
+    return f"{value:{'+' if sign else ''}z.{digits}f}"
 
 
-def whole(value: float) -> str:
+def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
+    """`2.7120 ±0.0013`, `2.71 ±0.18`; without an interval three digits."""
+    text = number(value, decimals(half_width), sign)
+    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
+
+
+def perplexity_text(value: Any, half_width: float = math.nan) -> str:
+    """`18.827`, `178.9`, `1,631`, `2.5e+07`: as many decimals as half an interval (nats) allows, three at most."""
+    if value < 1e6 and math.isfinite(half_width):
+        return f"{value:,.{decimals(value * half_width, most=3)}f}"
+    return (
+        f"{value:.2f}"
+        if value < 100
+        else f"{value:.1f}"
+        if value < 1000
+        else f"{value:,.0f}"
+        if value < 1e6
+        else f"{value:.1e}"
+    )
+
+
+def whole(value: Any) -> str:
     """`399,360`, a dash for NaN."""
     return DASH if math.isnan(value) else f"{value:,.0f}"
 
 
-def rough(value: float) -> str:
-    """Two significant digits or the whole number: `0.15`, `5.9`, `1,234`, a dash for NaN."""
-    return whole(value) if not abs(value) < 9.95 else f"{value:.2g}"
+def short_count(count: float) -> str:
+    """`166k`, `1.02M`, `1.2B`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{float(f'{count / size:.3g}'):g}{unit}"
+    return f"{count:g}"
 
 
-def millions(count: float) -> str:
-    """`133,568`, `6.82 million`, `1.04 billion`, a dash where it is not known."""
-    if count is None or math.isnan(count):
-        return DASH
-    if count < 1e6:
-        return f"{count:,.0f}"
-    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
-
-
-def flops_text(flops: float) -> str:
+def flops_text(flops: Any) -> str:
     """`6.15e12`, a dash for NaN."""
-    digits, _, exponent = f"{flops:.2e}".partition("e")
-    return DASH if math.isnan(flops) else f"{digits}e{int(exponent)}"
-
-
-def plus_minus(value: float, half_width: float, sign: bool = False) -> str:
-    """`2.7120 ± 0.0013`, `2.71 ± 0.18`: the decimals that the interval allows; without it where there is none."""
-    if math.isnan(value) or math.isnan(half_width):
-        return number(value, decimals(half_width), sign)
-    return f"{value:{'+' if sign else ''}z.{decimals(half_width)}f} {half_text(half_width)}"
-
-
-def gap_text(mean: float, half_width: float, is_baseline: bool) -> str:
-    """As `plus_minus`; the baseline's own gap is 0 by definition and has no interval."""
-    return "0" if is_baseline else plus_minus(mean, half_width, sign=True)
-
-
-def half_text(half_width: float) -> str:
-    """Half an interval by itself: `± 0.0013`, `± 0.18`, a dash for NaN."""
-    return DASH if math.isnan(half_width) else f"± {half_width:.{decimals(half_width)}f}"
-
-
-def perplexity_text(value: float, half_width: float = math.nan) -> str:
-    """`18.40`, `178.9`, `1,631`, `2.5e+07`; a model that gives no number shows as `nan`.
-
-    With `half_width`, half the interval of the loss in nats/token, the decimals that it allows; about four digits else.
-    """
-    if value < 1e6 and not math.isnan(half_width):
-        return f"{value:,.{decimals(value * half_width)}f}"
-    if value < 100:
-        return f"{value:.2f}"
-    if value < 1000:
-        return f"{value:.1f}"
-    return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+    return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
 
 
 def length_text(tokens: int) -> str:
     """`512`, `1k`, `8k`, `1001`: short where it is a whole number of 1024."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def text_of(value: Any) -> str:
+    """A value that runs are grouped by: `0.005`, `1.02M`, `demo`; several with a space between them."""
+    if isinstance(value, tuple):
+        return " ".join(map(text_of, value))
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return short_count(float(value)) if value >= 10_000 else f"{value:g}"
+    return str(value)
+
+
+def round_down(value: float) -> str:
+    """A difference that is at least this: `0.2` for 0.233, `0.06` for 0.0647."""
+    if not value > 0:
+        return "0"
+    digits = max(0, -math.floor(math.log10(value)))
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"

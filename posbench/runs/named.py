@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posbench.composition import choices
 from posbench.config import ConfigError, nearest
 from posbench.runs.finding import find_runs, holds_runs
 from posbench.runs.run import Run
@@ -90,6 +89,8 @@ def _no_run(name: str, runs_dir: Path) -> ConfigError:
 
 
 def _no_experiment(name: str, runs_dir: Path, folders: Sequence[Path]) -> ConfigError:
+    from posbench.composition import choices  # Hydra is not imported where the name is found
+
     known = [str(folder.relative_to(runs_dir)) for folder in folders]
     remedy = nearest(name, known or choices("experiment"))
     if name in choices("experiment"):

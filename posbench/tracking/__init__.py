@@ -19,20 +19,19 @@ about the machine. docs/wandb.md says what is found in the project.
 
 tracker.py        the interface, and the tracker that tracks nothing
 wandb_tracker.py  the wandb run of a training run: what is sent, and when
-report_run.py     the wandb run of a report
+report_run.py     a report's folder as an artifact
 opening.py        how a wandb run is opened, resumed and closed
 connection.py     the server, its absence, what is said about it
 recordings.py     what lies in the folder of recordings, and which rows of it the server has
 """
 
-from posbench.tracking.report_run import LoggedReport, log_report
+from posbench.tracking.report_run import log_report
 from posbench.tracking.tracker import Evaluated, LineChart, Notice, Tracker
 from posbench.tracking.wandb_tracker import WandbTracker, open_tracker, recordings_folder
 
 __all__ = [
     "Evaluated",
     "LineChart",
-    "LoggedReport",
     "Notice",
     "Tracker",
     "WandbTracker",

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,8 +14,6 @@ from typing import Any
 
 from posbench.config import Config, ConfigError
 from posbench.runs import Manifest, Run
-
-_REPORT = re.compile(r"run-\d+_\d+-(report-[0-9a-f]{8})(?:-\d+)?")  # the name of a report's recording
 
 
 def stored_id(run: Run) -> str | None:
@@ -30,13 +27,6 @@ def new_id(config: Config, run: Run, manifest: Manifest) -> str:
     """The same for one run whenever it is opened; another in another folder, or once a folder is trained anew."""
     words = (config.experiment_name, config.scheme.name, config.seed, run.path.resolve(), manifest.started)
     return hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()[:16]
-
-
-def report_id(folder: Path) -> str:
-    """The id of the newest report recorded in this folder; a new one where there is none."""
-    names = [path.name.removeprefix("offline-") for path in folder.iterdir()] if folder.is_dir() else []
-    reports = [match for match in map(_REPORT.fullmatch, sorted(names)) if match]
-    return reports[-1][1] if reports else f"report-{secrets.token_hex(4)}"
 
 
 def recordings(folder: Path, run_id: str) -> set[Path]:

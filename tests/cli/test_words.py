@@ -166,7 +166,7 @@ def test_ctrl_c_prints_no_traceback(
         "posbench.training.train",
         "posbench.data.prepare",
         "posbench.evaluation.command.evaluate_runs",
-        "posbench.reporting.report",
+        "posbench.reporting.report.report",
         "posbench.verify.list_schemes",
     ):
         monkeypatch.setattr(where, interrupted)

@@ -1,10 +1,8 @@
-"""A protocol is one class in one file: nothing else knows its name, and a new one needs nothing else."""
+"""A protocol is one class in one file, and a new one needs nothing else."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -15,40 +13,11 @@ import posbench
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.charts import evaluated
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.protocols import PROTOCOLS, VALIDATION, Protocol, Score, protocol_named
+from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score, protocol_named
 from posbench.evaluation.question import Question
 from posbench.plan import plan
-from posbench.reporting.gathering import Found
-from posbench.reporting.probes import probe
 from posbench.runs import Run
 from posbench.training import train
-
-PACKAGE = Path(posbench.__file__).parent
-OTHER_POSITIONS = {  # what is no protocol and called "position"
-    "reference/biases.py",  # a vector of Transformer-XL's
-    "reporting/sections/losses.py",  # the head of a column: whether a scheme is relative
-    "reporting/sections/ngrams.py",
-}
-
-
-def literals(file: Path) -> Iterator[str]:
-    """The string constants of a file."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def test_no_other_file_knows_a_protocol_by_its_name() -> None:
-    """`validation` is the name of a split and of a kind of line in metrics.jsonl too."""
-    names = set(PROTOCOLS) - {VALIDATION.name}
-    files = {file.relative_to(PACKAGE).as_posix(): file for file in PACKAGE.rglob("*.py")}
-    spoken = {
-        (name, literal)
-        for name, file in files.items()
-        if not name.startswith("evaluation/protocols/")
-        for literal in names & set(literals(file))
-    }
-    assert spoken == {(name, "position") for name in OTHER_POSITIONS}
 
 
 def test_a_name_that_is_none_is_answered_with_all() -> None:
@@ -83,8 +52,9 @@ def test_a_new_one_is_scored_stored_tracked_planned_and_reported(
     evaluate_runs([run], Question(lengths=(64,)), Console(quiet=True))
     (result,) = [result for result in Run(run.path).results()[0] if result.protocol == "halves"]
     assert evaluated(result).summary["eval/halves/nll@64"] == 1.75
-    found: Found = {("nope", 0): [result]}
-    assert probe(found, Halves(), None, []).set_index("half")["loss"].to_dict() == {0: 2.5, 1: 1.0}
+    rows = posbench.results(run.path, tidy=True)
+    sums = rows[rows["protocol"] == "halves"].groupby("first")[["value", "count"]].sum()
+    assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
     words = ["scheme=nope", "model=tiny", "evaluation.lengths=[64]", "evaluation.protocols"]
     once, twice = (
         plan([*words[:-1], f"{words[-1]}={names}"]).evaluation_flops for names in ("[halves]", "[halves,fixed]")

@@ -15,10 +15,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.composition import choices, compose
+from posbench.composition import checked, choices, compose
+from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
+from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.readings import Reading, store
+from posbench.table import read
 
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about
@@ -112,6 +115,11 @@ def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> 
     return mapping if known else {**mapping, "scheme": {**mapping["scheme"], "name": "stranger"}}
 
 
+def _identity(scheme: str, world: World) -> dict[str, Any]:
+    config = checked(_configuration(scheme, world.experiment, world.overrides))
+    return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
+
+
 def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
     return Manifest(
         format=FORMAT,
@@ -130,7 +138,7 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
             initial_weights={"attention.q": f"we19{seed}", "attention.k": f"we1a{seed}"},
             batches=f"ba7c{seed}",
         ),
-        identity={},
+        identity=_identity(scheme, world),
         versions={"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         device={"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
         is_relative=scheme in RELATIVE,
@@ -220,6 +228,11 @@ def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
         append_metrics(path, {"kind": "validation", **where, "loss": loss, "bits_per_byte": loss / 2})
 
 
+def comparison(folder: Path, **options: Any) -> Comparison:
+    """What the runs in a folder say."""
+    return build(*read([folder]), **options)
+
+
 def change_fingerprints(run: Run, **fingerprints: Any) -> None:
     """Give a run other fingerprints; its results, which name its text, stay those of the run."""
     results, _ = run.results()
@@ -240,11 +253,3 @@ def rescore(
     for result in run.results()[0]:
         if result.protocol == protocol and length in (None, result.length):
             store(run, result.reading, change(result.windows), {**result.header, **header})
-
-
-def rename(run: Run, **names: str) -> None:
-    """Give a run another scheme or experiment than its folder says, its results with it."""
-    results, _ = run.results()
-    run.update_manifest(**names)
-    for result in results:
-        store(run, result.reading, result.windows, result.header)

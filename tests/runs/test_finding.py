@@ -16,7 +16,7 @@ from posbench import ConfigError, results
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.question import Question
 from posbench.listing import list_runs
-from posbench.reporting import report
+from posbench.reporting.report import report
 from posbench.runs import find_runs, load_run
 from posbench.runs.named import experiment_named, runs_named
 from posbench.runs.pack import pack
@@ -74,7 +74,7 @@ def test_a_folder_that_may_not_be_read_is_named_and_skipped(
     assert len(find_runs(tmp_path / "pack")) == 4
 
 
-@pytest.mark.parametrize("part", ["", "run.json", "config.yaml", "eval"])
+@pytest.mark.parametrize("part", ["", "run.json", "eval"])
 def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
     shared: Path, part: str, powerless: None, console: Console, tmp_path: Path
 ) -> None:

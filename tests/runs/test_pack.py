@@ -18,14 +18,13 @@ from posbench.config import ConfigError
 from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
 from posbench.machine.files import sealed
-from posbench.reporting import report
+from posbench.reporting.report import report
 from posbench.runs import DIED, find_runs, load_run, run_folder
 from posbench.runs.pack import pack
 from posbench.runs.packed import READINGS, Pack
 from tests.reporting.fabricate import World, fabricate, run_of, write_evaluation
 
 EFFECTS = {"nope": 0.08, "qk_rope": 0.0, "vo_rope": 0.03}
-FIXED = "perplexity@512/fixed"
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +78,14 @@ def reseal(packed: Path, **changes: Any) -> None:
 @pytest.mark.slow
 def test_a_pack_gives_the_same_frame_and_report_as_the_run_folders(folder: Path, whole: Path, tmp_path: Path) -> None:
     before, after = (posbench.results(place).drop(columns="path") for place in (folder, whole))
-    before = before[before["status"] == "finished"].astype({"is_bound": bool})
-    after = after.astype({"diverged": before["diverged"].dtype})  # of nothing but None pandas makes objects
-    pd.testing.assert_frame_equal(before.reset_index(drop=True), after)
-    assert after["is_bound"].all() and f"{FIXED}[base=1e6]" in after
+    before = before[before["status"] == "finished"].reset_index(drop=True)
+    before, after = (frame.astype(object).where(frame.notna(), None) for frame in (before, after[before.columns]))
+    pd.testing.assert_frame_equal(before, after)
+    rows = posbench.results(whole, tidy=True)
+    assert "base=1e6" in set(rows["under"])
     for name, place in (("before", folder), ("after", whole)):
         report(place, output=tmp_path / name, console=Console(file=io.StringIO()))
-    for name in ("table.csv", "pairs.csv", "position.csv", "retrieval.csv"):
+    for name in ("table.csv", "pairs.csv", "schemes.csv"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
 
 
@@ -150,9 +150,10 @@ def test_what_is_left_out_is_named_and_a_folder_that_holds_something_is_refused(
 def test_an_altered_byte_in_one_file_of_windows_empties_its_cells_alone(whole: Path, packed: Path) -> None:
     alter(packed / "windows-fixed.parquet")
     before, after = posbench.results(whole), posbench.results(packed)
-    assert after[FIXED].isna().all() and after["damaged"].str.contains("windows-fixed.parquet does not match").all()
+    assert "fixed" not in set(posbench.results(packed, tidy=True)["protocol"])
+    assert after["damaged"].str.contains("windows-fixed.parquet does not match").all()
     assert after["damaged"].str.contains("git checkout").all()
-    others = [name for name in before if "/fixed" not in name and name not in ("path", "damaged")]
+    others = [name for name in before if name not in ("path", "damaged")]
     pd.testing.assert_frame_equal(before[others], after[others])
 
 
@@ -170,8 +171,8 @@ def test_numbers_that_somebody_altered_and_sealed_anew_are_not_believed(packed: 
     windows.loc[windows["length"] == 512, "nll"] /= 2
     windows.to_parquet(file, index=False)
     reseal(packed)
-    frame = posbench.results(packed)
-    assert frame[FIXED].isna().all() and not frame["perplexity@256/fixed"].isna().any()
+    rows = posbench.results(packed, tidy=True)
+    assert set(rows.loc[(rows["protocol"] == "fixed") & (rows["under"] == ""), "length"]) == {256}
 
 
 def test_a_result_of_another_run_is_not_one_of_this(packed: Path) -> None:
@@ -180,7 +181,8 @@ def test_a_result_of_another_run_is_not_one_of_this(packed: Path) -> None:
     readings.to_parquet(packed / READINGS, index=False)
     reseal(packed)
     frame = posbench.results(packed).set_index("scheme")
-    assert frame.loc[["nope", "qk_rope"], FIXED].isna().all() and frame.loc[["vo_rope"], FIXED].notna().all()
+    rows = posbench.results(packed, tidy=True)
+    assert set(rows.loc[rows["protocol"] == "fixed", "scheme"]) == {"vo_rope"}
     assert "it is of another run" in frame.loc["nope", "damaged"].iloc[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -51,8 +52,13 @@ def evaluate(run: Run, **question: Any) -> list[Result]:
 
 
 def cell(run: Run, column: str) -> float:
-    frame = posbench.results(run.path.parents[1])
-    return float(frame.set_index("path").loc[str(run.path), column])
+    """`loss` of the summary, or the loss of `fixed` at a length."""
+    summary = posbench.results(run.path.parents[1]).set_index("path").loc[str(run.path)]
+    if column == "loss":
+        return float(summary["loss"])
+    rows = posbench.results(run.path, tidy=True)
+    rows = rows[(rows["protocol"] == "fixed") & (rows["length"] == int(column)) & (rows["metric"] == "loss")]
+    return float(rows["value"].sum() / rows["count"].sum()) if len(rows) else math.nan
 
 
 def altered_losses(file: Path) -> None:
@@ -85,14 +91,14 @@ def torn(file: Path) -> None:
 def test_what_was_altered_is_named_empties_its_cell_and_is_made_again_by_the_remedy(
     run: Run, protocol: str, length: int, harm: Callable[[Path], None], why: str
 ) -> None:
-    column = "loss" if protocol == "validation" else "perplexity@64/fixed"
-    before, other = cell(run, column), cell(run, "perplexity@32/fixed")
+    column = "loss" if protocol == "validation" else "64"
+    before, other = cell(run, column), cell(run, "32")
     file = run.path / "eval" / protocol / f"{length}.parquet"
     whole = file.read_bytes()
     harm(file)
     _, [damage] = run.results()
     assert damage.file == file and why in damage.why
-    assert pd.isna(cell(run, column)) and cell(run, "perplexity@32/fixed") == other
+    assert pd.isna(cell(run, column)) and cell(run, "32") == other
     assert damage.remedy == f"posbench eval {run.path} --protocol {protocol} --length {length}"
     evaluate(run, protocols=(protocol,), lengths=(length,))
     assert run.results()[1] == [] and cell(run, column) == before and file.read_bytes() == whole
@@ -156,8 +162,7 @@ def test_words_of_the_scheme_at_evaluation_are_a_reading_of_their_own(run: Run) 
     assert changed.reading == Reading("fixed", 64, ("base=1e2",)) and changed.loss != trained.loss
     assert (run.path / "eval/fixed/64@base=1e2.parquet").is_file()
     assert changed.header["weights"] == trained.header["weights"] == run.manifest.weights
-    frame = posbench.results(run.path)
-    assert {"perplexity@64/fixed", "perplexity@64/fixed[base=1e2]"} <= set(frame)
+    assert set(posbench.results(run.path, tidy=True)["under"]) == {"", "base=1e2"}
     same = run.load_model(under=["base=10000.0"])
     assert all(one.equal(other) for one, other in zip(same.parameters(), run.load_model().parameters(), strict=True))
 
@@ -183,7 +188,7 @@ def test_older_weights_are_a_reading_of_their_own(run: Run) -> None:
     [last] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [older] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=2)
     assert older.reading.under == ("step=2",) and older.reading.step == 2 and older.loss != last.loss
-    assert "perplexity@64/fixed[step=2]" in posbench.results(run.path)
+    assert set(posbench.results(run.path, tidy=True)["at_step"]) == {0, 2}
     [same] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=4)
     assert same.reading.under == (), "the last step is what is read anyway"
 

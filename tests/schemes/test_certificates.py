@@ -299,7 +299,12 @@ def test_a_scheme_that_crashes_fails_and_the_others_are_still_measured(console, 
     monkeypatch.setitem(SCHEMES, "nope", scheme_class(trial("Crashes").kind))
     assert not verify(["nope", "qk_rope", ONE_LAYER], console)
     said = console.file.getvalue()
-    assert "FAIL nope: " in said and "IndexError" in said and "qk_rope" in said and said.endswith("1 of 2 schemes failed: nope\n")
+    assert (
+        "FAIL nope: " in said
+        and "IndexError" in said
+        and "qk_rope" in said
+        and said.endswith("1 of 2 schemes failed: nope\n")
+    )
 
 
 def test_schemes_are_listed_with_their_promises_and_what_cannot_be_built_is_a_row_too(console, tmp_path):

@@ -9,7 +9,7 @@ retrieval       how much a passage's loss drops when it was read before, and by 
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
 A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
-of its own, that goes to `posbench/reporting/sections/`.
+of its own, that goes to `posbench/reporting`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,409 @@
+"""From the tidy table to everything that a report says: which runs stand in one table, and every figure of them.
+
+Runs may differ in their scheme and seed and in nothing else. Their fingerprints say whether they do; where they do not
+agree, the error says in what, and the reader chooses with --schemes, --seeds or --by.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.config import ConfigError, nearest
+from posbench.evaluation.documents import Floats, document_error
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.published import Published
+from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, compare, interval
+from posbench.table import NGRAM, config_of, curves, settings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
+_MEANING = {"data": "the text or its splits", "tokenizer": "the tokenizer", "batches": "the batches"}
+_PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of one table and what they say."""
+
+    experiment: str
+    runs: pd.DataFrame  # the compared runs, a part of the summary
+    wanted_baseline: str
+    losses: pd.DataFrame  # validation loss, nats a token: a row a seed, a column a scheme, best scheme first
+    cells: pd.DataFrame  # every figure: a row for each scheme and place, see `measure`
+    pairs: pd.DataFrame  # every pair of schemes: see `statistics.compare`
+    ngrams: pd.DataFrame  # of n-gram models: a row an order
+    curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
+    published: Published | None
+    left_out: list[str]  # runs that are not compared, and why
+    notes: list[str]
+
+    @property
+    def schemes(self) -> list[str]:
+        """Best first."""
+        return list(self.losses.columns)
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.losses.index)
+
+    @property
+    def baseline(self) -> str:
+        """What gaps are measured against: the best scheme where the baseline that was asked for has no run."""
+        return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
+
+    @property
+    def can_rank(self) -> bool:
+        """Whether there are seeds enough to rank schemes."""
+        return bool(self.losses.notna().sum().max() >= FEWEST_SEEDS) and len(self.schemes) > 1
+
+    @property
+    def training_length(self) -> int:
+        return int(self.runs["train.context_length"].iloc[0])
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration of one run: what all share."""
+        return config_of(str(self.runs["path"].iloc[0]))
+
+    def validation(self) -> pd.DataFrame:
+        """The cells of the loss table, by scheme; empty where no run stored its windows."""
+        names = [name for name, protocol in PROTOCOLS.items() if protocol.is_loss_table]
+        found = self.at(names[0], self.training_length)
+        return found[found["metric"] == "loss"].set_index("scheme")
+
+    def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
+        """The cells as trained on the runs' own text, or with the columns that `equal` says."""
+        wanted = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
+        cells = self.cells
+        for column, value in wanted.items():
+            cells = cells if value is None else cells[cells[column] == value]
+        return cells
+
+    def reach(self, length: int) -> dict[str, str]:
+        """Scheme -> the distance up to which order is worth REACH or more; `≥` where that holds to the window's end."""
+        reaches = {}
+        for scheme, of in self.at(length=length, metric="lost_order").sort_values("first").groupby("scheme"):
+            low = np.fmin(of["value_low"].to_numpy(), (of["value"] - of["value_documents"]).to_numpy())
+            fails = np.flatnonzero(~(low >= REACH))
+            last = of["last"].to_numpy()
+            whole = f"≥ {last[-1]}"
+            reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
+        return reaches
+
+    @cached_property
+    def tokens_to_baseline(self) -> dict[str, float]:
+        """Scheme -> where its loss curve reaches the last point of the baseline's, as a share of the tokens.
+
+        The mean over seeds; infinity where a seed does not reach it. Losses in the middle of a run are those before the
+        learning rate has come down, so a shorter run that is planned as one would need fewer tokens.
+        """
+        shares: dict[str, list[float]] = {}
+        base = dict(list(self.curves[self.curves["scheme"] == self.baseline].groupby("seed")))
+        for scheme, seed in self.curves[["scheme", "seed"]].drop_duplicates().itertuples(index=False):
+            of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
+            if seed in base and len(base[seed]) > 1:
+                goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
+                shares.setdefault(str(scheme), []).append(_crossing(of["tokens"], of["loss"], goal) / tokens)
+        return {scheme: float(np.mean(values)) for scheme, values in shares.items()}
+
+
+def _crossing(tokens: pd.Series, losses: pd.Series, goal: float) -> float:
+    """Where a curve first comes down to `goal`, linear between its points; infinity where it does not."""
+    x, y = tokens.to_numpy(), losses.to_numpy()
+    below = np.flatnonzero(y <= goal)
+    if not len(below):
+        return math.inf
+    n = below[0]
+    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
+
+
+def build(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    baseline: str | None = None,
+    published: Published | None = None,
+    margin: float = MARGIN,
+    by: str = "",
+) -> Comparison:
+    """Join the finished runs of the summary and compute everything of them.
+
+    Raises: ConfigError where no run is finished, runs do not agree, or a baseline was named that has no run.
+    """
+    runs, left_out = finished(summary)
+    check_agreement(runs, by)
+    config = config_of(str(runs["path"].iloc[0]))
+    wanted = baseline or str(config.get("experiment", {}).get("baseline") or "")
+    losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
+    losses.columns.name = None
+    complete = losses.loc[:, losses.notna().all()]
+    level = losses.sub(complete.mean(axis=1), axis=0).mean() if complete.shape[1] else losses.mean()
+    ranked = sorted((float(value), str(scheme)) for scheme, value in level.items())
+    losses = losses[[scheme for _, scheme in ranked]]
+    base = wanted if wanted in losses else str(losses.columns[0])
+    if baseline and baseline not in losses:
+        raise ConfigError(
+            f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(map(str, losses.columns))}"
+        )
+    notes: list[str] = []
+    length = int(runs["train.context_length"].iloc[0])
+    cells = measure(rows, runs, base, length, notes)
+    if summary.get("damaged") is not None:
+        notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
+    curve = curves(runs["path"]).merge(runs[["path", "scheme", "seed"]], on="path").drop(columns="path")
+    return Comparison(
+        experiment=", ".join(dict.fromkeys(runs["experiment"])),
+        runs=runs,
+        wanted_baseline=wanted,
+        losses=losses,
+        cells=cells,
+        pairs=compare(losses, base, published.links(losses.columns) if published else (), margin),
+        ngrams=_ngrams(rows, losses, base),
+        curves=curve,
+        published=published,
+        left_out=left_out,
+        notes=notes,
+    )
+
+
+def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
+    """The runs of these schemes and seeds, all where none are named. Raises: ConfigError for one without a run."""
+    known = sorted(set(summary["scheme"]))
+    for scheme in schemes:
+        if scheme not in known:
+            raise ConfigError(f"--schemes: {scheme!r} has no runs here{nearest(scheme, known)} ({', '.join(known)})")
+    chosen = summary[summary["scheme"].isin(list(schemes) or known)]
+    chosen = chosen[chosen["seed"].isin(list(seeds) or set(summary["seed"]))]
+    if chosen.empty and len(summary):
+        listed = ", ".join(map(str, sorted(set(summary["seed"]))))
+        raise ConfigError(f"--seeds: no such seed has a run here (seeds with runs: {listed})")
+    return chosen
+
+
+def finished(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The finished runs with a loss; and why the others take no part. Raises: ConfigError where there is none."""
+    is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
+    left_out = []
+    for run in summary[~is_finished].itertuples():
+        reason = getattr(run, "reason", None)
+        why = f"{run.status}: {reason}" if isinstance(reason, str) else str(run.status)
+        if run.status == "finished":
+            why = str(run.damaged if isinstance(run.damaged, str) else run.diverged or "it has no loss")
+        left_out.append(f"{run.scheme} seed {run.seed}: {why}")
+    if not is_finished.any():
+        told = "".join(f"\n  {line}" for line in left_out[:5])
+        raise ConfigError(f"no run is finished here: train some, such as `posbench train -m experiment=demo`{told}")
+    return summary[is_finished], left_out
+
+
+def check_agreement(runs: pd.DataFrame, by: str = "") -> None:
+    """Raises: ConfigError where the runs differ in more than scheme and seed; it says in what.
+
+    Arguments: by, the columns that these runs were grouped by already.
+    """
+    differences = list(_differences(runs))
+    if differences:
+        settings = [what for what, _ in differences if what in runs.columns]
+        remedy = f", or group them with --by {','.join(filter(None, (by, settings[0])))}" if settings else ""
+        lines = "".join(f"\n  {what}: {how}" for what, how in differences[:6])
+        raise ConfigError(
+            f"these runs cannot stand in one table, because they differ in{lines}\nChoose runs with --schemes or "
+            f"--seeds{remedy}"
+        )
+
+
+def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """What runs differ in that must agree, and which of them have which value."""
+    twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
+    if len(twice):
+        first = twice.sort_values(["scheme", "seed"]).iloc[:2]
+        yield "runs of one scheme and seed", " and ".join(first["path"])
+        own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
+        yield from ((column, _counts(runs, column)) for column in own)
+        return
+    for name in ("data", "tokenizer"):
+        if runs[f"fingerprint.{name}"].nunique() > 1:
+            yield _MEANING[name], _counts(runs, f"fingerprint.{name}")
+    if runs["fingerprint.config"].nunique() > 1:
+        shared = [c for c in settings_of(runs) if not c.startswith("scheme.") and c != "device.compiled"]
+        differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+        yield from ((column, _counts(runs, column)) for column in differing)
+        if not differing:
+            yield "the configuration", _counts(runs, "fingerprint.config")
+    for seed, of_seed in runs.groupby("seed"):
+        if of_seed["fingerprint.batches"].nunique() > 1:
+            yield f"the batches of seed {seed}", _counts(of_seed, "fingerprint.batches")
+        parts = [json.loads(text) for text in of_seed["fingerprint.initial_weights"].unique()]
+        names = dict.fromkeys(name for each in parts for name in each)
+        unlike = [name for name in names if len({each[name] for each in parts if name in each}) > 1]
+        if unlike:
+            yield f"the initial weights of seed {seed}", ", ".join(unlike)
+    for scheme, of_scheme in runs.groupby("scheme"):
+        options = [c for c in settings_of(runs) if c.startswith("scheme.") and of_scheme[c].astype(str).nunique() > 1]
+        yield from ((f"{option} of {scheme}", _counts(of_scheme, option)) for option in options)
+
+
+def _counts(runs: pd.DataFrame, column: str) -> str:
+    """`0.005 (33 runs), 0.001 (alibi seed 0)`."""
+    texts = []
+    for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
+        first = of_value.iloc[0]
+        which = f"{len(of_value)} runs" if len(of_value) > 1 else f"{first['scheme']} seed {first['seed']}"
+        texts.append(f"{value[:16]} ({which})")
+    return ", ".join(texts)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One scheme at one place: the sums of each seed and document."""
+
+    seeds: list[int]
+    values: Any  # [seeds, documents], float64
+    counts: Floats  # [documents]: the same for every seed
+    documents: Any  # their numbers
+
+
+def measure(
+    rows: pd.DataFrame, runs: pd.DataFrame, baseline: str, training_length: int, notes: list[str]
+) -> pd.DataFrame:
+    """A row for each scheme at each place: protocol, text, metric, length, under, and first to last position.
+
+    Columns: value, the mean over seeds; gap, value less the baseline's (as trained, same seeds and documents); change,
+    value less that of the same runs at the training length. Each has its ends over seeds (`_low`, `_high`) and half its
+    interval over documents (`_documents`). A place whose runs scored different windows is left out, and `notes` say so.
+    """
+    import pandas as pd
+
+    rows = rows[rows["run"].isin(runs.index)]
+    older = rows["at_step"] != 0
+    if older.any():
+        notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
+    rows = rows[~older]
+    places = {}
+    for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
+        if of_place["task"].nunique() > 1:
+            here = dict(zip(_PLACE, place, strict=True))
+            runs_of = of_place.groupby("task", observed=True)["run"].first()
+            which = " and ".join(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}" for run in runs_of[:2])
+            notes.append(
+                f"{here['protocol']} at {here['length']} is left out: {which} scored different windows "
+                f"(`posbench eval --protocol {here['protocol']} --again` scores all alike)."
+            )
+            continue
+        places[place] = dict(_cells(of_place))
+    made = [
+        row
+        for place, of_place in places.items()
+        for row in _figures(place, of_place, places, baseline, training_length)
+    ]
+    frame = pd.DataFrame(made, columns=["scheme", *_PLACE, "seeds", *_FIGURES, "targets", "documents"])
+    is_loss = frame["metric"] == "loss"
+    frame.insert(10, "perplexity", np.where(is_loss, np.exp(np.minimum(frame["value"], 700.0)), math.nan))
+    return frame
+
+
+_FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]
+
+
+def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
+    """Scheme -> its cell, from the rows of one place."""
+    documents, document = np.unique(rows["document"], return_inverse=True)
+    numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
+    shape = (len(numbers), len(documents))
+    sums = {
+        name: np.bincount(run * shape[1] + document, rows[name], math.prod(shape)).reshape(shape)
+        for name in ("value", "count")
+    }
+    schemes, seeds = (np.asarray(rows[name].iloc[first]) for name in ("scheme", "seed"))
+    for scheme in np.unique(schemes):
+        of_scheme = np.flatnonzero(schemes == scheme)
+        of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
+        yield scheme, _Cell(seeds[of_scheme].tolist(), sums["value"][of_scheme], sums["count"][of_scheme[0]], documents)
+
+
+def _figures(
+    place: tuple[Any, ...],
+    cells: Mapping[str, _Cell],
+    places: Mapping[tuple[Any, ...], Mapping[str, _Cell]],
+    baseline: str,
+    training_length: int,
+) -> Iterator[dict[str, Any]]:
+    """The rows of one place."""
+    here = dict(zip(_PLACE, place, strict=True))
+    trained = tuple((here | {"under": ""}).values())
+    at_training = tuple((here | {"under": "", "length": training_length}).values())
+    base = places.get(trained, {}).get(baseline)
+    by_length = PROTOCOLS[here["protocol"]].is_by_length
+    for scheme, cell in cells.items():
+        row = {"scheme": scheme, **here, "seeds": len(cell.seeds)}
+        row |= {"targets": int(cell.counts.sum()), "documents": len(cell.documents)}
+        row |= _interval("value", cell.values.sum(1) / cell.counts.sum())
+        if here["metric"] == "bits_per_byte":
+            yield row
+            continue
+        row["value_documents"] = document_error(cell.values.mean(0)[None], cell.counts)[0]
+        if base and base is not cell:
+            row |= _difference("gap", cell, base)
+        before = places.get(at_training, {}).get(scheme) if by_length else None
+        if before and before is not cell:
+            row |= _difference("change", cell, before)
+        yield row
+
+
+def _interval(name: str, values: Any) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
+
+
+def _difference(name: str, one: _Cell, other: _Cell) -> dict[str, float]:
+    """One cell less another, over the seeds that both have, with half its interval over documents.
+
+    Where both scored the same targets, a document's part is of the same tokens. Elsewhere it is the difference of two
+    token-weighted means with their documents in common, to first order.
+    """
+    seeds = [seed for seed in one.seeds if seed in other.seeds]
+    if not seeds:
+        return {}
+    a, b = (cell.values[[cell.seeds.index(seed) for seed in seeds]] for cell in (one, other))
+    row = _interval(name, a.sum(1) / one.counts.sum() - b.sum(1) / other.counts.sum())
+    if np.array_equal(one.documents, other.documents) and np.array_equal(one.counts, other.counts):
+        apart, counts = (a - b).mean(0), one.counts
+    else:
+        every = np.union1d(one.documents, other.documents)
+        parts = []
+        for cell, values in ((one, a), (other, b)):
+            nll, targets = np.zeros(len(every)), np.zeros(len(every))
+            where = np.searchsorted(every, cell.documents)
+            nll[where], targets[where] = values.mean(0), cell.counts
+            parts.append(((nll - nll.sum() / targets.sum() * targets) / targets.sum(), targets))
+        counts = (parts[0][1] + parts[1][1]) / 2
+        apart = (parts[0][0] - parts[1][0]) * counts.sum()
+    return row | {f"{name}_documents": document_error(apart[None], counts)[0]}
+
+
+def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """n-gram models on the batches and targets of the table: a row an order, none where a seed lacks it."""
+    import pandas as pd
+
+    made = []
+    of_ngrams = rows[rows["protocol"] == NGRAM]
+    for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
+        of = of_ngrams[of_ngrams["scheme"] == name]
+        per_seed = (of.groupby("seed")["value"].sum() / of.groupby("seed")["count"].sum()).reindex(losses.index)
+        if per_seed.notna().all():
+            row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
+            row |= _interval("loss", per_seed.to_numpy()) | _interval("gap", (per_seed - losses[baseline]).dropna())
+            gaps = {str(scheme): interval((per_seed - losses[scheme]).dropna()) for scheme in losses}
+            ends = {
+                scheme: (mean, mean) if math.isnan(low) else (low, high) for scheme, (mean, low, high) in gaps.items()
+            }
+            row["better"] = " ".join(scheme for scheme, (low, _) in ends.items() if low > 0)
+            made.append(row | {"worse": " ".join(scheme for scheme, (_, high) in ends.items() if high < 0)})
+    return pd.DataFrame(made)

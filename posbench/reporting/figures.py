@@ -1,0 +1,410 @@
+"""The pictures of a report. Lines are named at their ends, so no legend hides anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.statistics import decided, equivalent
+from posbench.reporting.tables import half, length_text, short_count, single_options, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from posbench.reporting.comparison import Comparison
+
+INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
+GRID = "#d5dae0"
+BLUE, SKY, GREEN = "#0072b2", "#4aa3df", "#009e73"  # after Okabe and Ito (2008), for people who see fewer colours
+VERMILLION, ORANGE, BROWN, PURPLE = "#d55e00", "#d08c00", "#8a5a2b", "#b8609a"
+WIDTH = 8.6  # inches, at 96 dots the width of a page's column
+MOST_LINES = 12  # in a panel: more cannot be told apart, nor named beside it
+LABEL_POINTS = 8.5
+_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BROWN, INK)
+_MARKERS = "os^XDPv<>hdp8*H"
+# Colour and marker by the sites that rotate, and of the other common kinds; the rest by a hash of the name.
+_LOOKS = {
+    "qk": (BLUE, "o"),
+    "qkvo": (VERMILLION, "s"),
+    "vo": (GREEN, "^"),
+    "qkv": (BROWN, "P"),
+    "k": (SKY, "v"),
+    "q": (PURPLE, "<"),
+    "v": (GREEN, ">"),
+    "o": (BROWN, "h"),
+    "nope": (INK, "X"),
+    "alibi": (PURPLE, "D"),
+    "sinusoidal": (ORANGE, "d"),
+    "learned": (ORANGE, "p"),
+}
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.6,
+    "axes.formatter.useoffset": False,  # each tick says its whole number
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "text.parse_math": False,  # a name with a $ in it is a name
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "posbench",  # the same picture gives the same file
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's settings for our figures, for as long as they are drawn and saved."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def draw_all(c: Comparison) -> dict[str, Figure]:
+    """File stem -> figure, only those that have data."""
+    figures: dict[str, Figure] = {}
+    look = looks(c.runs)
+    with style():
+        if len(c.schemes) > 1:
+            figures["gaps"] = gaps(c, look)
+            if c.can_rank:
+                figures["pairs"] = matrix(c)
+            if c.curves.groupby("scheme")["tokens"].nunique().max() > 2:
+                figures["curves"] = curves(c, look)
+        for protocol in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
+            cells = c.at(protocol, metric="loss")
+            if cells["length"].nunique() > 1:
+                figures[f"perplexity-{protocol}"] = by_length(c, cells, look)
+            if not (rescaled := single_options(c, protocol)).empty:
+                figures[f"rescaled-{protocol}"] = by_option(c, rescaled)
+        for metric, label in (("lost_order", "loss without order, nats/token"), ("loss", "loss, nats/token")):
+            cells = c.at(metric=metric)
+            cells = cells[cells["last"] > 0]
+            if not cells.empty:
+                cells = cells[cells["length"] == cells["length"].max()]
+                figures["order" if metric == "lost_order" else "position"] = by_place(c, cells, look, label)
+    return figures
+
+
+def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+    """Scheme -> colour, line style and marker, the same in every report. Dashed: not relative by what it promises."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
+        sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
+        key = "".join(json.loads(sites)) if kind == "rotary" and isinstance(sites, str) else kind
+        name = str(run["scheme"])
+        start = crc32(name.encode())
+        plain = not isinstance(run.get("scheme.attention.kind"), str) and key in _LOOKS
+        options = list(product(_COLOURS, _MARKERS))
+        colour, marker = _LOOKS[key] if plain else options[start % len(options)]
+        look = (colour, "-" if run.get("is_relative") else "--", marker)
+        taken = set(found.values())
+        while look in taken:  # two of one look: the later by name takes the next
+            start += 1
+            look = (*options[start % len(options)][:1], look[1], options[start % len(options)][1])
+        found[name] = look
+    return found
+
+
+def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of a page's width, `height` in inches, with its panels in a list."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
+    return figure, list(figure.subplots(rows, columns, sharex=True, squeeze=False, **options).flat)
+
+
+def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
+    """Gap to the baseline of each scheme with its interval over seeds; seeds are dots."""
+    of_all = c.losses.sub(c.losses[c.baseline], axis=0)
+    pitch = 0.3 if len(c.schemes) <= 20 else 0.21
+    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes))
+    validation = c.validation()
+    for y, scheme in enumerate(c.schemes):
+        colour, _, marker = look[scheme]
+        each = of_all[scheme].dropna()
+        axes.plot(each, [y + 0.25] * len(each), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
+        interval = half(validation.loc[scheme], "gap") if scheme in validation.index else math.nan
+        if math.isfinite(interval):
+            axes.errorbar([each.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
+        axes.plot([each.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
+    axes.axvline(0, color=INK, linewidth=0.6)
+    axes.set_yticks(range(len(c.schemes)), c.schemes)
+    axes.set_ylim(len(c.schemes) - 0.5, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"gap to {c.baseline}, nats/token (left is better)")
+    return figure
+
+
+def matrix(c: Comparison) -> Figure:
+    """Who beats whom: by how much the row's scheme is better than the column's; ● where significant, = where equal."""
+    from matplotlib.colors import PowerNorm
+
+    names, count = c.schemes, len(c.schemes)
+    differences = np.full((count, count), math.nan)
+    for left, right, difference in c.pairs[["left", "right", "difference"]].itertuples(index=False):
+        differences[names.index(left), names.index(right)] = difference
+    most = float(np.nanmax(differences)) or 1.0
+    figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
+    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
+    for marks, sign in ((decided(c.pairs), "●"), (equivalent(c.pairs), "=")):
+        for pair in marks:
+            y, x = sorted(names.index(name) for name in pair)
+            y, x = (x, y) if math.isnan(differences[y, x]) else (y, x)
+            colour = "white" if differences[y, x] > 0.3 * most else "black"
+            axes.text(x, y, sign, ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
+    axes.set_yticks(range(count - 1), names[:-1])
+    axes.set_xlim(0.5, count - 0.5)
+    axes.set_ylim(count - 1.5, -0.5)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="better by, nats/token")
+    return figure
+
+
+def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
+    """Validation loss while training as a gap to the baseline, mean over seeds; from a tenth of the training on."""
+    from matplotlib.ticker import FuncFormatter
+
+    table = c.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
+    table = table[table.index >= 0.1 * table.index.max()]
+    gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
+    lines = {s: (gap.index, gap) for s, gap in gaps.items() if s != c.baseline or len(gaps) <= MOST_LINES}
+
+    def finish(axes: Axes) -> None:
+        axes.axhline(0, color=INK, linewidth=0.6)
+        axes.set_ylabel(f"gap to {c.baseline}, nats/token")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        axes.margins(x=0)
+
+    return _lines(lines, look, finish, "tokens trained on", 3.6, marker=False, sharey=False)
+
+
+def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
+    """Perplexity against length, both on a log scale, with the training length marked."""
+    lines = {}
+    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
+        of = cells[cells["scheme"] == scheme].sort_values("length")
+        lines[scheme] = (of["length"], of["perplexity"])
+    lengths = sorted(set(cells["length"]))
+
+    def finish(axes: Axes) -> None:
+        log_numbers(axes)
+        length_axis(axes, lengths, c.training_length)
+        axes.set_ylabel("perplexity")
+
+    return _lines(lines, look, finish, "length, tokens", 4.1)
+
+
+def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label: str) -> Figure:
+    """A metric by position or distance, on a log scale; a loss as gap to the baseline."""
+    column = "gap" if cells["metric"].iloc[0] == "loss" else "value"
+    lines = {}
+    for scheme in [s for s in c.schemes if s in set(cells["scheme"]) and (column == "value" or s != c.baseline)]:
+        of = cells[cells["scheme"] == scheme].sort_values("first")
+        lines[scheme] = (np.sqrt((of["first"] + (column == "gap")) * (of["last"] + (column == "gap"))), of[column])
+
+    def finish(axes: Axes) -> None:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_ylabel(f"gap to {c.baseline}, nats/token" if column == "gap" else label)
+        axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.axhline(0, color=INK, linewidth=0.6)
+
+    return _lines(lines, look, finish, "position" if column == "gap" else "distance d, tokens", 3.8)
+
+
+def by_option(c: Comparison, cells: pd.DataFrame) -> Figure:
+    """Perplexity at the longest length of each scheme, as trained and with options at evaluation."""
+    schemes = [s for s in c.schemes if s in set(cells.loc[cells["under"] != "", "scheme"])]
+    figure, (axes,) = new_figure(1.0 + 0.21 * len(schemes))
+    for n, under in enumerate(dict.fromkeys(cells["under"])):
+        of = cells[cells["under"] == under].set_index("scheme")["perplexity"].reindex(schemes)
+        colour, marker = (INK, "o") if not under else (_COLOURS[n % 7], _MARKERS[n % 14])
+        name = under.partition("=")[2] or "as trained"
+        axes.plot(of, range(len(schemes)), marker, color=colour, markersize=6, markeredgewidth=0, alpha=0.8, label=name)
+    axes.set_yticks(range(len(schemes)), schemes)
+    axes.set_ylim(len(schemes) - 0.5, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"perplexity at {length_text(int(cells['length'].iloc[0]))} tokens (left is better)")
+    figure.legend(loc="outside upper right", ncols=6, frameon=False, fontsize=8)
+    return figure
+
+
+def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
+    """Gap to the baseline, or loss, against the value that runs are grouped by; of several, in their order."""
+    import pandas as pd
+
+    look = looks(pd.concat([c.runs for c in groups.values()]))
+    is_number = all(isinstance(value, int | float | np.number) for value in groups)
+    places = list(groups) if is_number else list(range(len(groups)))
+    losses = {
+        place: c.losses if is_loss else c.losses.sub(c.losses[c.wanted_baseline], axis=0).drop(columns=c.baseline)
+        for place, c in zip(places, groups.values(), strict=True)
+        if is_loss or c.wanted_baseline in c.losses
+    }
+    table = pd.DataFrame({place: of.mean() for place, of in losses.items()})
+    table = table[table.notna().sum(axis=1) > 1]
+    lines = {str(scheme): (row.dropna().index, row.dropna()) for scheme, row in table.iterrows()}
+
+    def finish(axes: Axes) -> None:
+        if is_number and min(places) > 0:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [text_of(value) for value in groups], rotation=0 if len(places) < 6 else 20)
+        axes.minorticks_off()
+        axes.set_ylabel("loss, nats/token" if is_loss else "gap to the baseline, nats/token")
+        if not is_loss:
+            axes.axhline(0, color=INK, linewidth=0.6)
+
+    with style():
+        return {"trend": _lines(lines, look, finish, column, 4.1)} if lines else {}
+
+
+def _lines(
+    lines: Mapping[str, tuple[Any, Any]],
+    look: Mapping[str, Any],
+    finish: Callable[[Axes], None],
+    label: str,
+    height: float,
+    marker: bool = True,
+    sharey: bool = True,
+) -> Figure:
+    """A line a scheme, MOST_LINES in a panel at the most; `finish` sets a panel's axes."""
+    number = max(1, math.ceil(len(lines) / MOST_LINES))
+    figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
+    size = math.ceil(len(lines) / number)
+    for n, (scheme, (x, y)) in enumerate(lines.items()):
+        colour, line, mark = look[scheme]
+        shape = mark if marker else None
+        panels[n // size].plot(
+            np.asarray(x, float),
+            np.asarray(y, float),
+            line,
+            color=colour,
+            marker=shape,
+            markeredgewidth=0,
+            label=scheme,
+        )
+    for axes in panels:
+        finish(axes)
+    panels[-1].set_xlabel(label)
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # so that the places of axes are known
+    for axes in panels:
+        name_lines(figure, axes)
+    return figure
+
+
+def name_lines(figure: Figure, axes: Axes) -> None:
+    """Each line's name at its right end, moved up or down just as far as names must be to stand clear of each other."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    if not lines:
+        return
+    low, high = axes.bbox.y0, axes.bbox.y1
+    ends = []
+    for line in lines:
+        x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+        good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        ends.append((x[good[-1]], y[good[-1]]) if len(good) else (0.0, 0.0))
+    wanted = np.clip([axes.transData.transform(end)[1] for end in ends], low, high)
+    placed = stand_clear(wanted, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
+    for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
+        colour: Any = line.get_color()
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
+        axes.annotate("", end, (1.03, y), textcoords="axes fraction", annotation_clip=False, arrowprops=arrow)
+        sample: dict[str, Any] = {"color": colour, "transform": axes.transAxes, "clip_on": False, "label": "_sample"}
+        axes.plot([1.03, 1.062], [y, y], line.get_linestyle(), **sample)
+        axes.plot([1.046], [y], marker=line.get_marker(), markeredgewidth=0, **sample)
+        name = str(line.get_label())
+        axes.text(1.07, y, name, transform=axes.transAxes, va="center", fontsize=LABEL_POINTS, color=colour)
+
+
+def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
+    """The places nearest to `wanted` (in least squares, order kept) that are at least `room` apart.
+
+    They stay within low - room/2 and high + room/2 where there is space for all, and begin at the lower end otherwise.
+    """
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(wanted, kind="stable")
+    steps = room * np.arange(len(order))
+    spread = isotonic_regression(np.asarray(wanted)[order] - steps).x
+    top = max(low - room / 2, high + room / 2 - steps[-1])
+    placed = np.empty(len(order))
+    placed[order] = np.clip(spread, low - room / 2, top) + steps
+    return placed
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
+    """Lengths in tokens on a log scale, the training length marked."""
+    axes.set_xscale("log", base=2)
+    shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
+    axes.set_xticks(shown, [length_text(n) for n in shown])
+    axes.minorticks_off()
+    axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+    axes.annotate(f"trained at {length_text(training_length)}", (training_length, 1), (3, -1), **where)
+
+
+def log_numbers(axes: Axes) -> None:
+    """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    wider = max(1.0, 1.02 / (high / low)) ** 0.5  # what hardly differs shall look so
+    low, high = axes.set_ylim(low / wider, high * wider)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.minorticks_off()
+
+
+def encoded(figure: Figure, kind: str) -> bytes:
+    """The figure as `svg` or `pdf`; the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
+    with style():
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg")
+    return buffer.getvalue()
+
+
+def inline_svg(drawing: str, prefix: str) -> str:
+    """matplotlib's SVG document as an element of a page: with ids of its own, in the page's colours and size."""
+    body = drawing[drawing.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r"url\(#", f"url(#{prefix}-", body)
+    body = re.sub(r'href="#', f'href="#{prefix}-', body)
+    return body.replace(INK, "currentColor").replace(GRID, "var(--rule)")

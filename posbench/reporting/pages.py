@@ -1,0 +1,161 @@
+"""The files of a report, and what the terminal shows: templates filled, Markdown as HTML, tables as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.reporting import figures as pictures
+from posbench.reporting import tables
+from posbench.table import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
+    from rich.console import Console
+
+MOST_ROWS = 40  # of a table on the terminal
+
+
+def words(names: Sequence[str], most: int = 12) -> str:
+    """`a`, `a and b`, `a, b and c`; beyond `most` names the rest is counted."""
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _together(leaders: Sequence[str]) -> str:
+    """How the leaders' win over others begins."""
+    count = {1: "It beats", 2: "Both beat", 3: "All three beat"}
+    return count.get(len(leaders), f"All {len(leaders)} beat")
+
+
+def _verdicts(claims: Sequence[str]) -> str:
+    """`2 hold, 1 fails, 5 open`."""
+    counts = {word: claims.count(word) for word in ("holds", "fails", "open")}
+    return ", ".join(f"{n} {word.removesuffix('s') if n > 1 else word}" for word, n in counts.items() if n)
+
+
+def environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "words": words,
+        "few": lambda names: words(names) if len(names) < 4 else str(len(names)),
+        "together": _together,
+        "verdicts": _verdicts,
+        "table": tables.markdown,
+        "number": tables.number,
+        "length_text": tables.length_text,
+        "round_down": tables.round_down,
+        "round_up": lambda value: f"{value:.2g}",
+    }
+    return made
+
+
+def write(
+    target: Path,
+    page: str,
+    content: Mapping[str, Any],
+    frames: Mapping[str, pd.DataFrame],
+    latex: bool,
+) -> list[Path]:
+    """Write the files of a report, the page first. Raises: ConfigError where the folder cannot be written."""
+    drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
+    files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
+    for name, frame in {**frames, "columns.csv": described(frames)}.items():
+        files[name] = frame.to_csv(index=False).encode()
+    files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
+    if latex:
+        for name, (table, caption) in content["latex"].items():
+            files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
+        files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
+    try:
+        for name, data in files.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes(data)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(
+            f"the report cannot be written to {target} ({why}): name another folder with --output"
+        ) from error
+    return [target / name for name in files]
+
+
+def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
+    """The Markdown page as one HTML file that needs nothing else: pictures inline, wide tables scroll by themselves."""
+    from markdown_it import MarkdownIt
+
+    from posbench.version import __version__
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
+    body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+
+    def inline(match: re.Match[str]) -> str:
+        stem = match[1]
+        drawing = pictures.inline_svg(drawings[stem].decode(), stem)
+        return f"<figure>{drawing}<figcaption>{match[2]}</figcaption></figure>"
+
+    body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
+    first = re.compile(r'(<figure>.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
+    body = first.sub(r'<div class="first">\1</div>', body, count=1)  # beside each other where there is room
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(body=body, title=title.replace("<", ""), version=__version__)
+    )
+
+
+def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """What each column of these CSV files means: file, column, meaning, unit."""
+    import pandas as pd
+
+    rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
+    return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
+
+
+def meaning(column: str) -> tuple[str, str]:
+    """The meaning and the unit of a column of `COLUMNS`, of one of its intervals, or of a setting."""
+    if column in COLUMNS:
+        return COLUMNS[column]
+    for ending, of in (("_low", "lower"), ("_high", "upper")):
+        if column.endswith(ending):
+            what, unit = meaning(column.removesuffix(ending))
+            return f"{of} end of the 95 % interval over seeds: {what}", unit
+    if column.endswith("_documents"):
+        what, unit = meaning(column.removesuffix("_documents"))
+        return f"half the 95 % interval over documents: {what}", unit
+    group = next(names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names)
+    return COLUMNS[group]
+
+
+def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
+    """The table and the paragraph, for a terminal of 80 columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
+    titles = list(map(str, cells.columns))
+    if sum(2 + max(len(title), *cells[title].map(len)) for title in titles) > console.width:
+        cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # they are in the report
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for n, title in enumerate(titles):
+        shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
+    for row in cells.to_numpy().tolist():
+        shown.add_row(*map(Text, row))
+    console.print(Text(name, style="bold"))
+    console.print(shown)
+    if len(table) > MOST_ROWS:
+        console.print(Text(f"... and {len(table) - MOST_ROWS} more in the report", style="dim"))
+    console.print()
+    console.print(Text(said))
+    console.print()

@@ -1,0 +1,399 @@
+"""What runs have measured, as one tidy table, and its summary: one row a run.
+
+    posbench.results("runs/demo")               one row a run: its losses, costs, fingerprints and settings
+    posbench.results("runs/demo", tidy=True)    one row a scored window and metric, with the run's settings
+
+A tidy row holds the sum of a metric over a window's targets and their number, so a figure of any group of rows is
+`value.sum() / count.sum()`: a token-weighted mean, never a mean of means. Every figure of a report is such a group.
+All contact with run folders and packs is in this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from posbench.config import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from posbench.runs import Manifest, Run
+    from posbench.runs.readings import Result
+
+NGRAM = "ngram"  # the protocol of the rows of n-gram models
+SETTINGS = ("model.", "train.", "scheme.", "device.")  # groups of the configuration whose fields are columns
+FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
+_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
+
+# Every column of the tidy table, of the summary and of a report's CSV files: what it means, and its unit.
+# X_low and X_high are the ends of the 95 % interval of X over seeds, X_documents is half of that over documents.
+COLUMNS: dict[str, tuple[str, str]] = {
+    "experiment": ("the experiment's name", ""),
+    "scheme": ("the position scheme; `Kneser-Ney n` for a model of the last n - 1 tokens", ""),
+    "seed": ("of initial weights and batches", ""),
+    "protocol": ("how the text was scored (docs/protocols-and-statistics.md)", ""),
+    "length": ("of the windows", "tokens"),
+    "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
+    "text": ("the text, where it is not the one that the runs were trained on", ""),
+    "at_step": ("the step whose weights were scored; 0: the last", ""),
+    "task": ("digest of what was scored: two with the same digest are compared window by window", ""),
+    "document": ("number of the document in its split; of retrieval, the trial", ""),
+    "first": ("first position, distance or gap of the group", "tokens"),
+    "last": ("last position, distance or gap of the group", "tokens"),
+    "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop or by_order", ""),
+    "value": (
+        "tidy: the sum over the targets; in table.csv: the mean over seeds",
+        "nats (bits) in all; a token (byte)",
+    ),
+    "count": ("what the sum is of: targets, or bytes of bits_per_byte", ""),
+    "status": ("finished, running, interrupted, stopped, died or unreadable", ""),
+    "reason": ("why it stopped, died or cannot be read", ""),
+    "diverged": ("how the run diverged; empty where it did not", ""),
+    "loss": ("on the validation split after the last step", "nats a token"),
+    "initial_loss": ("before the first step", "nats a token"),
+    "bits_per_byte": ("the same loss for a byte of text", "bits a byte"),
+    "perplexity": ("exp of the mean loss", ""),
+    "is_relative": ("whether the scheme promises to depend on distances only", ""),
+    "tokens": ("trained on", "tokens"),
+    "num_steps": ("optimizer steps", ""),
+    "skipped_steps": ("steps whose gradient was not finite", ""),
+    "epochs": ("how often the training text was read", ""),
+    "parameters": ("of the whole model", ""),
+    "training_flops": ("theoretical, of all steps", "FLOPs"),
+    "tokens_per_second": ("training speed", "tokens/s"),
+    "train_seconds": ("time of training", "s"),
+    "first_step_seconds": ("time of the first step of each process", "s"),
+    "peak_memory_bytes": ("of training", "bytes"),
+    "cache_bytes": ("KV cache for each token of context; empty where it needs the model", "bytes"),
+    "device": ("the machine", ""),
+    "dtype": ("number format of training", ""),
+    "started": ("time", ""),
+    "ended": ("time", ""),
+    "damaged": ("results that cannot be used, with the command that makes each again", ""),
+    "path": ("the run folder", ""),
+    "fingerprint.*": ("digest of what must agree in one table", ""),
+    "version.*": ("of software", ""),
+    "model.*, train.*, scheme.*, device.*": ("the run's settings; train.lr is the scheme's own rate", ""),
+    "seeds": ("number of seeds", ""),
+    "gap": ("value minus the baseline's, same seeds", "nats a token"),
+    "change": ("value minus that at the training length, same runs", "nats a token"),
+    "documents": ("documents scored", ""),
+    "targets": ("tokens scored for each seed", ""),
+    "left": ("the scheme with the lower loss", ""),
+    "right": ("the scheme with the higher loss", ""),
+    "difference": ("right minus left, same seeds", "nats a token"),
+    "sd": ("of the difference over seeds", "nats a token"),
+    "p": ("two-sided paired t-test", ""),
+    "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
+    "p_published": ("p with Holm's correction over the links of the published chain", ""),
+    "p_all": ("p with Holm's correction over all pairs", ""),
+    "p_equal": ("two one-sided tests of a difference of the margin or more", ""),
+    "p_equal_baseline": ("p_equal with Holm's correction over the pairs with the baseline", ""),
+    "p_equal_published": ("p_equal with Holm's correction over the links of the published chain", ""),
+    "p_equal_all": ("p_equal with Holm's correction over all pairs", ""),
+    "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats a token"),
+    "tokens_to_baseline": ("where the loss curve reaches the baseline's last point, as a share of its tokens", ""),
+    "reach": ("distance up to which the order of tokens is worth 0.01 nats or more", "tokens"),
+    "published": ("their value", ""),
+    "published_gap": ("their loss minus their baseline's", "nats a token"),
+    "measurement": ("the column of the published table", ""),
+    "group": ("the value that the runs are grouped by", ""),
+    "order": ("n of an n-gram model", ""),
+    "better": ("schemes whose models are better than it, by their 95 % intervals", ""),
+    "worse": ("schemes whose models are worse than it", ""),
+}
+
+
+def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
+    """One row for each run in these folders or packs, also for runs that died or cannot be read (see `status`).
+
+    Arguments: tidy, one row for each scored window and metric of finished runs instead, with the run's settings.
+    `posbench.table.COLUMNS` says what each column means.
+    Raises: ConfigError where a place does not exist.
+    """
+    summary, rows = read(places)
+    if not tidy:
+        return summary
+    settings = summary[["tokens", "parameters", *settings_of(summary)]].astype("category")
+    return rows.join(settings, on="run").drop(columns="run")
+
+
+def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The summary, and the tidy rows without settings; their column `run` is the summary's index (-1: n-grams)."""
+    import pandas as pd
+
+    from posbench.runs import find_runs, holds_runs
+
+    runs: list[Run] = []
+    for place in map(Path, places):
+        if not holds_runs(place):
+            raise ConfigError(f"{place} is not a folder of runs: give an experiment's, such as runs/demo")
+        runs += find_runs(place)
+    rows = _Rows()
+    summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
+    if summary.empty:
+        return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"]), rows.frame()
+    settings = settings_of(summary)
+    return summary[[*(c for c in summary if c not in settings), *settings]], rows.frame()
+
+
+def settings_of(summary: pd.DataFrame) -> list[str]:
+    """The columns that are settings of the runs."""
+    return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
+
+
+class _Rows:
+    """Tidy rows as they are collected, column by column."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] = []  # what all rows of one reading and metric have in common
+        self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
+
+    def add(self, key: dict[str, Any], **columns: Any) -> None:
+        self.keys.append(key | {"size": len(columns["value"])})
+        for name, values in columns.items():
+            self.columns[name].append(values)
+
+    def frame(self) -> pd.DataFrame:
+        """All of them. Columns that repeat are categories."""
+        import pandas as pd
+
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "task"]
+        keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
+        for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
+            keys[name] = keys[name].astype("category")
+        repeated = keys.iloc[np.repeat(np.arange(len(keys)), keys.pop("size").astype(int))].reset_index(drop=True)
+        empty: list[Any] = [np.empty(0)]
+        return repeated.assign(**{name: np.concatenate(parts or empty) for name, parts in self.columns.items()})
+
+
+def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
+    """One run's row of the summary, with the reason where it cannot be read; its tidy rows go to `rows`."""
+    from posbench.runs import FINISHED, state_of
+
+    try:
+        manifest, status = run.manifest, state_of(run)
+        stored, damaged = run.results() if status == FINISHED else ([], [])
+    except ConfigError as error:
+        return _unreadable(run, str(error))
+    faults = [*map(str, damaged), *_add_results(number, manifest, stored, rows)]
+    logged = _logged(run, faults)
+    final = next((r for r in stored if _protocol(r).is_loss_table and not r.reading.under), None)
+    lost = any(each.reading.protocol == "validation" and not each.reading.under for each in damaged)
+    loss = final.loss if final else math.nan if lost else _number(manifest.loss)
+    if final:
+        faults += _add_ngrams(run, manifest, final, rows)
+    first = next((row["loss"] for row in logged if row["kind"] == "validation" and row["step"] == 0), None)
+    costs = asdict(manifest.costs) if manifest.costs else {}
+    return {
+        "experiment": manifest.experiment,
+        "scheme": manifest.scheme,
+        "seed": manifest.seed,
+        "status": status,
+        "reason": manifest.reason,
+        "diverged": _divergence(manifest, status, loss, _number(first), lost),
+        "loss": loss,
+        "initial_loss": _number(first),
+        "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
+        "perplexity": math.exp(min(loss, 700.0)),
+        "is_relative": manifest.is_relative,
+        **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
+        "epochs": _number(manifest.epochs),
+        "parameters": sum(manifest.num_parameters.values()),
+        "training_flops": _number(manifest.training_flops),
+        **{name: _number(value) for name, value in costs.items()},
+        "cache_bytes": _cache_bytes(manifest),
+        "device": str(manifest.device.get("name") or manifest.device.get("type")),
+        "dtype": str(manifest.device.get("dtype")),
+        "started": manifest.started,
+        "ended": manifest.ended,
+        "damaged": "\n".join(dict.fromkeys(faults)) or None,
+        "path": str(run.path),
+        **{f"fingerprint.{name}": _plain(getattr(manifest.fingerprints, name)) for name in FINGERPRINTS},
+        **{f"version.{name}": version for name, version in manifest.versions.items()},
+        **_settings(manifest),
+    }
+
+
+def _logged(run: Run, faults: list[str]) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; none where it cannot be read, and `faults` say so."""
+    try:
+        return run.logged
+    except ConfigError as error:
+        faults.append(str(error))
+        return []
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """The run's settings by their names, lists as JSON; `train.lr` is the scheme's own learning rate."""
+    settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
+    own = settings.pop("scheme.lr", None)
+    return settings if own is None else settings | {"train.lr": own}
+
+
+def _unreadable(run: Run, reason: str) -> dict[str, Any]:
+    """The row of a run of which only its place is known."""
+    from posbench.runs import UNREADABLE
+
+    seed = re.fullmatch(r"seed=([0-9]{1,9})", run.path.name)
+    experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
+    names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
+    return {**names, "status": UNREADABLE, "reason": reason, "diverged": None, "loss": math.nan, "path": str(run.path)}
+
+
+def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> Iterator[str]:
+    """Add the tidy rows of stored results; yield what is wrong with those that cannot be used."""
+    from posbench.evaluation.protocols import PROTOCOLS
+
+    for result in stored:
+        if result.protocol not in PROTOCOLS:
+            continue
+        protocol, reading = _protocol(result), result.reading
+        columns = {name: result.table[name].to_numpy() for name in result.table.column_names}
+        lacking = protocol.lacking(columns)
+        if lacking:
+            yield f"{manifest.run_name}, {reading}: it lacks the column {lacking!r}"
+            continue
+        key = _key(number, manifest, reading.protocol, reading.length, reading.step or 0, _task(result, columns))
+        key |= {"under": " ".join(w for w in reading.words if not w.startswith("step=")), "text": reading.data or ""}
+        targets = columns["targets"].astype(float)
+        place = {"document": columns[(protocol.texts or ("document",))[-1]]}
+        place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
+        place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
+        scored = targets > 0
+        place, columns = ({k: v[scored] for k, v in each.items()} for each in (place, columns))
+        targets = targets[scored]
+        for score in protocol.scores:
+            if score.needs is None or score.needs in columns:
+                figures = np.asarray(score.of(columns), dtype=float)
+                rows.add(key | {"metric": score.name}, **place, value=figures * targets, count=targets)
+        if not protocol.scores:
+            rows.add(key | {"metric": "loss"}, **place, value=columns["nll"], count=targets)
+            if "bytes" in columns:
+                bits, count = columns["nll"] / math.log(2), columns["bytes"].astype(float)
+                rows.add(key | {"metric": "bits_per_byte"}, **place, value=bits, count=count)
+
+
+def _add_ngrams(run: Run, manifest: Manifest, validation: Result, rows: _Rows) -> list[str]:
+    """Add rows of the n-gram models of this run's batches and targets, once a seed; return what cannot be used."""
+    from posbench.runs.ngrams import ngrams_of, task_of
+
+    seen = {(key["experiment"], key["seed"]) for key in rows.keys if key["protocol"] == NGRAM}
+    if (manifest.experiment, manifest.seed) in seen:
+        return []
+    records, faults = ngrams_of(run)
+    task = task_of(manifest, validation) if records else None
+    zero = np.zeros(1, np.int64)
+    for record in (record for record in records if record.task == task):
+        for order, loss in record.losses.items():
+            key = _key(-1, manifest, NGRAM, validation.length, 0, "")
+            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
+            value, count = np.array([loss * record.targets]), np.array([float(record.targets)])
+            rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
+    return [str(fault) for fault in faults]
+
+
+def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, task: str) -> dict[str, Any]:
+    names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
+    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "task": task}
+
+
+def _task(result: Result, columns: dict[str, Any]) -> str:
+    """A digest of what was scored, in which numbers."""
+    digest = crc32(repr([result.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
+    for name in _PLACES:
+        if name in columns:
+            digest = crc32(columns[name].tobytes(), digest)
+    return f"{digest:08x}"
+
+
+def _protocol(result: Result) -> Any:
+    from posbench.evaluation.protocols import PROTOCOLS
+
+    return PROTOCOLS[result.protocol]
+
+
+def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is_lost: bool) -> str | None:
+    """How a run diverged: it died of numbers that were not finite, or ended with a higher loss than it began with."""
+    if status == "died":
+        return f"died: {manifest.reason}"
+    if status != "finished" or is_lost:
+        return None
+    if not math.isfinite(loss):
+        return f"its final loss is {loss}"
+    return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
+
+
+def _cache_bytes(manifest: Manifest) -> float:
+    """Bytes of KV cache for each token of context, by the shapes of the model; NaN where these do not tell.
+
+    Keys and values of every layer; one of both where K and V are shared and the scheme treats them alike; nothing for
+    kinds of attention that keep a state.
+    """
+    config = manifest.identity
+    width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.get("device.dtype")))
+    kind, scheme, is_shared = (
+        config.get(name) for name in ("scheme.attention.kind", "scheme.kind", "scheme.attention.shared_kv")
+    )
+    sizes: list[Any] = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
+    kinds = {member["kind"] for member in config.get("scheme.of") or [{"kind": scheme}]}
+    if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= set(_PLAIN_CACHE.split()):
+        return 0.0 if kind in ("linear", "decay") else math.nan
+    sites = set(config.get("scheme.sites") or "")
+    copies = 1 if is_shared and len(sites & set("kv")) != 1 else 2
+    return float(copies * math.prod(sizes) * width)
+
+
+# Kinds of schemes that keep plain keys and values, and nothing beside them.
+_PLAIN_CACHE = """
+    alibi fire hope interleaved kerple learned learned_base learned_frequencies nope p_rope partial_rotary rotary shaw
+    sinusoidal ssmax t5 xpos
+"""
+
+
+def curves(paths: Iterable[str]) -> pd.DataFrame:
+    """Validation losses while training of the runs at these paths: path, tokens, loss (nats a token).
+
+    All points of a run are of the same first tokens of the split. The final loss, of more of the split, is left out.
+    """
+    import pandas as pd
+
+    from posbench.runs import run_at
+
+    rows = []
+    for path in paths:
+        logged = _logged(run_at(path), [])
+        points = {row["tokens"]: row["loss"] for row in reversed(logged) if row["kind"] == "validation"}
+        rows += [{"path": path, "tokens": tokens, "loss": loss} for tokens, loss in sorted(points.items())]
+    return pd.DataFrame(rows, columns=["path", "tokens", "loss"]).astype({"tokens": float, "loss": float})
+
+
+@lru_cache(maxsize=8)
+def config_of(path: str) -> dict[str, Any]:
+    """The configuration of the run at `path`, as plain data. Raises: ConfigError where it cannot be read."""
+    import yaml
+
+    from posbench.runs import run_at
+
+    try:
+        return dict(yaml.safe_load(run_at(path).content("config.yaml")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}/config.yaml cannot be read ({error}): leave the run out with --schemes") from error
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

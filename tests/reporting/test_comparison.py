@@ -1,0 +1,206 @@
+"""What may stand in one table, and every figure of it recomputed from the stored windows by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from fabricate import change_fingerprints, comparison, rescore, run_of
+from scipy import stats
+
+from posbench.config import ConfigError
+from posbench.evaluation.documents import document_error
+from posbench.reporting.comparison import Comparison, build, choose
+from posbench.runs import DIED
+from posbench.table import read
+
+T = 256
+SEEDS = range(4)
+
+
+def stored(folder: Path, scheme: str, protocol: str, length: int) -> list[pd.DataFrame]:
+    """The windows of each seed."""
+    return [pd.read_parquet(folder / scheme / f"seed={s}" / "eval" / protocol / f"{length}.parquet") for s in SEEDS]
+
+
+def losses(windows: list[pd.DataFrame]) -> np.ndarray:
+    return np.array([rows["nll"].sum() / rows["targets"].sum() for rows in windows])
+
+
+def by_document(windows: list[pd.DataFrame]) -> pd.DataFrame:
+    """Mean over seeds of each document's loss, and its targets."""
+    return pd.concat(windows).groupby("document")[["nll", "targets"]].sum() / len(windows)
+
+
+def cell(found: Comparison, scheme: str, **where: Any) -> dict[str, Any]:
+    rows = found.at(**{"metric": "loss", **where})
+    [row] = rows[rows["scheme"] == scheme].to_dict("records")
+    return row
+
+
+def test_losses_gaps_and_changes_are_those_of_the_windows(experiment: Path, found: Comparison) -> None:
+    for protocol, length in (("validation", T), ("fixed", 512), ("nonoverlapping", 1024), ("fixed", 128)):
+        for scheme in ("alibi", "nope"):
+            row = cell(found, scheme, protocol=protocol, length=length)
+            here, base = (stored(experiment, name, protocol, length) for name in (scheme, "qk_rope"))
+            assert row["value"] == pytest.approx(losses(here).mean()) and row["seeds"] == 4
+            assert row["perplexity"] == pytest.approx(math.exp(losses(here).mean()))
+            ends = stats.ttest_rel(losses(here), losses(base)).confidence_interval()
+            gap = (losses(here) - losses(base)).mean()
+            assert (row["gap"], row["gap_low"], row["gap_high"]) == pytest.approx((gap, *ends))
+            of, of_base = by_document(here), by_document(base)
+            half = document_error((of["nll"] - of_base["nll"]).to_numpy()[None], of["targets"].to_numpy())[0]
+            assert row["gap_documents"] == pytest.approx(half)
+            assert row["documents"] == len(of) and row["targets"] == here[0]["targets"].sum()
+            if length != T:
+                before = stored(experiment, scheme, protocol, T)
+                ends = stats.ttest_rel(losses(here), losses(before)).confidence_interval()
+                change = (losses(here) - losses(before)).mean()
+                assert (row["change"], row["change_low"], row["change_high"]) == pytest.approx((change, *ends))
+    assert math.isnan(cell(found, "qk_rope", protocol="fixed", length=512)["gap"])
+
+
+def test_the_change_between_other_targets_is_to_first_order(own: Path) -> None:
+    """The doubt of a difference of two token-weighted means with documents in common: by moving one document."""
+    for scheme in ("qk_rope", "qkvo_rope", "nope", "alibi"):
+        for seed in SEEDS:
+            rescore(run_of(own, scheme, seed), "nonoverlapping", 512, lambda rows: rows[rows["document"] != 3])
+    row = cell(comparison(own), "nope", protocol="nonoverlapping", length=512)
+    here, before = (stored(own, "nope", "nonoverlapping", length) for length in (512, T))
+    assert row["change"] == pytest.approx((losses(here) - losses(before)).mean())
+    assert 0 < row["change_documents"] < 1
+
+
+def test_probes_are_those_of_their_windows(experiment: Path, found: Comparison) -> None:
+    windows = [rows[rows["bucket_start"] == 3] for rows in stored(experiment, "alibi", "order", T)]
+    lost = [(rows["shuffled_nll"] - rows["nll"]).sum() / rows["targets"].sum() for rows in windows]
+    row = cell(found, "alibi", metric="lost_order", first=3)
+    low, high = stats.ttest_1samp(lost, 0).confidence_interval()
+    assert (row["value"], row["value_low"], row["value_high"]) == pytest.approx((np.mean(lost), low, high))
+    windows = stored(experiment, "alibi", "retrieval", 512)
+    drops = [(rows["control_nll"] - rows["second_nll"]).sum() / rows["targets"].sum() for rows in windows]
+    assert cell(found, "alibi", metric="drop", length=512)["value"] == pytest.approx(np.mean(drops))
+    positions = found.at("position", metric="loss")
+    assert set(positions["last"] - positions["first"]) > {0, 1}
+
+
+def test_reach_is_where_order_is_worth_a_hundredth_of_a_nat(experiment: Path, found: Comparison) -> None:
+    rows = found.at(length=T, metric="lost_order")
+    rows = rows[rows["scheme"] == "alibi"].sort_values("first")
+    low = np.minimum(rows["value_low"], rows["value"] - rows["value_documents"]).to_numpy()
+    used = int(np.argmin(low >= 0.01))
+    assert 0 < used < len(low)
+    assert found.reach(T)["alibi"] == str(rows["last"].iloc[used - 1]) and found.reach(T)["nope"] == "0"
+
+
+def test_tokens_to_the_baselines_loss_are_read_from_the_curves(own: Path) -> None:
+    for seed in SEEDS:
+        for scheme, end in (("qk_rope", 3.0), ("alibi", 2.0), ("nope", 3.5)):
+            points = [(0, 6.0), (100, 4.0), (200, end)]
+            rows = [{"kind": "validation", "step": n, "tokens": n, "loss": loss} for n, loss in points]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (own / scheme / f"seed={seed}" / "metrics.jsonl").write_text(text)
+    share = comparison(own).tokens_to_baseline
+    assert share["qk_rope"] == 1 and share["alibi"] == pytest.approx(0.75) and share["nope"] == math.inf
+
+
+def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(own: Path) -> None:
+    shutil.rmtree(own / "alibi" / "seed=3")
+    run_of(own, "nope", 0).update_manifest(status=DIED, reason="the loss is nan")
+    found = comparison(own)
+    assert found.seeds == [0, 1, 2, 3] and found.losses["alibi"].isna().sum() == 1
+    row = cell(found, "alibi", protocol="validation")
+    gap = (found.losses["alibi"] - found.losses["qk_rope"]).dropna()
+    assert (row["seeds"], row["gap"]) == (3, pytest.approx(gap.mean()))
+    assert found.left_out == ["nope seed 0: died: the loss is nan"]
+
+
+def test_a_missing_baseline_is_replaced_by_the_best_scheme(own: Path) -> None:
+    shutil.rmtree(own / "qk_rope")
+    found = comparison(own)
+    assert (found.wanted_baseline, found.baseline) == ("qk_rope", "qkvo_rope")
+    assert cell(found, "nope", protocol="validation")["gap"] > 0.05
+    with pytest.raises(ConfigError, match="'qk_rope' has no finished run here: choose one of qkvo_rope, alibi, nope"):
+        comparison(own, baseline="qk_rope")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"data": "other"}, "the text or its splits: da7a .15 runs., other .alibi seed 1"),
+        ({"tokenizer": "other"}, "the tokenizer"),
+        ({"batches": "other"}, "the batches of seed 1"),
+        ({"initial_weights": {"attention.q": "other", "norms": "new"}}, "the initial weights of seed 1: attention.q"),
+    ],
+)
+def test_runs_that_differ_are_refused_and_what_differs_is_named(own: Path, change: dict[str, Any], says: str) -> None:
+    change_fingerprints(run_of(own, "alibi", 1), **change)
+    with pytest.raises(ConfigError, match=says):
+        comparison(own)
+    summary, rows = read([own])
+    assert len(build(choose(summary, seeds=[0, 2, 3]), rows).runs) == 12, "--seeds chooses"
+    assert len(build(choose(summary, schemes=["nope", "qk_rope"]), rows).runs) == 8, "--schemes chooses"
+
+
+def test_settings_that_differ_are_named_with_the_remedy(own: Path) -> None:
+    run = run_of(own, "alibi", 2)
+    run.update_manifest(identity=run.manifest.identity | {"train.lr": 0.5})
+    change_fingerprints(run, config="other")
+    with pytest.raises(ConfigError, match=r"(?s)train.lr: .*15 runs.*0.5 .alibi seed 2.*--by train.lr") as e:
+        comparison(own)
+    assert "--schemes" in str(e.value) and "--seeds" in str(e.value)
+
+
+def test_options_of_a_scheme_must_agree_between_its_seeds_and_the_code_may_differ(own: Path) -> None:
+    change_fingerprints(run_of(own, "alibi", 2), code="newer", scheme_code="newer")
+    assert comparison(own).runs["fingerprint.code"].nunique() == 2
+    run = run_of(own, "qk_rope", 2)
+    run.update_manifest(identity=run.manifest.identity | {"scheme.base": 5.0})
+    with pytest.raises(ConfigError, match=r"scheme\.base of qk_rope"):
+        comparison(own)
+
+
+def test_two_runs_of_one_scheme_and_seed_are_refused(own: Path) -> None:
+    shutil.copytree(own, own.with_name("again"))
+    summary, rows = read([own, own.with_name("again")])
+    with pytest.raises(ConfigError, match=r"runs of one scheme and seed: .*again/alibi/seed=0"):
+        build(summary, rows)
+
+
+def test_a_place_where_runs_scored_different_windows_is_left_out_and_named(own: Path) -> None:
+    rescore(run_of(own, "nope", 1), "fixed", 512, lambda rows: rows.assign(start=rows["start"] + 1))
+    found = comparison(own)
+    assert found.at("fixed", 512).empty and not found.at("fixed", 256).empty
+    assert any("fixed at 512 is left out" in note and "--again" in note for note in found.notes)
+
+
+def test_a_choice_that_is_not_there_is_named(own: Path) -> None:
+    summary, _ = read([own])
+    with pytest.raises(ConfigError, match=r"'alibo' has no runs here.*alibi"):
+        choose(summary, schemes=["alibo"])
+    with pytest.raises(ConfigError, match="seeds with runs: 0, 1, 2, 3"):
+        choose(summary, seeds=[9])
+    for run in own.glob("*/seed=*"):
+        shutil.rmtree(run / "eval")
+        manifest = run_of(own, run.parent.name, int(run.name[-1])).manifest
+        run_of(own, run.parent.name, int(run.name[-1])).write_manifest(replace(manifest, status="stopped"))
+    with pytest.raises(ConfigError, match="no run is finished here"):
+        comparison(own)
+
+
+def test_runs_without_stored_windows_have_the_losses_of_their_manifests(own: Path) -> None:
+    for place in own.glob("*/seed=*/eval"):
+        shutil.rmtree(place)
+    found = comparison(own)
+    assert found.cells.empty and found.validation().empty
+    assert found.losses.loc[0, "nope"] == run_of(own, "nope", 0).manifest.loss
+    config = yaml.safe_load((own / "nope/seed=0/config.yaml").read_text())
+    assert found.config["train"] == config["train"]

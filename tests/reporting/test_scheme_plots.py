@@ -1,0 +1,51 @@
+"""What `posbench schemes --plot` draws: the curves against formulas by hand, and the files."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from posbench.composition import compose
+from posbench.model import build_model
+from posbench.reporting.scheme_plots import curves_of, plot_schemes
+from posbench.schemes import Scheme
+from posbench.schemes.alibi import slopes
+
+SMALL = ["model.d_model=64", "model.num_heads=4", "model.head_dim=16", "train.context_length=64"]
+FREQUENCIES = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+
+
+def scheme(name: str) -> Scheme:
+    return build_model(compose([f"scheme={name}", "model=tiny", *SMALL]), 64).scheme
+
+
+def test_alibis_curve_is_its_penalty_and_its_values_arrive_as_they_were() -> None:
+    curves = curves_of(scheme("alibi"), 50)
+    assert curves.value is None and curves.score is not None
+    assert curves.score == pytest.approx(-np.outer(slopes(4).numpy(), curves.distances))
+
+
+def test_of_a_rotation_equal_content_scores_the_sum_of_cosines() -> None:
+    """Up to the sampling of contents: over 256 of them the mean square of a channel is 1 to about 0.1."""
+    curves = curves_of(scheme("qk_rope"), 50)
+    assert curves.score is not None and curves.value is None
+    expected = 2 * (np.cos(np.outer(curves.distances, FREQUENCIES)) - 1).sum(1) / 4
+    assert np.abs(curves.score - expected).max() < 0.3
+    values = curves_of(scheme("vo_rope"), 50)
+    assert values.score is None and values.value is not None
+    assert np.abs(values.value - np.cos(np.outer(values.distances, FREQUENCIES)).mean(1)).max() < 0.1
+
+
+@pytest.mark.slow
+def test_pictures_and_curves_of_every_scheme(tmp_path: Path) -> None:
+    said = StringIO()
+    files = plot_schemes(tmp_path, [], Console(file=said, width=200))
+    assert {file.name for file in files} == {"scores.svg", "values.svg", "curves.csv"}
+    curves = pd.read_csv(tmp_path / "curves.csv")
+    assert {"alibi", "qk_rope", "vo_rope"} <= set(curves["scheme"]) and "nope" not in set(curves["scheme"])
+    assert "nothing to draw for" in said.getvalue() and set(curves["what"]) == {"score", "value"}

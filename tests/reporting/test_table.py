@@ -1,0 +1,112 @@
+"""The tidy table and its summary against the files that the figures come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fabricate import run_of, write_evaluation
+
+import posbench
+from posbench.reporting.pages import meaning
+from posbench.runs import DIED, ngrams
+from posbench.table import NGRAM, read
+
+
+def windows(folder: Path, scheme: str, seed: int, protocol: str, stem: object) -> pd.DataFrame:
+    return pd.read_parquet(folder / scheme / f"seed={seed}" / "eval" / protocol / f"{stem}.parquet")
+
+
+def test_sums_of_the_tidy_rows_are_those_of_the_stored_windows(experiment: Path) -> None:
+    rows = posbench.results(experiment, tidy=True)
+    assert {"model.d_model", "train.lr", "tokens", "parameters"} <= set(rows.columns) and "run" not in rows
+    rows = rows[(rows["scheme"] == "alibi") & (rows["seed"] == 2)]
+    by_hand = windows(experiment, "alibi", 2, "fixed", 512)
+    here = rows[(rows["protocol"] == "fixed") & (rows["length"] == 512)].groupby("metric", observed=True)
+    sums = here[["value", "count"]].sum()
+    assert tuple(sums.loc["loss"]) == pytest.approx((by_hand["nll"].sum(), by_hand["targets"].sum()))
+    bits = (by_hand["nll"].sum() / math.log(2), by_hand["bytes"].sum())
+    assert tuple(sums.loc["bits_per_byte"]) == pytest.approx(bits)
+
+    by_hand = windows(experiment, "alibi", 2, "order", 256)
+    by_hand = by_hand[by_hand["bucket_start"] == 5]
+    here = rows[(rows["metric"] == "lost_order") & (rows["first"] == 5)]
+    assert set(here["last"]) == set(by_hand["bucket_end"] - 1)
+    assert here["value"].sum() == pytest.approx((by_hand["shuffled_nll"] - by_hand["nll"]).sum())
+    assert here["count"].sum() == by_hand["targets"].sum()
+
+    by_hand = windows(experiment, "alibi", 2, "retrieval", 512)
+    here = rows[(rows["metric"] == "drop") & (rows["length"] == 512)]
+    assert here["value"].sum() == pytest.approx((by_hand["control_nll"] - by_hand["second_nll"]).sum())
+    assert set(here["first"]) == set(by_hand["gap"]) and here["document"].is_unique
+
+
+def test_other_text_options_at_evaluation_and_older_weights_are_columns(own: Path) -> None:
+    run = run_of(own, "alibi", 0)
+    rows = windows(own, "alibi", 0, "fixed", 512)
+    for word in ("data=wiki", "rescale=yarn", "step=100"):
+        write_evaluation(run, "fixed", 512, "test", rows.assign(nll=rows["nll"] * 1.1), word)
+    tidy = posbench.results(own, tidy=True)
+    tidy = tidy[(tidy["scheme"] == "alibi") & (tidy["seed"] == 0) & (tidy["metric"] == "loss")]
+    tidy = tidy[(tidy["length"] == 512) & (tidy["protocol"] == "fixed")]
+    sums = tidy.groupby(["text", "under", "at_step"], observed=True)["value"].sum()
+    assert set(sums.index) == {("", "", 0), ("wiki", "", 0), ("", "rescale=yarn", 0), ("", "", 100)}
+    assert sums[("wiki", "", 0)] == pytest.approx(1.1 * sums[("", "", 0)])
+
+
+def test_the_summary_has_a_row_a_run_also_of_those_that_cannot_be_compared(own: Path) -> None:
+    run_of(own, "alibi", 0).update_manifest(status=DIED, reason="the loss is nan", loss=None)
+    (own / "nope" / "seed=1" / "run.json").write_text("{")
+    (own / "qk_rope" / "seed=0" / "eval" / "fixed" / "512.parquet").write_bytes(b"torn")
+    summary = posbench.results(own).set_index(["scheme", "seed"])
+    assert len(summary) == 16 and set(summary["status"]) == {"finished", "died", "unreadable"}
+    assert summary.loc[("alibi", 0), "diverged"] == "died: the loss is nan"
+    assert "run.json" in summary.loc[("nope", 1), "reason"]
+    assert "posbench eval" in summary.loc[("qk_rope", 0), "damaged"]
+    by_hand = windows(own, "nope", 3, "validation", 256)
+    assert summary.loc[("nope", 3), "loss"] == pytest.approx(by_hand["nll"].sum() / by_hand["targets"].sum())
+    assert (
+        summary.loc[("nope", 3), "train.lr"]
+        == json.loads((own / "nope/seed=3/run.json").read_text())["identity"]["train.lr"]
+    )
+
+
+def test_the_learning_rate_is_the_schemes_own(own: Path) -> None:
+    run = run_of(own, "alibi", 0)
+    run.update_manifest(identity=run.manifest.identity | {"scheme.lr": 0.04})
+    summary = posbench.results(own).set_index(["scheme", "seed"])
+    assert summary.loc[("alibi", 0), "train.lr"] == 0.04 and "scheme.lr" not in summary
+
+
+def test_every_column_is_documented(experiment: Path) -> None:
+    for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
+        assert all(meaning(str(column))[0] for column in frame.columns)
+
+
+def test_ngram_models_are_rows_of_a_protocol_of_their_own(own: Path) -> None:
+    run = run_of(own, "nope", 1)
+    validation = next(result for result in run.results()[0] if result.protocol == "validation")
+    task = ngrams.task_of(run.manifest, validation)
+    ngrams.store(run, ngrams.NgramLosses(task, {2: 3.5, 3: 2.75}, tokens=1000, targets=500, bytes=900, seconds=1.0))
+    _, rows = read([own])
+    rows = rows[rows["protocol"] == NGRAM]
+    assert [*zip(rows["scheme"], rows["seed"], rows["value"] / rows["count"], strict=True)] == [
+        ("Kneser-Ney 2", 1, 3.5),
+        ("Kneser-Ney 3", 1, 2.75),
+    ], "once for all schemes of the seed"
+
+
+def test_cache_bytes_of_plain_attention_are_its_keys_and_values(experiment: Path) -> None:
+    summary = posbench.results(experiment)
+    heads = summary["model.num_layers"] * summary["model.num_kv_heads"] * summary["model.head_dim"]
+    assert np.array_equal(summary["cache_bytes"], 2 * 4 * heads)
+
+
+def test_a_place_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(posbench.ConfigError, match="nowhere is not a folder of runs"):
+        posbench.results(tmp_path / "nowhere")
+    assert posbench.results(tmp_path).empty
