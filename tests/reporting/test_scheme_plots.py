@@ -21,7 +21,7 @@ FREQUENCIES = 10000.0 ** (-np.arange(0, 16, 2) / 16)
 
 
 def scheme(name: str) -> Scheme:
-    return build_model(compose([f"scheme={name}", "model=tiny", *SMALL]), 64).scheme
+    return build_model(compose([f"scheme={name}", "model=tiny", *SMALL]), 64).scheme.first
 
 
 def test_alibis_curve_is_its_penalty_and_its_values_arrive_as_they_were() -> None:
