@@ -60,7 +60,6 @@ MEANINGS: dict[str, str] = {
     "parameters": "of the model",
     "started": "when training began (ISO 8601)",
     "ended": "when training ended (ISO 8601)",
-    "is_bound": "whether results name the weights that they were made from",
     "damaged": "files that are not results of the run",
     "path": "folder of the run",
     "left": "a scheme",

@@ -100,11 +100,6 @@ class Findings:
     def lengths(self, protocol: str) -> list[int]:
         return sorted({m.length for m in self.measurements if m.protocol == protocol})
 
-    @property
-    def are_bound(self) -> bool:
-        """Whether every result names the weights that it was made from, as those of older run folders do not."""
-        return all(result.is_bound for m in self.measurements for result in m.results)
-
 
 def find(
     folder: str | Path,

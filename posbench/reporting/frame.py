@@ -15,6 +15,7 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import DIED, FINISHED, UNREADABLE, Manifest, Run, find_runs, holds_runs, state_of
 from posbench.runs.manifest import Costs
 from posbench.runs.readings import Damaged, Reading, Result, perplexity
+from posbench.runs.readings import damaged as damaged_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +36,8 @@ def results(folder: str | Path) -> pd.DataFrame:
     num_steps, tokens,
     skipped_steps; training_flops (model FLOPs of all steps); tokens_per_second, train_seconds, peak_memory_bytes;
     device, dtype, parameters;
-    `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended; is_bound (whether
-    the results name the weights they were made from); damaged (files that are not results of the run, with the command
+    `fingerprint.*` (that of the initial weights a JSON object of parts); `version.*`; started, ended;
+    damaged (files that are not results of the run, with the command
     that makes each again); path; and the run's settings by their names, such as `train.lr` and `model.d_model` (lists
     as JSON; None where a run has no such setting).
 
@@ -85,7 +86,7 @@ def readable_results(run: Run) -> tuple[list[Result], list[Damaged]]:
     for result in (result for result in results if result.protocol in PROTOCOLS):
         lacking = PROTOCOLS[result.protocol].lacking(result.table.column_names)
         if lacking:
-            damaged.append(run.damaged(result.reading, f"it lacks the column {lacking!r}"))
+            damaged.append(damaged_result(run, result.reading, f"it lacks the column {lacking!r}"))
         else:
             readable.append(result)
     return readable, damaged
@@ -112,7 +113,6 @@ def row(run: Run) -> dict[str, Any]:
         "initial_loss": initial,
         **losses,
         **_facts(manifest),
-        "is_bound": all(result.is_bound for result in results) if results else None,
         "damaged": "\n".join(dict.fromkeys(map(str, damaged))) or None,
         "path": str(run.path),
         **_settings(manifest),
@@ -203,7 +203,6 @@ def _unreadable(path: Path, reason: str) -> dict[str, Any]:
         *(f"fingerprint.{name}" for name in FINGERPRINTS),
         "started",
         "ended",
-        "is_bound",
         "damaged",
     )
     return {

@@ -10,12 +10,24 @@ import numpy as np
 
 from posbench.config import Config
 from posbench.evaluation.ngrams import ORDERS
-from posbench.evaluation.protocols import VALIDATION
+from posbench.evaluation.protocols import NGRAM, VALIDATION
 from posbench.reporting.gathering import Key
 from posbench.reporting.measure import Measurement
 from posbench.reporting.statistics import Interval, t_interval
 from posbench.runs import Run
-from posbench.runs.ngrams import NgramLosses, ngrams_of, task_of
+
+
+@dataclass(frozen=True)
+class NgramLosses:
+    """What n-gram models lose on the validation windows of a seed."""
+
+    losses: Mapping[int, float]  # order -> nats/token
+    tokens: int  # trained on
+    targets: int
+    bytes: int
+
+    def bits_per_byte(self, order: int) -> float:
+        return self.losses[order] * self.targets / math.log(2) / self.bytes
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,7 @@ def ngram_lines(
             f"evaluation.ngram_tokens={limit:,}."
         )
         return []
-    records, faults = _records(table[0], runs)
-    notes += [f"{fault}." for fault in faults]
+    records = _records(table[0], runs)
     lacking = [str(seed) for seed in table[0].seeds if seed not in records]
     if lacking:
         notes.append(
@@ -66,19 +77,20 @@ def ngram_lines(
     return [_line(order, records, table, baseline) for order in ORDERS]
 
 
-def _records(of_scheme: Measurement, runs: Mapping[Key, Run]) -> tuple[dict[int, NgramLosses], list[str]]:
-    """The record of each seed, of the batches and windows that all its schemes share; and what is damaged."""
+def _records(of_scheme: Measurement, runs: Mapping[Key, Run]) -> dict[int, NgramLosses]:
+    """The losses of each seed, which one of its runs holds for all its schemes."""
     records: dict[int, NgramLosses] = {}
-    faults: dict[str, None] = {}
-    for seed, result in zip(of_scheme.seeds, of_scheme.results, strict=True):
-        run = runs[of_scheme.scheme, seed]
-        stored, damaged = ngrams_of(run)
-        faults.update(dict.fromkeys(damaged))
-        task = task_of(run.manifest, result)
-        record = next((each for each in stored if each.task == task and set(ORDERS) <= set(each.losses)), None)
-        if record:
-            records[seed] = record
-    return records, list(faults)
+    for seed in of_scheme.seeds:
+        batches = runs[of_scheme.scheme, seed].manifest.fingerprints.batches
+        for run in (run for (_, number), run in runs.items() if number == seed):
+            if any(reading.protocol == NGRAM.name for reading in run.evaluated()):
+                for result in (each for each in run.results()[0] if each.protocol == NGRAM.name):
+                    if result.header["batches"] == batches:
+                        sums = result.windows.groupby("order")[["nll", "targets", "bytes"]].sum()
+                        losses = {int(str(order)): float(row.nll / row.targets) for order, row in sums.iterrows()}
+                        counts = (int(sums["targets"].iloc[0]), int(sums["bytes"].iloc[0]))
+                        records[seed] = NgramLosses(losses, int(result.header["tokens"]), *counts)
+    return records
 
 
 def _line(order: int, records: Mapping[int, NgramLosses], table: list[Measurement], baseline: str | None) -> NgramLine:

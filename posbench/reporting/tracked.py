@@ -11,7 +11,7 @@ from posbench.config import ConfigError, TrackingConfig
 from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
 from posbench.reporting.tables import printable
-from posbench.runs.packed_run import PackedRun
+from posbench.runs.pack import PackedRun
 from posbench.tracking import LoggedReport, Notice, log_report, recordings_folder
 
 if TYPE_CHECKING:

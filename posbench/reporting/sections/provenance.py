@@ -72,8 +72,6 @@ def fingerprints(findings: Findings) -> Section:
         "Data, tokenizer, configuration and code are the same for all compared runs. Initial weights and batches are "
         "the same for all schemes of a seed."
     ]
-    if not findings.are_bound:
-        words.append("Evaluations in run folders of format 1 do not record which weights they used.")
     title = "Versions and fingerprints"
     return Section(title, words, [_facts(title, rows)], on_terminal=False)
 
