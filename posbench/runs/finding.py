@@ -9,7 +9,7 @@ from posbench.config import ConfigError
 from posbench.console import say_once
 from posbench.machine.lock import is_held
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import Pack, PackedRun, opened, packs_of, write_pack
+from posbench.runs.pack import Pack, PackedRun, experiment_in, opened, packs_of, write_pack
 from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
@@ -72,7 +72,12 @@ def state_of(run: Run) -> str:
 
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weights: bool = False) -> Path:
-    """`write_pack` of the finished runs of an experiment that are folders; notice is told which runs are left out."""
+    """`write_pack` of the finished runs of an experiment that lie in no pack beside the output yet.
+
+    Arguments: notice, is told what is left out, and why.
+    """
+    others = packs_of(experiment if output is None else experiment_in(output))
+    packed = {run.path.parts[-2:] for each in others for run in each.runs}
     runs = []
     for run in find_runs(experiment, notice):
         try:
@@ -80,12 +85,12 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weigh
             _ = run.config
         except ConfigError as error:
             state, why = UNREADABLE, f" ({error})"
-        if isinstance(run, PackedRun):
-            notice(f"{run.name} is packed already, in {run.pack.file}: skipped")
-        elif state == FINISHED:
+        if run.path.parts[-2:] in packed:
+            notice(f"{run.name} is packed already: skipped")
+        elif state == FINISHED and not isinstance(run, PackedRun):
             runs.append(run)
         else:
-            notice(f"{run.name} is {state_of(run)}: skipped{why}")
+            notice(f"{run.name} is {state_of(run) if state == RUNNING else state}: skipped{why}")
     return write_pack(experiment, runs, output, notice, weights)
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
-_NAME = re.compile(r"(.+?)(?:\.([0-9]+))?\.zip")
 _RUN = re.compile(r"([^/]+)/seed=[0-9]{1,9}")
+_SMALLEST = ("brotli", 11)  # compression of tables, and its level
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
 
@@ -52,14 +52,12 @@ class Pack:
 
     @property
     def experiment(self) -> Path:
-        """The folder that its runs would lie in: `runs/demo` of `runs/demo.zip` and of `runs/demo.2.zip`."""
-        match = _NAME.fullmatch(self.file.name)
-        assert match is not None
-        return self.file.with_name(match[1])
+        """The folder that its runs would lie in: `runs/demo`, of `runs/demo.2.zip` too. Raises: ConfigError."""
+        return self.file.with_name(self.index["experiment"])
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """`pack.json`: format, texts, runs (name -> file -> number of its text), results, weights.
+        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights.
 
         Raises: ConfigError.
         """
@@ -68,6 +66,7 @@ class Pack:
             number = index["format"]
             if number != FORMAT:
                 raise ConfigError(f"{self.file} is of format {number}; this posbench reads format {FORMAT}")
+            check_name("experiment", index["experiment"])
             for name in index["runs"]:
                 match = _RUN.fullmatch(name)
                 if match is None:
@@ -207,10 +206,20 @@ def _reading(header: Mapping[str, Any]) -> Reading:
 
 
 def packs_of(experiment: Path) -> list[Pack]:
-    """The zips beside an experiment's folder that hold runs of it, the one without a number first."""
+    """The zips beside an experiment's folder that hold runs of it, the one without a number first.
+
+    Raises: ConfigError where one cannot be read.
+    """
     zips = [place for place in experiment.parent.glob("*.zip") if place.name.startswith(f"{experiment.name}.")]
     packs = [opened(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     return [pack for pack in packs if pack.experiment == experiment]
+
+
+def experiment_in(output: Path) -> Path:
+    """The folder whose runs a zip of this name is to hold: `demo.2.zip` beside `demo.zip` holds more of `demo`."""
+    first, _, number = output.stem.rpartition(".")
+    is_further = number.isdecimal() and output.with_name(f"{first}.zip").exists()
+    return output.with_name(first if is_further else output.stem)
 
 
 def opened(file: Path) -> Pack:
@@ -248,7 +257,7 @@ def write_pack(
     try:
         with zipfile.ZipFile(beside, "w") as archive:
             digests = _write_weights(archive, runs) if weights else {}
-            for name, content in _members(runs, digests, notice):
+            for name, content in _members(experiment_in(output).name, runs, digests, notice):
                 method = zipfile.ZIP_DEFLATED if name == INDEX else zipfile.ZIP_STORED
                 archive.writestr(zipfile.ZipInfo(name, _WRITTEN), content, method, compresslevel=9)
         with beside.open("rb") as file:
@@ -267,7 +276,9 @@ def _free(experiment: Path) -> Path:
     return file
 
 
-def _members(runs: list[Run], digests: dict[str, str], notice: Callable[[str], object]) -> Iterator[tuple[str, bytes]]:
+def _members(
+    experiment: str, runs: list[Run], digests: dict[str, str], notice: Callable[[str], object]
+) -> Iterator[tuple[str, bytes]]:
     import pyarrow
 
     texts: dict[str, int] = {}
@@ -292,14 +303,15 @@ def _members(runs: list[Run], digests: dict[str, str], notice: Callable[[str], o
     for reading, key, result in sorted(results, key=lambda each: each[:2]):
         tables[reading.protocol].append(result.table)
         headers.append({"run": key, "rows": len(result.table), "header": result.header})
-    index = {"format": FORMAT, "runs": files, "texts": list(texts), "weights": digests, "results": headers}
+    index: dict[str, Any] = {"format": FORMAT, "experiment": experiment, "runs": files, "weights": digests}
+    index |= {"texts": list(texts), "results": headers}
     yield INDEX, json.dumps(index, separators=(",", ":")).encode()
     columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
     rows = pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})
-    yield METRICS, readings.parquet(rows)
+    yield METRICS, readings.parquet(rows, *_SMALLEST)
     for protocol in sorted(tables):
         joined = pyarrow.concat_tables(tables[protocol], promote_options="permissive").combine_chunks()
-        yield f"windows-{protocol}.parquet", readings.parquet(joined)
+        yield f"windows-{protocol}.parquet", readings.parquet(joined, *_SMALLEST)
 
 
 def _write_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:

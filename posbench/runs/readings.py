@@ -236,8 +236,8 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
     return Result(reading, full, table)
 
 
-def parquet(table: pyarrow.Table) -> bytes:
-    """Windows as a file, as small as parquet makes them, with a checksum for each page."""
+def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
+    """A table as a file, with a checksum for each page."""
     import pyarrow
     import pyarrow.parquet
 
@@ -246,14 +246,15 @@ def parquet(table: pyarrow.Table) -> bytes:
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(None),
         buffer,
-        compression="zstd",
-        compression_level=19,
+        compression=compression,
+        compression_level=level,
         use_dictionary=[name for name in table.column_names if name not in floats],
         use_byte_stream_split=floats,
         write_statistics=False,
         write_page_checksum=True,
         store_schema=False,
         row_group_size=1 << 20,
+        data_page_size=1 << 24,
     )
     return buffer.getvalue()
 
