@@ -234,11 +234,11 @@ def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
 
 
 def _is_finished(folder: Path) -> bool:
-    from posbench.runs import FINISHED, Run, state_of
+    from posbench.runs import run_at
 
     try:
-        return state_of(Run(folder)) == FINISHED
-    except OSError:  # it may not be read: training says so
+        return run_at(folder).is_finished
+    except (ConfigError, OSError):  # it may not be read: training says so
         return False
 
 
@@ -304,7 +304,14 @@ def tune(
 
 
 @app.command(context_settings=HYDRA)
-def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir = None) -> None:
+def prepare(
+    ctx: typer.Context,
+    words: Overrides = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every byte of the cache with its checksum, not the sizes alone.")
+    ] = False,
+    config_dir: ConfigDir = None,
+) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
     from posbench.composition import compose
 
@@ -318,7 +325,7 @@ def prepare(ctx: typer.Context, words: Overrides = None, config_dir: ConfigDir =
         noticed.extend(text.splitlines())
         say(text)
 
-    corpus = prepare_text(config, notice=notice)
+    corpus = prepare_text(config, notice=notice, check=check)
     results = console()
     results.out(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries"
@@ -563,29 +570,33 @@ def compare(
 @app.command()
 def pack(
     experiment: Annotated[str, typer.Argument(help="An experiment, or its folder.")],
-    output: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
-    without: Annotated[
-        list[str] | None,
-        typer.Option(help="Protocols whose results to leave out, separated by commas: order has the most windows."),
+    output: Annotated[
+        Path | None,
+        typer.Argument(
+            parser=path,
+            metavar="OUTPUT.zip",
+            help="The file to write, which must not exist. Default: runs/EXPERIMENT.zip; if that exists, "
+            "runs/EXPERIMENT.2.zip, and so on.",
+            show_default=False,
+        ),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also pack the last weights, in bfloat16, so that eval and sample work.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Write an experiment's finished runs as a few small files, without their weights: to keep, or to share.
+    """Write an experiment's finished runs to one zip file, without checkpoints: to keep, or to share.
 
-    `posbench report OUTPUT` and `posbench.results(OUTPUT)` read them as they read run folders.
+    Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
+    `demo.zip` and `demo.2.zip` are read as one experiment.
     """
+    from posbench.runs.finding import pack_experiment
     from posbench.runs.named import experiment_named
-    from posbench.runs.pack import pack as write_pack
 
-    if "" in (experiment, str(output)):
-        raise ConfigError("a name is empty: give posbench pack EXPERIMENT OUTPUT")
-    results = console()
-    left_out = [word for words in without or [] for word in words.split(",")]
-    files = write_pack(experiment_named(experiment, runs_dir), output, say, left_out)
-    sizes = [file.stat().st_size for file in files]
-    for file, size in zip(files, sizes, strict=True):
-        results.out(f"{size:>12,} bytes  {file}")
-    results.out(f"{sum(sizes):>12,} bytes in {len(files)} files")
+    if experiment == "":
+        raise ConfigError("a name is empty: give posbench pack EXPERIMENT")
+    written = pack_experiment(experiment_named(experiment, runs_dir), output, say, weights)
+    console().out(f"{written}: {written.stat().st_size:,} bytes")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError
 from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
-from posbench.runs.packed_run import PackedRun
+from posbench.runs.pack import PackedRun
 from posbench.runs.readings import Reading
 from posbench.units import short_bytes, short_count
 

@@ -192,7 +192,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     lost = any(each.reading.protocol == "validation" and not each.reading.under for each in damaged)
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     if final:
-        faults += _add_ngrams(run, manifest, final, rows)
+        _add_ngrams(manifest, stored, rows)
     first = next((row["loss"] for row in logged if row["kind"] == "validation" and row["step"] == 0), None)
     costs = asdict(manifest.costs) if manifest.costs else {}
     return {
@@ -256,7 +256,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
     from posbench.evaluation.protocols import PROTOCOLS
 
     for result in stored:
-        if result.protocol not in PROTOCOLS:
+        if result.protocol not in PROTOCOLS or result.protocol == NGRAM:
             continue
         protocol, reading = _protocol(result), result.reading
         columns = {name: result.table[name].to_numpy() for name in result.table.column_names}
@@ -284,23 +284,19 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
                 rows.add(key | {"metric": "bits_per_byte"}, **place, value=bits, count=count)
 
 
-def _add_ngrams(run: Run, manifest: Manifest, validation: Result, rows: _Rows) -> list[str]:
-    """Add rows of the n-gram models of this run's batches and targets, once a seed; return what cannot be used."""
-    from posbench.runs.ngrams import ngrams_of, task_of
-
+def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
+    """Add rows of the n-gram models of this run's batches, which one run holds for all schemes of its seed."""
     seen = {(key["experiment"], key["seed"]) for key in rows.keys if key["protocol"] == NGRAM}
-    if (manifest.experiment, manifest.seed) in seen:
-        return []
-    records, faults = ngrams_of(run)
-    task = task_of(manifest, validation) if records else None
     zero = np.zeros(1, np.int64)
-    for record in (record for record in records if record.task == task):
-        for order, loss in record.losses.items():
-            key = _key(-1, manifest, NGRAM, validation.length, 0, "")
+    for result in stored:
+        names = (manifest.experiment, manifest.seed)
+        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches or names in seen:
+            continue
+        for order, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
+            key = _key(-1, manifest, NGRAM, result.length, 0, "")
             key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
-            value, count = np.array([loss * record.targets]), np.array([float(record.targets)])
+            value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
-    return [str(fault) for fault in faults]
 
 
 def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, task: str) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def pack_reference(results: Path, target: Path) -> list[Path]:
     from rich.console import Console
 
     from posbench.reporting.report import report
-    from posbench.runs.pack import pack
+    from posbench.runs.finding import pack_experiment
 
     packs = []
     with tempfile.TemporaryDirectory() as runs:
@@ -249,9 +249,8 @@ def pack_reference(results: Path, target: Path) -> list[Path]:
             with tarfile.open(file) as packed:
                 packed.extractall(runs, filter="data")
         for experiment in sorted(folder for folder in Path(runs).iterdir() if not folder.name.endswith("-tune")):
-            packs.append(target / experiment.name)
-            pack(experiment, packs[-1], print)
-            report(packs[-1], output=packs[-1] / "report", console=Console(stderr=True))
+            packs.append(pack_experiment(experiment, target / f"{experiment.name}.zip", print))
+            report(packs[-1], output=target / experiment.name / "report", console=Console(stderr=True))
     return packs
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.acceptance.text FROM WORK OUT SHRUNK
 
 A cache recognises text files by their paths and times, which are others on another machine: small files take their
-place here, and are registered in the token cache (`posbench.data.preparation.adopt`).
+place here, and are registered in the index of the token cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def item(place: Place) -> Item:
 def unpack(place: Place) -> None:
     """Every corpus of FROM/text into WORK/cache; prints its tokens by split."""
     from posbench import compose
-    from posbench.data.preparation import adopt
+    from posbench.data.preparation import SOURCES, _request
+    from posbench.data.shards import open_corpus
+    from posbench.machine.files import write_json
 
     (place.work / "text").mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation", "test"):
@@ -40,7 +42,10 @@ def unpack(place: Place) -> None:
         corpora.mkdir(parents=True, exist_ok=True)
         with tarfile.open(place.source / "text" / f"{name}.tar.xz") as packed:
             packed.extractall(corpora, filter="data")
-        corpus = adopt(compose(place.run_words(name)), about["corpus"])
+        config = compose(place.run_words(name))
+        corpus = open_corpus(corpora / about["corpus"], check=True)
+        request = _request(config, SOURCES[config.data.source](config.data))
+        write_json(place.work / "cache" / "index" / f"{request}.json", {"corpus": corpus.folder.name})
         emit(**{name: {split: each.num_tokens for split, each in corpus.splits.items()}})
 
 

@@ -5,8 +5,8 @@
     <cache>/overlaps/<both>.json    how much of one corpus also occurs in another, which models were trained on
     <cache>/locks/                  one process prepares a request, others wait for it
 
-A corpus is made in a folder beside and renamed when whole. It is checked each time it is opened, and a damaged one is
-made again.
+A corpus is made in a folder beside and renamed when whole. The sizes of its files are compared each time it is opened,
+and a damaged one is made again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _MANY_TOKENS = 1 << 27  # whose text takes minutes to read
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
 
 
-def prepare(config: Config, quiet: bool = False, notice: Notice = say) -> Corpus:
+def prepare(config: Config, quiet: bool = False, notice: Notice = say, check: bool = False) -> Corpus:
     """The tokenized text of this configuration: from the cache where it is whole, else read, tokenized and kept there.
 
-    Arguments: `notice` is told of everything that takes long or was not expected, unless `quiet`.
+    Arguments: `notice` is told of everything that takes long or was not expected, unless `quiet`; check, whether every
+    byte of the cache is compared with its checksum, and not sizes alone.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    return _prepared(config, SOURCES[config.data.source](config.data), _silent if quiet else notice)
+    return _prepared(config, SOURCES[config.data.source](config.data), _silent if quiet else notice, check)
 
 
 def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
@@ -85,15 +86,15 @@ def find_overlap(trained_on: Corpus, held_out: Corpus, notice: Notice = say) -> 
     return shares
 
 
-def _prepared(config: Config, source: Source, notice: Notice) -> Corpus:
+def _prepared(config: Config, source: Source, notice: Notice, check: bool = False) -> Corpus:
     """What `prepare` says, of a source."""
     cache = cache_folder(config.data.cache_dir)
     request = _request(config, source)
-    corpus = _find(cache, request, notice)
+    corpus = _find(cache, request, notice, check)
     if corpus is not None:
         return corpus
     try:
-        return _prepare_alone(config, source, cache, request, notice)
+        return _prepare_alone(config, source, cache, request, notice, check)
     except OSError as error:
         raise ConfigError(
             f"the token cache {cache} cannot be written ({error.strerror or error}): make room, or set data.cache_dir "
@@ -110,20 +111,6 @@ def prepared_tokens(config: Config) -> int | None:
         return int(read_manifest(cache / "corpora" / name)["splits"]["train"]["tokens"])
     except (ConfigError, DamagedCorpusError, OSError, ValueError, KeyError, TypeError):  # said by who prepares it
         return None
-
-
-def adopt(config: Config, name: str) -> Corpus:
-    """Let this configuration be answered by the corpus `name` of its cache, which another machine prepared.
-
-    Files of text are recognised by their paths and times, which do not travel: who copies a corpus says whose it is.
-    Raises: DamagedCorpusError where the corpus is not there whole.
-    """
-    cache = cache_folder(config.data.cache_dir)
-    corpus = open_corpus(cache / "corpora" / Path(name).name)
-    request = _request(config, SOURCES[config.data.source](config.data))
-    (cache / "index").mkdir(parents=True, exist_ok=True)
-    write_json(cache / "index" / f"{request}.json", {"corpus": corpus.folder.name})
-    return corpus
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -157,7 +144,7 @@ def _request(config: Config, source: Source) -> str:
     return sha256(json.dumps(wanted, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _find(cache: Path, request: str, notice: Notice) -> Corpus | None:
+def _find(cache: Path, request: str, notice: Notice, check: bool = False) -> Corpus | None:
     """The corpus that answered this request before, if it is still whole."""
     try:
         name = Path(read_json(cache / "index" / f"{request}.json")["corpus"]).name
@@ -165,13 +152,13 @@ def _find(cache: Path, request: str, notice: Notice) -> Corpus | None:
         return None
     folder = cache / "corpora" / name
     try:
-        return open_corpus(folder)
+        return open_corpus(folder, check)
     except DamagedCorpusError as damage:
         notice(f"the token cache {folder} is damaged ({damage}): making it again")
         return None
 
 
-def _prepare_alone(config: Config, source: Source, cache: Path, request: str, notice: Notice) -> Corpus:
+def _prepare_alone(config: Config, source: Source, cache: Path, request: str, notice: Notice, check: bool) -> Corpus:
     from filelock import FileLock, Timeout
 
     for name in ("index", "corpora", "locks"):
@@ -183,27 +170,21 @@ def _prepare_alone(config: Config, source: Source, cache: Path, request: str, no
         notice("another process is preparing this text: waiting for it")
         lock.acquire()
     try:
-        made_meanwhile = _find(cache, request, _silent)
-        return made_meanwhile or _make(config, source, cache, request, notice)
+        made_meanwhile = _find(cache, request, _silent, check)
+        return made_meanwhile or _make(config, source, cache, request, notice, check)
     finally:
         lock.release()
 
 
-def _make(config: Config, source: Source, cache: Path, request: str, notice: Notice) -> Corpus:
+def _make(config: Config, source: Source, cache: Path, request: str, notice: Notice, check: bool) -> Corpus:
     with folder_beside(cache / "corpora" / request) as beside:
         manifest = write_corpus(config, source, beside, notice)
         name = f"{manifest['fingerprint'][:16]}-{manifest['tokenizer_fingerprint'][:16]}"
-        corpus = _publish(beside, cache / "corpora" / name)
+        folder = cache / "corpora" / name
+        try:  # another request may have led to the same corpus
+            corpus = open_corpus(folder, check)
+        except DamagedCorpusError:
+            publish_folder(beside, folder)
+            corpus = open_corpus(folder)
     write_json(cache / "index" / f"{request}.json", {"corpus": name})
     return corpus
-
-
-def _publish(beside: Path, folder: Path) -> Corpus:
-    """Rename to the final place, unless another request has led to the same corpus and it is whole."""
-    from filelock import FileLock
-
-    with FileLock(folder.parent.parent / "locks" / "publish.lock"):
-        with suppress(DamagedCorpusError):
-            return open_corpus(folder)
-        publish_folder(beside, folder)
-    return open_corpus(folder)

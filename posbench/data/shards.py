@@ -1,7 +1,8 @@
-"""Files of numbers: the token shards of a corpus, written once, checked, and memory-mapped ever after.
+"""Files of numbers: the token shards of a corpus, written once, and memory-mapped ever after.
 
 <cache>/corpora/<text>-<tokenizer>/    both fingerprints, shortened
     manifest.json          counts, fingerprints, overlap of the splits, and the size and SHA-256 of every file beside it
+                           (sizes are compared when it is opened, the SHA-256 by `posbench prepare --check`)
     tokenizer.json
     vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
     <split>.tokens         uint16 (uint32 for more than 65,536 entries): [BOS] + tokens, document after document
@@ -17,7 +18,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.console import say_once
 from posbench.data.splitting import SPLITS
 from posbench.data.tokenization import load_tokenizer
 from posbench.machine.files import read_json, sum_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FORMAT = 2
-_LARGE = 1 << 32  # bytes that take so long to read that it is said
 
 
 class DamagedCorpusError(Exception):
@@ -196,60 +195,42 @@ def write_file(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """The last file written: with a checksum over itself."""
-    write_file(folder / "manifest.json", json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=2).encode())
+    """The last file written."""
+    write_file(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return sha256(
-        json.dumps({k: v for k, v in manifest.items() if k != "checksum"}, sort_keys=True).encode()
-    ).hexdigest()
+def open_corpus(folder: Path, check: bool = False) -> Corpus:
+    """Map the corpus in `folder` after comparing the sizes of its files; with `check`, their SHA-256 too.
 
-
-def open_corpus(folder: Path) -> Corpus:
-    """Map the corpus in `folder` after checking every file. Raises: DamagedCorpusError with the reason."""
+    Raises: DamagedCorpusError with the reason.
+    """
     manifest = read_manifest(folder)
-    for name, file in manifest["files"].items():
-        _check_file(folder / name, file)
-    for split in manifest["splits"].values():
-        for name, file in split["files"].items():
-            _check_file(folder / name, file)
-    lengths = _map(folder / "vocabulary.bytes", "<i4") if manifest["exact_bytes"] else None
-    splits = {name: open_split(folder, name, manifest["splits"][name], lengths) for name in SPLITS}
+    try:
+        entries = [*manifest["files"].items(), *(f for s in manifest["splits"].values() for f in s["files"].items())]
+        for name, expected in entries:
+            size = (folder / name).stat().st_size
+            if size != expected["size"]:
+                raise DamagedCorpusError(f"{name} has {size:,} bytes instead of {expected['size']:,}")
+            if check and sum_of(folder / name) != expected["sha256"]:
+                raise DamagedCorpusError(f"the bytes of {name} have changed")
+        lengths = _map(folder / "vocabulary.bytes", "<i4") if manifest["exact_bytes"] else None
+        splits = {name: open_split(folder, name, manifest["splits"][name], lengths) for name in SPLITS}
+    except OSError as error:
+        raise DamagedCorpusError(f"{error.filename}: {error.strerror}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedCorpusError(f"manifest.json cannot be read: {error}") from error
     return Corpus(folder, manifest, splits)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The counts and checksums of a corpus, held to their own. Raises: DamagedCorpusError with the reason."""
+    """The counts and checksums of a corpus. Raises: DamagedCorpusError with the reason."""
     try:
-        manifest = read_json(folder / "manifest.json")
+        manifest: dict[str, Any] = read_json(folder / "manifest.json")
         if manifest["format"] != FORMAT:
             raise DamagedCorpusError(f"it is of format {manifest['format']}, not {FORMAT}")
-        if manifest["checksum"] != _checksum(manifest):
-            raise DamagedCorpusError("manifest.json has changed")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCorpusError(f"manifest.json cannot be read: {error}") from error
     return manifest
-
-
-def _check_file(path: Path, expected: Mapping[str, Any]) -> None:
-    try:
-        stat = path.stat()
-        if stat.st_size != expected["size"]:
-            raise DamagedCorpusError(f"{path.name} has {stat.st_size:,} bytes instead of {expected['size']:,}")
-        digest = _sum_once(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    except OSError as error:
-        raise DamagedCorpusError(f"{path.name}: {error.strerror}") from error
-    if digest != expected["sha256"]:
-        raise DamagedCorpusError(f"the bytes of {path.name} have changed")
-
-
-@cache
-def _sum_once(path: Path, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> str:
-    """The SHA-256 of a file, read once in a process as long as nobody writes to it: a second or two a GiB."""
-    if size >= _LARGE:
-        say_once(f"checking {size / 1e9:.1f} GB of {path}")
-    return sum_of(path)
 
 
 def open_split(folder: Path, name: str, entry: Mapping[str, Any], lengths: NDArray[np.int32] | None) -> Split:

@@ -133,18 +133,24 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 
 
 def load_tokenizer(path: Path, expected: str | None = None) -> Tokenizer:
-    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so).
-
-    Arguments: expected, the fingerprint that it must have.
-    Raises: ConfigError where the file cannot be read, is none, or another tokenizer's.
-    """
+    """`tokenizer_in` a file. Raises: ConfigError where it cannot be read, is none, or another tokenizer's."""
     try:
-        tokenizer = _parsed(path.read_bytes(), str(path))
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): restore it") from error
+    return tokenizer_in(content, str(path), expected)
+
+
+def tokenizer_in(content: bytes, named: str, expected: str | None = None) -> Tokenizer:
+    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so).
+
+    Arguments: named, for messages; expected, the fingerprint that it must have.
+    Raises: ConfigError where the content is none, or another tokenizer's.
+    """
+    tokenizer = _parsed(content, named)
     if expected is not None and fingerprint(tokenizer) != expected:
         raise ConfigError(
-            f"{path} is not the tokenizer that the run was trained with (fingerprint {expected[:12]}, this one's is "
+            f"{named} is not the tokenizer that the run was trained with (fingerprint {expected[:12]}, this one's is "
             f"{fingerprint(tokenizer)[:12]}): restore the run's own"
         )
     tokenizer.encode_special_tokens = True

@@ -29,7 +29,9 @@ def log_evaluations(
     try:
         tracker.summary({**manifest.figures, **(figures or {})})  # an offline recording replaces that of training
         if tracker.record is not None:
-            results = [result for result in run.results()[0] if result.protocol in PROTOCOLS]
+            results = [
+                each for each in run.results()[0] if each.protocol in PROTOCOLS and PROTOCOLS[each.protocol].reads_model
+            ]
             axes = dict(protocol.chart for protocol in PROTOCOLS.values() if protocol.chart)
             tracker.evaluations(list(map(evaluated, results)), _COLUMNS, axes, length_charts(results))
     finally:

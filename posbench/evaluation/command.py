@@ -18,10 +18,11 @@ from posbench.config import ConfigError
 from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.question import Question
 from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
+from posbench.runs.pack import PackedRun
 from posbench.runs.readings import Result, row_name
 
 _MOST_NAMED = 10  # failures
@@ -83,7 +84,7 @@ def evaluate_runs(
                     failures[run.name] = scoring.error
                 answers += [_answer(run, result) for result, _ in scoring.results]
                 notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
-        if question.data is None:
+        if question.data is None and (not question.protocols or NGRAM.name in question.protocols):
             scored_runs = [run for run in scorable if run.name not in failures]
             own_text = partial(corpus_for, data=None, notice=notices.say_once)
             failures |= add_ngrams(scored_runs, own_text, notices.say, question.again)
@@ -150,12 +151,11 @@ def _evaluate(
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
-        run.check_can_be_evaluated()
         corpus = corpus_for(run, question.data, say)
         tell = scoring.results.append
         for variant in question.variants:
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
-        tracked = log_evaluations(run, say)
+        tracked = None if isinstance(run, PackedRun) else log_evaluations(run, say)
         if tracked is not None:
             run.update_manifest(wandb=tracked)
     except Exception as error:

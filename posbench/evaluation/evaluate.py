@@ -71,8 +71,8 @@ def score_split(
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
-        "seconds": seconds,
-        "tokens_per_second": read / seconds,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(read / seconds, 1),
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
         "code": code_fingerprint((*FORWARD, *_CODE, *protocol_.code())),
@@ -140,7 +140,6 @@ def evaluate_run(
 
 def _check(run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
-    run.check_can_be_evaluated()
     if not run.is_finished:
         raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
     run.check_config()
@@ -164,7 +163,7 @@ class _Scorer:
         step = question.at_step
         is_last = step in (None, manifest.num_steps)
         self.at_step = None if is_last else step
-        marks = [*(() if is_last else (f"step={step}",))]
+        marks = [*(() if is_last else (f"step={step}",)), *run.marks]
         marks += ["file=changed"] if run.check_scheme_files(question.scheme_changed) else []
         self.under = (*question.under, *marks, *question.text_words)
         self._model: Decoder | None = None
@@ -259,7 +258,7 @@ class _Scorer:
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         is_last = self.at_step is None
         header["weights"] = (
-            self.manifest.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
+            self.run.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
         )
         return store(self.run, self.reading(protocol, length), rows, header)
 

@@ -7,20 +7,24 @@ overlapping windows brought it back. BOS stands in the context and is no target,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Corpus
 from posbench.data.batches import chained
 from posbench.evaluation.kneser_ney import KneserNey
-from posbench.evaluation.protocols import VALIDATION
+from posbench.evaluation.protocols import NGRAM, VALIDATION
 from posbench.evaluation.windows import tabulate_windows
-from posbench.runs import Run
-from posbench.runs.ngrams import NgramLosses, Task, experiment_of, ngrams_of, store, task_of
+from posbench.runs import Run, find_runs
+from posbench.runs.readings import Reading, store
 
 ORDERS = (2, 3, 5)
 
@@ -31,69 +35,91 @@ Notice = Callable[[str], object]
 def add_ngrams(
     runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Notice, again: bool = False
 ) -> dict[str, Exception]:
-    """Compute and store what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
+    """Score what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
 
-    Arguments: runs, finished and with their validation losses; again, whether what is stored is made once more.
+    Arguments: runs, finished; again, whether what is stored is scored once more.
     Returns: what went wrong, by the name of the run.
     """
-    done: set[Task] = set()
+    done: set[tuple[Any, ...]] = set()
     failures: dict[str, Exception] = {}
     for run in runs:
-        task = _task(run)
-        if task is None or task in done or (not again and any(each.task == task for each in ngrams_of(run)[0])):
+        batches = run.manifest.fingerprints.batches
+        key = run.path.parents[1], batches
+        if key in done or run.manifest.tokens > run.config.evaluation.ngram_tokens:
             continue
-        done.add(task)
+        done.add(key)
+        holder = _holder(run, batches)
+        if holder and not again:
+            continue
         which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
         try:
-            losses = ngram_losses(run, task, corpus_of(run))
-            store(run, losses)
+            rows, header = ngram_scores(run, corpus_of(run))
+            store(holder or run, Reading(NGRAM.name, run.config.train.context_length), rows, header)
         except NotTheSame as why:
             notice(f"{which}: no n-gram models, because {why}")
         except (ConfigError, OSError) as error:
             failures[run.name] = error
         else:
-            orders = ", ".join(map(str, ORDERS))
-            shown = ", ".join(f"{losses.losses[order]:.4f}" for order in ORDERS)
-            notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({losses.seconds:.1f} s)")
+            shown = ", ".join(f"{header['losses'][str(order)]:.4f}" for order in ORDERS)
+            orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
+            notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
     return failures
 
 
-def _task(run: Run) -> Task | None:
-    """What is to be computed for a run; None where it has no loss, lies in no experiment or read too many tokens."""
-    results = [each for each in run.results()[0] if each.protocol == VALIDATION.name and not each.reading.under]
-    is_small = run.manifest.tokens <= run.config.evaluation.ngram_tokens
-    return task_of(run.manifest, results[0]) if results and is_small and experiment_of(run) else None
+def _holder(run: Run, batches: str | None) -> Run | None:
+    """The run of the experiment, or of a copy on its own, that holds n-gram losses of these batches."""
+    for each in [run, *find_runs(run.path.parents[1])]:
+        with suppress(ConfigError):  # what is wrong with another run is not said here
+            if any(reading.protocol == NGRAM.name for reading in each.evaluated()):
+                held = (result.header for result in each.results()[0] if result.protocol == NGRAM.name)
+                if any(header["batches"] == batches for header in held):
+                    return each
+    return None
 
 
 class NotTheSame(Exception):
     """Why n-gram models of today cannot be compared with a run."""
 
 
-def ngram_losses(run: Run, task: Task, corpus: Corpus) -> NgramLosses:
-    """The losses of all orders on the run's batches and validation windows. Raises: NotTheSame; ConfigError."""
-    config = run.config
+def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The rows and the header of all orders on the run's batches and validation windows.
+
+    Raises: NotTheSame; ConfigError.
+    """
+    config, manifest = run.config, run.manifest
     began = time.perf_counter()
     starts, batches = windows_read(config, corpus)
-    if batches != task.batches:
-        raise NotTheSame(f"{run.name} was trained on other batches (fingerprint {task.batches}, now {batches})")
-    tokens, depths = text_read(corpus.train.tokens, starts, config.train.context_length, max(ORDERS))
-    probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
+    if batches != manifest.fingerprints.batches:
+        recorded = manifest.fingerprints.batches
+        raise NotTheSame(f"{run.name} was trained on other batches (fingerprint {recorded}, now {batches})")
     length = config.train.context_length
+    tokens, depths = text_read(corpus.train.tokens, starts, length, max(ORDERS))
+    probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
     windows = VALIDATION.windows(corpus.validation, length, VALIDATION.settings(config), length)
-    rows = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
-    losses = {order: -np.log(of_order) for order, of_order in probabilities(rows).items()}
+    read = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
+    losses = {order: -np.log(of_order) for order, of_order in probabilities(read).items()}
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
-    table = tables[ORDERS[0]]
-    if Task.of(run.manifest, table) != task:
+    scored = ["document", "start", "targets", "bytes"]
+    own = next((each.windows for each in run.results()[0] if each.reading == Reading(VALIDATION.name, length)), None)
+    if own is None or not np.array_equal(own[scored], tables[ORDERS[0]][scored]):
         raise NotTheSame(f"{run.name} was validated on other windows or another text than this posbench would choose")
-    return NgramLosses(
-        task=task,
-        losses={order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()},
-        tokens=int((depths > 1).sum()),
-        targets=int(table["targets"].sum()),
-        bytes=int(table["bytes"].sum()),
-        seconds=round(time.perf_counter() - began, 2),
-    )
+    means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
+    targets, num_bytes = (int(own[name].sum()) for name in ("targets", "bytes"))
+    longest = means[max(ORDERS)]
+    return pd.concat([table.assign(order=order) for order, table in tables.items()], ignore_index=True), {
+        "split": NGRAM.split,
+        "settings": {},
+        "windows": len(windows),
+        "documents": int(own["document"].nunique()),
+        "targets_total": targets,
+        "nll_mean": longest,
+        "bits_per_byte": longest * targets / math.log(2) / num_bytes,
+        "losses": {str(order): loss for order, loss in means.items()},
+        "tokens": int((depths > 1).sum()),  # targets that were read, each once
+        "batches": batches,
+        "weights": manifest.weights,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
 
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:

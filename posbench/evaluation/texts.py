@@ -11,6 +11,7 @@ from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, prepare
 from posbench.data.overlap import WARN_ABOVE
 from posbench.data.preparation import find_overlap, find_prepared, is_cache, prepare_held_out
+from posbench.machine.files import write_bytes
 from posbench.runs import Run
 
 Notice = Callable[[str], None]
@@ -89,7 +90,6 @@ def _is_own(run: Run, data: DataConfig) -> bool:
 
 def _has_tokenizer(run: Run) -> bool:
     with suppress(ConfigError):
-        run.check_can_be_evaluated()
         return run.tokenizer is not None
     return False
 
@@ -109,5 +109,8 @@ def _with_cache(config: Config) -> Config:
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
     """The same with another text, cut by the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
-    tokenizer = TokenizerConfig(kind="file", path=str(run.path / "tokenizer.json"))
+    file = run.path / "tokenizer.json"
+    if not file.exists():  # it is packed
+        write_bytes(file, run.content(file.name))
+    tokenizer = TokenizerConfig(kind="file", path=str(file))
     return replace(config, data=text, tokenizer=tokenizer)

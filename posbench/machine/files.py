@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -98,25 +98,6 @@ def sum_of(path: Path, sync: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` as plain data with `seal`, the SHA-256 of all the rest."""
-    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != "seal"}, allow_nan=False))
-    return {**plain, "seal": hashlib.sha256(_canonical(plain)).hexdigest()}
-
-
-def has_its_seal(content: Mapping[str, Any]) -> bool:
-    """Whether `content`, as read, is what `sealed` returned."""
-    try:
-        rest = _canonical({key: value for key, value in content.items() if key != "seal"})
-    except ValueError:  # NaN or infinity, which are never written
-        return False
-    return content.get("seal") == hashlib.sha256(rest).hexdigest()
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, allow_nan=False).encode()
-
-
 def check_writable(folder: Path, what: str) -> None:
     """Make the folder and a file in it, and take both away again.
 
@@ -134,10 +115,3 @@ def check_writable(folder: Path, what: str) -> None:
         for place in missing:
             with suppress(OSError):
                 place.rmdir()
-
-
-def check_format(file: Path, found: int, known: int) -> None:
-    """Raises: ConfigError where `file` is of a format that this posbench does not read, newer or older."""
-    if found != known:
-        remedy = "upgrade posbench" if found > known else "read it with the posbench that wrote it, or train it again"
-        raise ConfigError(f"{file} is of format {found}; this posbench reads format {known}: {remedy}")

@@ -1,10 +1,10 @@
 """Checkpoints: safetensors and JSON, checksummed, written beside and renamed. No pickle.
 
-    checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json
+    checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json  SHA256SUMS
 
-`state.json` holds the loop's state and the SHA-256 of the other files, and of itself. There is no pointer to the newest
-one: it is the highest step whose files are whole, so nothing can point to a checkpoint that is not there. With the
-metrics so far and the manifest in it, a checkpoint is all that a run needs to go on.
+`state.json` holds the loop's state and the manifest, so a checkpoint is all that a run needs to be resumed.
+`SHA256SUMS` is read by `sha256sum -c` too. There is no pointer to the newest checkpoint: it is the highest step whose
+files match their checksums, which are computed when a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -21,21 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.machine.files import (
-    check_format,
-    folder_beside,
-    has_its_seal,
-    publish_folder,
-    read_json,
-    sealed,
-    sum_of,
-)
+from posbench.machine.files import folder_beside, publish_folder, read_json, sum_of
 from posbench.machine.shards import put_together, shard_like, shard_of
 from posbench.runs.fingerprints import changes
 from posbench.runs.manifest import Manifest, parse
 
-FORMAT = 1
-MODEL, OPTIMIZER, METRICS = "model.safetensors", "optimizer.safetensors", "metrics.jsonl"
+FORMAT = 2
+MODEL, OPTIMIZER, METRICS, STATE = "model.safetensors", "optimizer.safetensors", "metrics.jsonl", "state.json"
+SUMS = "SHA256SUMS"
 _FOLDER = re.compile(r"step=(\d{8,})")
 Notice = Callable[[str], None]
 
@@ -54,7 +47,7 @@ def save(
     keep: int,
     branching: Set[int] = frozenset(),
 ) -> Path:
-    """Write `folder/step=...`, then remove all but the newest `keep` intact ones (never the newest two).
+    """Write `folder/step=...`, then remove all but the newest `keep` (two at least), and those of steps to come.
 
     Those of the steps `branching` stay too: shorter runs begin from them.
 
@@ -69,10 +62,11 @@ def save(
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
                 save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
             (beside / METRICS).write_bytes(metrics)
-            checksums = {name: sum_of(beside / name, sync=True) for name in (MODEL, OPTIMIZER, METRICS)}
-            content = {"format": FORMAT, "step": step, **state, "sha256": checksums}
-            (beside / "state.json").write_text(json.dumps(sealed(content), indent=1) + "\n", encoding="utf-8")
-            sum_of(beside / "state.json", sync=True)
+            content = json.dumps({"format": FORMAT, "step": step, **state}, indent=1)
+            (beside / STATE).write_text(content + "\n", encoding="utf-8")
+            sums = [f"{sum_of(beside / name, sync=True)}  {name}\n" for name in (MODEL, OPTIMIZER, METRICS, STATE)]
+            (beside / SUMS).write_text("".join(sums), encoding="utf-8")
+            sum_of(beside / SUMS, sync=True)
             publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
@@ -88,36 +82,24 @@ def save(
 
 
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
-    """Remove what is older than the newest `keep` intact checkpoints, and torn ones of a step yet to come again.
+    """Remove checkpoints behind `newest`, and those before the newest `keep` (two at least) but of steps `branching`.
 
-    The newest two intact ones and those of the steps `branching` always stay. A kill in between leaves a checkpoint
-    whole or under a name of a rest.
+    A kill in between leaves a checkpoint whole, or under a name that is removed when the run is resumed.
     """
-    intact = 0
-    for candidate in _folders(folder):
-        is_to_come, is_old = _step(candidate) > _step(newest), intact == max(2, keep)
-        if is_to_come or (is_old and _step(candidate) not in branching):
-            rest = candidate.with_name(f".{candidate.name}.tmp")
-            with suppress(OSError):
-                candidate.rename(rest)
-            shutil.rmtree(rest, ignore_errors=True)
-        elif not is_old:
-            intact += candidate == newest or _is_intact(candidate)
-
-
-def _is_intact(checkpoint: Path) -> bool:
-    try:
-        read_state(checkpoint, verify=True)
-    except (TornCheckpoint, ConfigError):
-        return False
-    return True
+    behind = [each for each in _folders(folder) if _step(each) > _step(newest)]
+    old = [each for each in _folders(folder) if each not in behind][max(2, keep) :]
+    for unwanted in [*behind, *(each for each in old if _step(each) not in branching)]:
+        rest = unwanted.with_name(f".{unwanted.name}.tmp")
+        with suppress(OSError):
+            unwanted.rename(rest)
+        shutil.rmtree(rest, ignore_errors=True)
 
 
 def newest(folder: Path, notice: Notice) -> Path | None:
     """The newest intact checkpoint, torn ones named and passed over. Raises: ConfigError for one of another format."""
     for candidate in _folders(folder):
         try:
-            read_state(candidate, verify=True)
+            check(candidate)
             return candidate
         except TornCheckpoint as torn:
             notice(f"checkpoint {candidate.name} is damaged ({torn}): skipped")
@@ -129,51 +111,55 @@ def at_step(folder: Path, step: int) -> Path | None:
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
-    read_state(checkpoint, verify=True)
+    check(checkpoint)
     return checkpoint
 
 
-def read_state(checkpoint: Path, verify: bool = False) -> dict[str, Any]:
-    """The loop's state as saved; with `verify`, every file beside it is read and summed too.
-
-    Raises: TornCheckpoint; ConfigError for one of another format.
-    """
-    file = checkpoint / "state.json"
-    try:
-        content = read_json(file)
-        is_whole = has_its_seal(content)
-        number, step, sums = content["format"], content["step"], content["sha256"]
-    except FileNotFoundError:
-        raise TornCheckpoint("state.json is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise TornCheckpoint(f"state.json cannot be read: {error}") from None
-    if not is_whole:
-        raise TornCheckpoint("state.json does not match its checksum")
-    check_format(checkpoint, number, FORMAT)
-    if checkpoint.name != _name(step):
-        raise TornCheckpoint(f"it is of step {step}")
-    for name in (MODEL, OPTIMIZER, METRICS) if verify else ():
+def check(checkpoint: Path) -> None:
+    """Read every file and compare its checksum. Raises: TornCheckpoint; ConfigError for one of another format."""
+    sums = _sums(checkpoint)
+    for name in (STATE, MODEL, OPTIMIZER, METRICS):
         try:
             summed = sum_of(checkpoint / name)
         except OSError:
             raise TornCheckpoint(f"{name} is missing") from None
         if summed != sums.get(name):
             raise TornCheckpoint(f"{name} does not match its checksum")
-    return dict(content)
+    if read_state(checkpoint)["step"] != _step(checkpoint):
+        raise TornCheckpoint(f"it is of step {read_state(checkpoint)['step']}")
+
+
+def _sums(checkpoint: Path) -> dict[str, str]:
+    """File -> SHA-256, as they were written. Raises: TornCheckpoint."""
+    try:
+        lines = (checkpoint / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        raise TornCheckpoint(f"{SUMS} cannot be read") from None
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The loop's state, of a checkpoint that was found intact. Raises: ConfigError for one of another format."""
+    state: dict[str, Any] = read_json(checkpoint / STATE)
+    if state["format"] != FORMAT:
+        raise ConfigError(
+            f"{checkpoint} is of format {state['format']}; this posbench reads format {FORMAT}: upgrade posbench"
+        )
+    return state
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """The manifest that a checkpoint keeps. Raises: TornCheckpoint; ConfigError for one of another format."""
-    return parse(read_state(checkpoint).get("manifest"), checkpoint / "state.json")
+    """The manifest that an intact checkpoint keeps. Raises: ConfigError for one of another format."""
+    return parse(read_state(checkpoint).get("manifest"), checkpoint / STATE)
 
 
 def weights_digest(folder: Path, step: int) -> str:
     """The SHA-256 of the model's weights at a step, as they were written. Raises: TornCheckpoint."""
-    return str(read_state(folder / _name(step))["sha256"][MODEL])
+    return _sums(folder / _name(step))[MODEL]
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint that `newest` found intact."""
+    """The tensors of one file of a checkpoint that was found intact."""
     from safetensors.torch import load_file
 
     return load_file(checkpoint / name)
@@ -202,6 +188,13 @@ def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: in
     put_weights(model, load_tensors(folder / _name(step), MODEL))
 
 
+def last_weights(folder: Path, manifest: Manifest) -> Path:
+    """The file of the weights of the run's last step. Raises: ConfigError where they are gone or damaged."""
+    if why := _why_not(folder, manifest.num_steps, manifest):
+        raise ConfigError(f"the weights in {folder} cannot be used: {why}")
+    return folder / _name(manifest.num_steps) / MODEL
+
+
 def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
     """Why the weights of a step are not those that the run had then; None where they are."""
     checkpoint = folder / _name(step)
@@ -212,7 +205,7 @@ def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
             return f"{checkpoint.name}/{MODEL} is missing"
         return None if same else f"{checkpoint.name}/{MODEL} does not match the checksum in run.json"
     try:
-        read_state(checkpoint, verify=True)
+        check(checkpoint)
         changed = changes(manifest_in(checkpoint), manifest)
     except (TornCheckpoint, ConfigError) as torn:
         return f"{checkpoint.name}: {torn}"

@@ -1,40 +1,50 @@
-"""Which runs there are at a place: run folders, and the runs of packed experiments, which need no folders."""
+"""Which runs there are at a place: run folders, and the runs in packs, which need no folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 from posbench.config import ConfigError
 from posbench.console import say_once
 from posbench.machine.lock import is_held
-from posbench.runs.manifest import RUNNING
-from posbench.runs.packed import Pack
-from posbench.runs.packed_run import PackedRun, runs_of
-from posbench.runs.run import PACK, Run
+from posbench.runs.manifest import FINISHED, RUNNING
+from posbench.runs.pack import Pack, PackedRun, experiment_in, opened, packs_of, write_pack
+from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
+Notice = Callable[[str], object]
 
 
-def find_runs(folder: str | Path, notice: Callable[[str], object] = say_once) -> list[Run]:
-    """Every run at or under `folder`, in the order of their names. What lies in a packed experiment is all in its pack.
+def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
+    """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
 
-    A place inside a packed experiment, such as `runs/reference/demo_cpu/alibi`, is a folder here as any other. A folder
-    that may not be read is skipped, and `notice` told so; `seed=<n>` is a run all the same, whose manifest says why.
+    So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
+    too; where a run is there twice, the folder is taken. What may not be read is skipped, and `notice` told so; a
+    folder `seed=<n>` is a run all the same, whose manifest says why.
     """
-    root = Path(folder)
-    pack = _pack_of(root)
-    if pack is not None:
-        return [run for run in runs_of(pack) if root in (run.path, *run.path.parents)]
-    return sorted(_below(root, notice, set()), key=lambda run: run.path)
+    root = folder_of(Path(folder))
+    packed = [run for place in (root, *root.parents[:2]) for pack in packs_of(place) for run in _runs_of(pack, notice)]
+    runs: dict[Path, Run] = {}
+    for run in [*_below(root, notice, set()), *packed]:
+        if root in (run.path, *run.path.parents):
+            runs.setdefault(run.path, run)
+    return sorted(runs.values(), key=lambda run: run.path)
+
+
+def folder_of(place: Path) -> Path:
+    """The folder of the experiment that a pack holds; any other place as it is."""
+    return opened(place).experiment if place.suffix == ".zip" and place.is_file() else place
 
 
 def run_at(path: str | Path) -> Run:
-    """The run that a stored path names: the one door by which a row of a table becomes a run again."""
+    """The run stored at `path`, in a folder or in a pack."""
     place = Path(path)
-    pack = _pack_of(place)
-    return PackedRun(place, pack) if pack is not None else Run(place)
+    if not (place / "run.json").is_file():
+        for pack in packs_of(place.parent.parent):
+            if "/".join(place.parts[-2:]) in pack.index["runs"]:
+                return PackedRun(place, pack)
+    return Run(place)
 
 
 def load_run(path: str | Path) -> Run:
@@ -45,8 +55,8 @@ def load_run(path: str | Path) -> Run:
 
 
 def holds_runs(place: Path) -> bool:
-    """Whether `place` is a folder, or one within a packed experiment."""
-    return place.is_dir() or (_pack_of(place) is not None and bool(find_runs(place)))
+    """Whether `place` is a folder, or one that a pack stands for."""
+    return place.is_dir() or bool(find_runs(place))
 
 
 def state_of(run: Run) -> str:
@@ -61,44 +71,47 @@ def state_of(run: Run) -> str:
     return INTERRUPTED if status == RUNNING and not is_held(run.path) else status
 
 
-def _pack_of(place: Path) -> Pack | None:
-    """The packed experiment that `place` is, or that it lies in as a scheme or a run would."""
-    folders = [folder for folder in (place, *place.parents[:2]) if _holds_pack(folder)]
-    return _opened(folders[0]) if folders else None
+def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weights: bool = False) -> Path:
+    """`write_pack` of the finished runs of an experiment that lie in no pack beside the output yet.
+
+    Arguments: notice, is told what is left out, and why.
+    """
+    others = packs_of(experiment if output is None else experiment_in(output))
+    packed = {run.path.parts[-2:] for each in others for run in each.runs}
+    runs = []
+    for run in find_runs(experiment, notice):
+        try:
+            state, why = run.manifest.status, ""
+            _ = run.config
+        except ConfigError as error:
+            state, why = UNREADABLE, f" ({error})"
+        if run.path.parts[-2:] in packed:
+            notice(f"{run.name} is packed already: skipped")
+        elif state == FINISHED and not isinstance(run, PackedRun):
+            runs.append(run)
+        else:
+            notice(f"{run.name} is {state_of(run) if state == RUNNING else state}: skipped{why}")
+    return write_pack(experiment, runs, output, notice, weights)
 
 
-def _holds_pack(folder: Path) -> bool:
+def _runs_of(pack: Pack, notice: Notice) -> list[Run]:
     try:
-        return (folder / PACK).is_file()
-    except OSError:  # it may not be read
-        return False
+        return pack.runs
+    except ConfigError as error:
+        notice(f"skipped: {error}")
+        return []
 
 
-def _opened(folder: Path) -> Pack:
-    try:
-        return _pack(folder, (folder / PACK).read_bytes())
-    except OSError:
-        return Pack(folder)
-
-
-@lru_cache(maxsize=4)
-def _pack(folder: Path, content: bytes) -> Pack:
-    """One object for one `pack.json`: what it has read and checked is not read again for every run."""
-    return Pack(folder)
-
-
-def _below(folder: Path, notice: Callable[[str], object], visited: set[Path]) -> list[Run]:
+def _below(folder: Path, notice: Notice, visited: set[Path]) -> list[Run]:
     """The runs below `folder`. Links are followed, after the folders beside them; no folder is searched twice."""
     try:
         place = folder.resolve()
-        if place in visited:
+        if place in visited or not folder.is_dir():
             return []
         visited.add(place)
-        if (folder / PACK).is_file():
-            return list(runs_of(_opened(folder)))
         if (folder / "run.json").is_file():
             return [Run(folder)]
-        inner = [child for child in folder.iterdir() if not child.name.startswith(".") and child.is_dir()]
+        inner = [child for child in folder.iterdir() if not child.name.startswith(".")]
     except OSError as error:
         if folder.name.startswith("seed="):
             return [Run(folder)]
@@ -106,4 +119,6 @@ def _below(folder: Path, notice: Callable[[str], object], visited: set[Path]) ->
             notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
         return []
     inner.sort(key=lambda child: (child.is_symlink(), child))
-    return [run for child in inner for run in _below(child, notice, visited)]
+    runs = [run for child in inner for run in _below(child, notice, visited)]
+    zips = [opened(child) for child in inner if child.suffix == ".zip" and child.is_file()]
+    return runs + [run for pack in zips for run in _runs_of(pack, notice)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
-from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,19 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def changes(before: Manifest, now: Manifest) -> list[str]:
     """`key: before -> now` for all that two manifests of one run must share."""
-    return differences(*({**m.identity, **_texts(m)} for m in (before, now)))
+    return differences(facts_of(before), facts_of(now))
+
+
+def facts_of(manifest: Manifest) -> dict[str, Any]:
+    """What a run is, and stays when it is resumed."""
+    prints = manifest.fingerprints
+    return facts(manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files)
+
+
+def facts(identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str]) -> dict[str, Any]:
+    """The same before there is a manifest: identity, text, tokenizer, and the user's own files."""
+    files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
+    return {**identity, "fingerprint of data": data, "fingerprint of tokenizer": tokenizer, **files}
 
 
 def changes_in(config: Config, manifest: Manifest) -> list[str]:
@@ -135,12 +148,6 @@ def changes_in(config: Config, manifest: Manifest) -> list[str]:
     return differences(recorded, asked)
 
 
-def _texts(manifest: Manifest) -> dict[str, str]:
-    prints = manifest.fingerprints
-    files = {f"file {name}": sha[:12] for name, sha in manifest.scheme_files.items()}
-    return {"fingerprint of data": prints.data, "fingerprint of tokenizer": prints.tokenizer, **files}
-
-
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
     """A digest of the initial weights for each logical part that schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
@@ -152,70 +159,35 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 @cache
 def code_fingerprint(files: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
-    """Of files of the package, one by one, so that a new file changes nothing; by default what all runs compute by."""
-    return digest("".join(f"{name} {_syntax(package / name)}\n" for name in sorted(files)))
+    """Of files of the package, by default those that all runs compute by: what they say, without layout and words."""
+    return _code_of([package / name for name in sorted(files)])
 
 
 def scheme_code(model: nn.Module) -> str:
-    """Of the modules that define a model's scheme, the schemes within it and its kind of attention.
+    """Of the files that define a model's scheme, the schemes within it and its kind of attention.
 
-    Those are the modules of every class from theirs up to the base class, which is shared code, and what they import
-    from their own package: a plug-in's files count as the package's own.
+    Those are the modules of every class from theirs up to the base class, which is shared code.
     """
     classes = {kind for part in model.modules() for kind in type(part).__mro__ if issubclass(kind, _BASES)}
-    return _code_of(frozenset(kind.__module__ for kind in classes) - {base.__module__ for base in _BASES})
+    names = sorted({kind.__module__ for kind in classes} - {base.__module__ for base in _BASES})
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]  # a notebook's class has none
+    return _code_of([Path(file) for file in files if file and file.endswith(".py")])
+
+
+def _code_of(files: list[Path]) -> str:
+    trees = [ast.parse(file.read_bytes()) for file in files]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
+    return digest("\n".join(map(ast.dump, trees)))
 
 
 @cache
-def _code_of(modules: frozenset[str]) -> str:
-    names = set(modules)
-    waiting = sorted(names)
-    while waiting:
-        more = _imported(waiting.pop()) - names
-        names |= more
-        waiting += sorted(more)
-    return digest("".join(f"{name} {_syntax(file)}\n" for name in sorted(names) for file in _file_of(name)))
-
-
-def _imported(name: str) -> set[str]:
-    """The modules of the same package that a module imports, without the shared ones and registries of names."""
-    names: set[str] = set()
-    for file in _file_of(name):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                source = resolve_name("." * node.level + (node.module or ""), name.rpartition(".")[0])
-                names |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
-    shared = {base.__module__ for base in _BASES} | {"posbench.schemes", "posbench.attention"}
-    return {each for each in names - shared if each in sys.modules and _package_of(each) == _package_of(name)}
-
-
-def _package_of(module: str) -> str:
-    """The package whose modules belong together: `posbench.schemes` here, the whole of it elsewhere."""
-    parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] == "posbench" else 1])
-
-
-def _file_of(module: str) -> list[Path]:
-    """The Python file of a module; none where it has none, as in a notebook."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return [Path(file)] if file and file.endswith(".py") else []
-
-
-def _syntax(file: Path) -> str:
-    """What a Python file says, without comments, layout and docstrings."""
-    return _canonical(ast.parse(file.read_bytes()))
-
-
-def _canonical(node: Any) -> str:
-    """A syntax tree as text, the same under every version of Python: empty and version-bound fields are left out."""
-    if isinstance(node, list):
-        return f"[{' '.join(map(_canonical, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    values = {name: value for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment")}
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        values["body"] = node.body[ast.get_docstring(node, clean=False) is not None :]
-    fields = " ".join(f"{name}={_canonical(value)}" for name, value in values.items() if value not in (None, []))
-    return f"{type(node).__name__}({fields})"
+def commit() -> str | None:
+    """The Git commit of the package where it is imported from a checkout; None elsewhere."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None
+    with suppress(OSError):
+        words = ["git", "-C", str(_PACKAGE), "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
+    return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
-from posbench.runs.finding import find_runs, holds_runs
+from posbench.runs.finding import find_runs, folder_of, holds_runs
 from posbench.runs.run import Run
 
 
@@ -69,7 +69,7 @@ def _place(name: str, runs_dir: Path) -> Path | None:
     """The folder of that name, here or below `runs_dir`; or the one experiment whose folder has that name."""
     if not name:
         return runs_dir
-    given = next((place for place in (Path(name), runs_dir / name) if holds_runs(place)), None)
+    given = next((folder_of(place) for place in (Path(name), runs_dir / name) if holds_runs(place)), None)
     experiments = [folder for folder in _experiments(runs_dir) if folder.name == name]
     return given or (experiments[0] if len(experiments) == 1 else None)
 

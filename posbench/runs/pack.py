@@ -1,294 +1,329 @@
-"""`posbench pack`: one experiment's finished runs written as a few files (`posbench.runs.packed` says which).
+"""A pack: finished runs of an experiment in one zip file, which every command reads in place.
 
-Every number stays as the run folders hold it: the pack is read back and compared with them before it is published.
+    <experiment>.zip, <experiment>.2.zip, ...    each written once; together with run folders one experiment
+        pack.json                  the text files of the runs (equal ones once), and the headers of their results
+        metrics.parquet            one row a line of metrics.jsonl, with its run
+        windows-<protocol>.parquet one row a window: the windows of all results, in the order of their headers
+        <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, where they were asked for
+
+Checkpoints are left out. Files that are alike in all runs stand together, so that they compress: as a zip of the run
+folders themselves the reference runs would be twice as large.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import re
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, check_name
-from posbench.machine.files import folder_beside, publish_folder, sealed, write_bytes, write_json
-from posbench.runs.finding import UNREADABLE, find_runs, state_of
-from posbench.runs.manifest import FINISHED
-from posbench.runs.ngrams import NgramLosses, ngrams_of, to_mapping
-from posbench.runs.packed import KEY, METRICS, NGRAMS, PACK_FORMAT, PLACE, READINGS, RUNS, Key, Pack, digest
-from posbench.runs.packed_run import PackedRun
-from posbench.runs.readings import Result
-from posbench.runs.run import PACK, Run
+from posbench.machine.files import sync_folder
+from posbench.runs import checkpoint, readings
+from posbench.runs.manifest import Manifest
+from posbench.runs.readings import Damaged, NotAResult, Reading, Result
+from posbench.runs.run import Run
 
 if TYPE_CHECKING:
     import pyarrow
 
-Notice = Callable[[str], object]
-Rows = list[dict[str, Any]]
-_LEVEL = 19  # of zstd: as small as it gets in a second
+    from posbench.model import Decoder
+
+FORMAT = 1
+INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
+_RUN = re.compile(r"([^/]+)/seed=[0-9]{1,9}")
+_SMALLEST = ("brotli", 11)  # compression of tables, and its level
+_WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
 
-@dataclass
-class _Windows:
-    """The windows file of a protocol, while it is put together."""
+@dataclass(frozen=True)
+class Pack:
+    """A zip of runs. Reading is lazy: nothing is opened until it is asked for, and then once."""
 
-    name: str
-    types: dict[str, Any] = field(default_factory=dict)
-    tables: list[pyarrow.Table] = field(default_factory=list)
+    file: Path
 
-    def fits(self, table: pyarrow.Table) -> bool:
-        """Whether the columns that it shares with `table` are of the same types."""
-        return all(self.types.get(each.name, each.type) == each.type for each in table.schema)
+    @property
+    def experiment(self) -> Path:
+        """The folder that its runs would lie in: `runs/demo`, of `runs/demo.2.zip` too. Raises: ConfigError."""
+        return self.file.with_name(self.index["experiment"])
+
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights.
+
+        Raises: ConfigError.
+        """
+        with self._explained():
+            index = json.loads(self.read(INDEX))
+            number = index["format"]
+            if number != FORMAT:
+                raise ConfigError(f"{self.file} is of format {number}; this posbench reads format {FORMAT}")
+            check_name("experiment", index["experiment"])
+            for name in index["runs"]:
+                match = _RUN.fullmatch(name)
+                if match is None:
+                    raise ValueError(f"{name!r} is not a run")
+                check_name("scheme", match[1])
+            return dict(index)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All of them by name. Raises: ConfigError."""
+        return [PackedRun(self.experiment / name, self) for name in sorted(self.index["runs"])]
+
+    @cached_property
+    def metrics(self) -> dict[str, list[dict[str, Any]]]:
+        """Run -> the rows of its metrics.jsonl. Raises: ConfigError."""
+        rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in self.table(METRICS).to_pylist():
+            rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
+        return rows
+
+    @cached_property
+    def results(self) -> dict[str, list[tuple[dict[str, Any], pyarrow.Table]]]:
+        """Run -> the headers of its results, with the windows. Raises: ConfigError."""
+        results = defaultdict(list)
+        ends: Counter[str] = Counter()
+        with self._explained():
+            for entry in self.index["results"]:
+                header = entry["header"]
+                table = self.table(f"windows-{header['protocol']}.parquet")
+                start = ends[header["protocol"]]
+                ends[header["protocol"]] = start + entry["rows"]
+                results[entry["run"]].append((header, table.slice(start, entry["rows"])))
+        return results
+
+    def read(self, name: str) -> bytes:
+        """One of the zip's files. Raises: ConfigError."""
+        with self._explained(), zipfile.ZipFile(self.file) as archive:
+            return archive.read(name)
+
+    def table(self, name: str) -> pyarrow.Table:
+        """One of its parquet files. Raises: ConfigError."""
+        if name not in self._tables:
+            with self._explained():
+                self._tables[name] = readings.read_parquet(self.read(name))
+        return self._tables[name]
+
+    @cached_property
+    def _tables(self) -> dict[str, pyarrow.Table]:
+        return {}
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, NotAResult) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{self.file} cannot be read ({why}): restore it from a copy") from error
 
 
-def pack(experiment: str | Path, output: str | Path, notice: Notice, without: Collection[str] = ()) -> list[Path]:
-    """Write the finished runs of the experiment's folder to the folder `output`, and return the files.
+@dataclass(frozen=True)
+class PackedRun(Run):
+    """A run in a pack. Its path is that of the folder it would be; what is evaluated later is stored there."""
 
-    Arguments: notice, is told which runs and results are left out, and why; without, protocols to leave out.
-    Raises: ConfigError where `output` holds anything, or there is no finished run, or runs lie elsewhere than in
-    `experiment/<scheme>/seed=<n>`, or none has results of a protocol in `without`.
+    pack: Pack = field(compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Its name in the pack, `scheme/seed=n`."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
+    def remedy(self) -> str:
+        return f"restore {self.pack.file} from a copy"
+
+    def content(self, name: str) -> bytes:
+        number = self.pack.index["runs"][self.key].get(name)
+        if number is None:
+            raise FileNotFoundError(2, "it was not packed", str(self.path / name))
+        return str(self.pack.index["texts"][number]).encode()
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Raises: ConfigError. What is packed does not change."""
+        raise ConfigError(f"{self.name} is packed in {self.pack.file}, and packed runs cannot be changed")
+
+    @property
+    def logged(self) -> list[dict[str, Any]]:
+        return self.pack.metrics.get(self.key, [])
+
+    def results(self) -> tuple[list[Result], list[Damaged]]:
+        results, damaged = super().results()
+        manifest, weights = self.manifest, self.weights
+        for header, table in self.pack.results.get(self.key, []):
+            reading = _reading(header)
+            try:
+                readings.check_header(manifest, weights, reading, header)
+                held = [name for name in table.column_names if table[name].null_count < len(table)]
+                results.append(Result(reading, header, table.select(held)))
+            except NotAResult as why:
+                damaged.append(Damaged(reading, self.pack.file, str(why), self.remedy))
+        return sorted({each.reading: each for each in reversed(results)}.values(), key=lambda r: r.reading), damaged
+
+    def evaluated(self) -> list[Reading]:
+        packed = (_reading(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
+        return sorted({*super().evaluated(), *packed})
+
+    @property
+    def weights(self) -> str | None:
+        return self.pack.index["weights"].get(self.key)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return ("weights=bfloat16",)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.weights is not None
+
+    def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
+        from safetensors.torch import load
+
+        if not self.has_weights or at_step not in (None, self.manifest.num_steps):
+            what = f"weights of step {at_step}" if self.has_weights else "weights"
+            raise ConfigError(
+                f"{self.pack.file} is a pack that has results but no {what}: use the run folders that it was packed "
+                "from, or a pack that was written with --weights"
+            )
+        content = self.pack.read(f"{self.key}/{MODEL}")
+        if hashlib.sha256(content).hexdigest() != self.weights:
+            raise ConfigError(
+                f"the weights of {self.name} in {self.pack.file} do not match their checksum: {self.remedy}"
+            )
+        checkpoint.put_weights(model, load(content))
+
+
+def _reading(header: Mapping[str, Any]) -> Reading:
+    return Reading(header["protocol"], header["length"], tuple(header["under"]))
+
+
+def packs_of(experiment: Path) -> list[Pack]:
+    """The zips beside an experiment's folder that hold runs of it, the one without a number first.
+
+    Raises: ConfigError where one cannot be read.
     """
-    folder, final = Path(experiment), Path(output)
-    _check_output(folder, final)
-    runs, found = _packable(folder, notice)
+    zips = [place for place in experiment.parent.glob("*.zip") if place.name.startswith(f"{experiment.name}.")]
+    packs = [opened(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
+    return [pack for pack in packs if pack.experiment == experiment]
+
+
+def experiment_in(output: Path) -> Path:
+    """The folder whose runs a zip of this name is to hold: `demo.2.zip` beside `demo.zip` holds more of `demo`."""
+    first, _, number = output.stem.rpartition(".")
+    is_further = number.isdecimal() and output.with_name(f"{first}.zip").exists()
+    return output.with_name(first if is_further else output.stem)
+
+
+def opened(file: Path) -> Pack:
+    """One object for one zip: what it has read is not read again for every run."""
+    stat = file.stat()
+    return _opened(file, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=32)
+def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
+    return Pack(file)
+
+
+def write_pack(
+    experiment: Path, runs: list[Run], output: Path | None, notice: Callable[[str], object], weights: bool = False
+) -> Path:
+    """Write these runs of the experiment's folder to a zip that did not exist, and return its path.
+
+    Arguments: runs, finished, none of them packed; output, by default the first of `<experiment>.zip`,
+    `<experiment>.2.zip` and so on that is free; notice is told what is left out, and why; weights, whether the last
+    weights go with them, rounded to bfloat16.
+    Raises: ConfigError where there is no run, one lies elsewhere than in `experiment/<scheme>/seed=<n>`, or the output
+    exists.
+    """
+    output = output or _free(experiment)
+    if output.suffix != ".zip" or output.exists():
+        why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
+        raise ConfigError(f"{output} {why}: name a new one, such as {_free(output.with_suffix(''))}")
     if not runs:
-        raise ConfigError(f"{folder} contains no finished run: train one first (posbench train scheme=vo_rope)")
-    _check_without(without, found)
-    results = {key: [each for each in of_run if each.reading.protocol not in without] for key, of_run in found.items()}
-    with folder_beside(final) as beside:
-        logged = {key: _logged(run, notice) for key, run in runs.items()}
-        _write_runs(beside, runs)
-        _write_metrics(beside, logged)
-        _write_results(beside, results)
-        _write_ngrams(beside, runs, notice)
-        content = {"format": PACK_FORMAT, "experiment": folder.resolve().name, "runs": [_name(key) for key in runs]}
-        files = {file.name: _size_and_sum(file) for file in sorted(beside.iterdir())}
-        write_json(beside / PACK, sealed({**content, "files": files}))
-        _check(Pack(beside), runs, results, logged)
-        publish_folder(beside, final)
-    return sorted(final.iterdir())
-
-
-def _check_output(folder: Path, final: Path) -> None:
-    if not final.name:
-        raise ConfigError(f"{final} cannot be replaced as a whole: give a folder in it, such as {final / 'packed'}")
+        raise ConfigError(f"{experiment} contains no finished run to pack: train one first")
+    if strange := next((run for run in runs if run.path.parents[1] != experiment), None):
+        raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        is_free = not final.exists() or (final.is_dir() and not any(final.iterdir()))
-    except OSError as error:
-        raise ConfigError(f"{final} cannot be read ({error.strerror or error}): give another folder") from error
-    if not is_free:
-        raise ConfigError(f"{final} is not an empty folder: give one that is empty or does not exist yet")
-    if final.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{final} is inside the experiment that it would contain: give a folder outside {folder}")
+        with zipfile.ZipFile(beside, "w") as archive:
+            digests = _write_weights(archive, runs) if weights else {}
+            for name, content in _members(experiment_in(output).name, runs, digests, notice):
+                method = zipfile.ZIP_DEFLATED if name == INDEX else zipfile.ZIP_STORED
+                archive.writestr(zipfile.ZipInfo(name, _WRITTEN), content, method, compresslevel=9)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.rename(output)
+        sync_folder(output.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+    return output
 
 
-def _check_without(without: Collection[str], results: Mapping[Key, Sequence[Result]]) -> None:
-    """Raises: ConfigError for a protocol without results, and for the one that every report needs."""
-    if "validation" in without:
-        raise ConfigError("--without validation: every report needs these results, so they stay")
-    there = {each.reading.protocol for of_run in results.values() for each in of_run}
-    if unknown := sorted(set(without) - there):
-        raise ConfigError(
-            f"--without {','.join(unknown)}: the runs have no such results; they have {', '.join(sorted(there))}"
-        )
+def _free(experiment: Path) -> Path:
+    number = 1
+    while (file := experiment.with_name(f"{experiment.name}{f'.{number}' if number > 1 else ''}.zip")).exists():
+        number += 1
+    return file
 
 
-def _packable(folder: Path, notice: Notice) -> tuple[dict[Key, Run], dict[Key, list[Result]]]:
-    """The finished runs by scheme and seed, sorted, and their results.
+def _members(
+    experiment: str, runs: list[Run], digests: dict[str, str], notice: Callable[[str], object]
+) -> Iterator[tuple[str, bytes]]:
+    import pyarrow
 
-    Raises: ConfigError for one that lies in another place.
-    """
-    runs, results = {}, {}
-    for run in find_runs(folder):
-        state, why = state_of(run), ""
+    texts: dict[str, int] = {}
+    files: dict[str, dict[str, int]] = {}
+    logged: list[dict[str, Any]] = []
+    results: list[tuple[Reading, str, Result]] = []
+    for run in runs:
+        key = "/".join(run.path.parts[-2:])
+        names = ["run.json", "config.yaml", "tokenizer.json", *(Path(name).name for name in run.manifest.scheme_files)]
+        held = {name: run.content(name).decode() for name in names if (run.path / name).is_file()}
+        files[key] = {name: texts.setdefault(text, len(texts)) for name, text in held.items()}
         try:
-            manifest = run.manifest
-            _ = run.config
-            of_run = _results(run, notice) if state == FINISHED else []
+            logged += [{"run": key, **row} for row in run.logged]
         except ConfigError as error:
-            state, why = UNREADABLE, f" ({error})"
-        if state != FINISHED:
-            notice(f"{run.name} is {state}: skipped{why}")
-            continue
-        key = manifest.scheme, manifest.seed
-        if run.path != folder / _name(key):
-            raise ConfigError(
-                f"{run.path} is not {folder / _name(key)}: give the folder of one experiment, with its runs in folders "
-                "<scheme>/seed=<n> of their own names"
-            )
-        check_name("scheme", manifest.scheme)
-        runs[key], results[key] = run, of_run
-    return dict(sorted(runs.items())), results
+            notice(f"{error}. The curve of {run.name} is left out")
+        of_run, damaged = run.results()
+        results += [(result.reading, key, result) for result in of_run]
+        for each in damaged:
+            notice(f"{each}. It is left out")
+    tables: dict[str, list[pyarrow.Table]] = defaultdict(list)
+    headers = []
+    for reading, key, result in sorted(results, key=lambda each: each[:2]):
+        tables[reading.protocol].append(result.table)
+        headers.append({"run": key, "rows": len(result.table), "header": result.header})
+    index: dict[str, Any] = {"format": FORMAT, "experiment": experiment, "runs": files, "weights": digests}
+    index |= {"texts": list(texts), "results": headers}
+    yield INDEX, json.dumps(index, separators=(",", ":")).encode()
+    columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
+    rows = pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})
+    yield METRICS, readings.parquet(rows, *_SMALLEST)
+    for protocol in sorted(tables):
+        joined = pyarrow.concat_tables(tables[protocol], promote_options="permissive").combine_chunks()
+        yield f"windows-{protocol}.parquet", readings.parquet(joined, *_SMALLEST)
 
 
-def _results(run: Run, notice: Notice) -> list[Result]:
-    results, damaged = run.results()
-    for each in damaged:
-        notice(f"{each}. It is left out")
-    return results
+def _write_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
+    """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
+    import torch
+    from safetensors.torch import load_file, save
 
-
-def _logged(run: Run, notice: Notice) -> Rows:
-    try:
-        return run.logged
-    except ConfigError as error:
-        notice(f"{error}. The curve of {run.name} is left out")
-        return []
-
-
-def _write_runs(folder: Path, runs: Mapping[Key, Run]) -> None:
-    rows = []
-    names: dict[bytes, str] = {}  # tokenizer -> its file
-    for (scheme, seed), run in runs.items():
-        manifest, config = (run.content(name).decode() for name in ("run.json", "config.yaml"))
-        tokenizer = _tokenizer(run)
-        name = None
-        if tokenizer is not None:
-            name = names.setdefault(tokenizer, f"tokenizer-{len(names) + 1}.json" if names else "tokenizer.json")
-            write_bytes(folder / name, tokenizer)
-        rows.append({"scheme": scheme, "seed": seed, "manifest": manifest, "config": config, "tokenizer": name})
-    _write(folder / RUNS, _table(rows))
-
-
-def _tokenizer(run: Run) -> bytes | None:
-    try:
-        return run.content("tokenizer.json")
-    except FileNotFoundError:
-        return None
-
-
-def _write_metrics(folder: Path, logged: Mapping[Key, Rows]) -> None:
-    rows = [{"scheme": scheme, "seed": seed, **row} for (scheme, seed), of_run in logged.items() for row in of_run]
-    _write(folder / METRICS, _table(rows or [dict.fromkeys(KEY)]))
-
-
-def _write_results(folder: Path, results: Mapping[Key, Sequence[Result]]) -> None:
-    """All windows by protocol, and a row for each result that says where they are."""
-    files: dict[str, list[_Windows]] = {}
-    rows = []
-    ordered = sorted((result.reading, key, result) for key, of_run in results.items() for result in of_run)
-    for reading, (scheme, seed), result in ordered:
-        table = result.table.replace_schema_metadata(None)
-        file = _file_for(table, reading.protocol, files)
-        under = " ".join(reading.under)
-        place = {"scheme": scheme, "seed": seed, "length": reading.length, "under": under}
-        file.tables.append(_placed(table, place))
-        stored = {"file": file.name, "columns": table.column_names, "windows": len(table), "sha256": digest(table)}
-        header = json.dumps(result.header)
-        rows.append({**dict.fromkeys(KEY), **place, "protocol": reading.protocol, **stored, "header": header})
-    _write(folder / READINGS, _table(rows))
-    for file in (file for of_protocol in files.values() for file in of_protocol):
-        _write(folder / file.name, _joined(file.tables))
-
-
-def _write_ngrams(folder: Path, runs: Mapping[Key, Run], notice: Notice) -> None:
-    """The losses of n-gram models that lie beside any of the runs, each once."""
-    records: dict[str, NgramLosses] = {}
-    faults: dict[str, None] = {}
-    for run in runs.values():
-        of_run, damaged = ngrams_of(run)
-        records.update({each.task.key: each for each in of_run})
-        faults.update(dict.fromkeys(damaged))
-    for fault in faults:
-        notice(f"{fault}. It is left out")
-    if records:
-        write_json(folder / NGRAMS, {key: to_mapping(records[key]) for key in sorted(records)})
-
-
-def _file_for(table: pyarrow.Table, protocol: str, files: dict[str, list[_Windows]]) -> _Windows:
-    """The file of the protocol that these windows go to: a further one where a column is of another type."""
-    of_protocol = files.setdefault(protocol, [])
-    fitting = [file for file in of_protocol if file.fits(table)]
-    if not fitting:
-        number = f"-{len(of_protocol) + 1}" if of_protocol else ""
-        fitting = [_Windows(f"windows-{protocol}{number}.parquet")]
-        of_protocol += fitting
-    fitting[0].types.update({each.name: each.type for each in table.schema})
-    return fitting[0]
-
-
-def _placed(table: pyarrow.Table, place: Mapping[str, Any]) -> pyarrow.Table:
-    """Windows with the columns that say whose they are, before their own."""
-    import pyarrow as pa
-
-    for name in {*PLACE} & {*table.column_names}:
-        raise ConfigError(f"windows with a column {name!r} cannot be packed: the pack has one of that name")
-    types = {"scheme": pa.string(), "seed": pa.int64(), "length": pa.int64(), "under": pa.string()}
-    columns = {name: pa.repeat(pa.scalar(place[name], types[name]), len(table)) for name in PLACE}
-    return pa.table({**columns, **{name: table[name] for name in table.column_names}})
-
-
-def _joined(tables: Sequence[pyarrow.Table]) -> pyarrow.Table:
-    import pyarrow as pa
-
-    return pa.concat_tables(tables, promote_options="default").combine_chunks()
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> pyarrow.Table:
-    """Rows as a table with every column that any of them has. Raises: ConfigError for values of several types."""
-    import pyarrow as pa
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {}
-    for name in names:
-        try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, OverflowError) as error:
-            raise ConfigError(f"the values of {name!r} cannot be packed in one column: {error}") from error
-    return pa.table(columns)
-
-
-def _write(file: Path, table: pyarrow.Table) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    floats = [each.name for each in table.schema if pa.types.is_floating(each.type)]
-    buffer = io.BytesIO()
-    pa.parquet.write_table(
-        table,
-        buffer,
-        compression="zstd",
-        compression_level=_LEVEL,
-        use_dictionary=[name for name in table.column_names if name not in floats],
-        use_byte_stream_split=floats,
-        row_group_size=1 << 20,
-    )
-    write_bytes(file, buffer.getvalue())
-
-
-def _check(
-    packed: Pack, runs: Mapping[Key, Run], results: Mapping[Key, Sequence[Result]], logged: Mapping[Key, Rows]
-) -> None:
-    """Raises: ConfigError where what was written does not say what the run folders say."""
-    for key, run in runs.items():
-        again = PackedRun(packed.folder / _name(key), packed)
-        packed_results, damaged = again.results()
-        same = (
-            again.manifest == run.manifest
-            and again.config == run.config
-            and json.dumps(again.logged, sort_keys=True) == json.dumps(logged[key], sort_keys=True)
-            and not damaged
-            and list(map(_facts, packed_results)) == list(map(_facts, results[key]))
-            and ngrams_of(again)[0] == ngrams_of(run)[0]
-        )
-        if not same:
-            raise ConfigError(
-                f"{run.name} is different when read back from the pack: please report it, with this run folder"
-            )
-
-
-def _facts(result: Result) -> tuple[Any, ...]:
-    """All that a result says."""
-    return result.reading, json.dumps(result.header), result.is_bound, digest(result.table)
-
-
-def _name(key: Key) -> str:
-    return f"{key[0]}/seed={key[1]}"
-
-
-def _size_and_sum(file: Path) -> dict[str, Any]:
-    content = file.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    digests = {}
+    for run in runs:
+        key = "/".join(run.path.parts[-2:])
+        tensors = load_file(checkpoint.last_weights(run.path / "checkpoints", run.manifest))
+        content = save({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+        digests[key] = hashlib.sha256(content).hexdigest()
+        archive.writestr(zipfile.ZipInfo(f"{key}/{MODEL}", _WRITTEN), content)
+    return digests

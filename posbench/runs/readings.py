@@ -1,13 +1,13 @@
-"""The results of a run: its `eval/` folder, written and read here alone, so that all who read it trust the same.
+"""The results of a run: its `eval/` folder, written and read here alone.
 
     eval/<protocol>/<length>.parquet              one row a window, as trained
     eval/<protocol>/<length>@<words>.parquet      ... under scheme words that held at evaluation alone
     eval/<protocol>/<length>@data=<name>.parquet  ... on another text than the run was trained on
     eval/<protocol>/<length>.json                 the header beside it: settings, means, and what it was made from
 
-A header names its run, the weights (their digest), the text and the tokenizer, the size and SHA-256 of the windows, and
-is sealed itself. What does not agree with the run that it lies in, or with its checksums, is not a result: `results_of`
-names it, with the command that makes it again.
+A header names its run, the weights (their digest), the text and the tokenizer. A file that names another run or other
+weights than the run that it lies in was copied there, or is older than the weights: it is not a result, and
+`results_of` names it with the command that makes it again.
 
 Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) over the sum of `targets`
 (tokens), never a mean of means.
@@ -15,13 +15,12 @@ Every figure of a report is a token-weighted mean over windows: the sum of `nll`
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -29,9 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import ConfigError
-from posbench.machine.files import has_its_seal, read_json, remove_leftovers, sealed, write_bytes, write_json
-from posbench.runs.manifest import FINISHED, FORMAT, Manifest
-from posbench.runs.windows import fault, read_table
+from posbench.machine.files import read_json, remove_leftovers, write_bytes, write_json
+from posbench.runs.manifest import FINISHED, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,11 +128,10 @@ def check_words(under: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One reading of one run, checked. `is_bound`: whether it names the weights that it was made from (format 2)."""
+    """One reading of one run."""
 
     reading: Reading
     header: Mapping[str, Any]
-    is_bound: bool
     table: pyarrow.Table
 
     @property
@@ -179,7 +176,7 @@ class Result:
     def task(self) -> tuple[Any, ...]:
         """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
         names = sorted(name for name in self.windows if name in _PLACES)
-        how = tuple(str(self.header.get(key)) for key in ("data", "tokenizer", "dtype", "code"))
+        how = tuple(str(self.header.get(key)) for key in ("data", "tokenizer", "dtype"))
         return how, tuple((name, self.windows[name].to_numpy().tobytes()) for name in names)
 
 
@@ -210,7 +207,7 @@ class Holder(Protocol):
     def manifest(self) -> Manifest: ...
 
     @property
-    def remedy(self) -> str: ...
+    def weights(self) -> str | None: ...
 
 
 def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
@@ -219,42 +216,81 @@ def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str
     Arguments: header, the settings and means, and `weights`, the digest of the weights that were read.
     Raises: ConfigError where the run folder cannot be written.
     """
+    import pyarrow
+
+    folder = run.path / "eval" / reading.protocol
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK) else "it is read-only"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise ConfigError(f"{folder} cannot be written ({why}): make it writable, or copy the run elsewhere")
+    remove_leftovers(folder)
+    full = {**header, "protocol": reading.protocol, "length": reading.length, **_bindings(run.manifest, reading)}
+    full["under"] = list(reading.under)
+    table = pyarrow.Table.from_pandas(rows, preserve_index=False)
+    (folder / f"{reading.stem}.json").unlink(missing_ok=True)  # so that it never stands beside other windows
+    write_bytes(folder / f"{reading.stem}.parquet", parquet(table))
+    write_json(folder / f"{reading.stem}.json", full)
+    return Result(reading, full, table)
+
+
+def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
+    """A table as a file, with a checksum for each page."""
+    import pyarrow
     import pyarrow.parquet
 
-    assert isinstance(header.get("weights"), str), "a result names its weights"
-    manifest = run.manifest
-    folder = run.path / "eval" / reading.protocol
-    make_writable(folder)
-    remove_leftovers(folder)
+    floats = [each.name for each in table.schema if pyarrow.types.is_floating(each.type)]
     buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False)
-    content = buffer.getvalue()
-    bound = {**_bindings(manifest, reading), "under": list(reading.under), "parquet": _size_and_sum(content)}
-    full = sealed({**header, "protocol": reading.protocol, "length": reading.length, **bound})
-    write_bytes(folder / f"{reading.stem}.parquet", content)
-    write_json(folder / f"{reading.stem}.json", full)
-    return Result(reading, full, True, pyarrow.parquet.read_table(io.BytesIO(content)))
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata(None),
+        buffer,
+        compression=compression,
+        compression_level=level,
+        use_dictionary=[name for name in table.column_names if name not in floats],
+        use_byte_stream_split=floats,
+        write_statistics=False,
+        write_page_checksum=True,
+        store_schema=False,
+        row_group_size=1 << 20,
+        data_page_size=1 << 24,
+    )
+    return buffer.getvalue()
+
+
+def read_parquet(content: bytes) -> pyarrow.Table:
+    """The table in a file. Raises: NotAResult."""
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
 
 
 def results_of(run: Holder) -> tuple[list[Result], list[Damaged]]:
-    """What a finished run holds, and what lies in its `eval/` and is not a result of it; both sorted by reading.
+    """What lies in the `eval/` folder of a finished run: its results, and what is not one; both sorted by reading.
 
     Raises: ConfigError where that folder may not be read.
     """
     manifest = run.manifest
     results, not_results = [], []
-    if manifest.status == FINISHED:
-        for reading, file in _files(run.path / "eval"):
-            try:
-                results.append(_read(manifest, reading, file))
-            except NotAResult as why:
-                not_results.append(damaged(run, reading, str(why)))
+    for reading, file in _files(run.path / "eval") if manifest.status == FINISHED else ():
+        try:
+            header = _header(file.with_suffix(".json"))
+            check_header(manifest, run.weights, reading, header)
+            results.append(Result(reading, header, read_parquet(file.read_bytes())))
+        except OSError as error:
+            not_results.append(damaged(run, reading, f"it cannot be read ({error.strerror or error})"))
+        except NotAResult as why:
+            not_results.append(damaged(run, reading, str(why)))
     return sorted(results, key=lambda result: result.reading), sorted(not_results)
 
 
 def names_in(folder: Path) -> list[Reading]:
     """The readings that the files of an `eval/` folder are named after, sorted; what they hold is not looked at."""
-    return [reading for reading, _ in _files(folder)]
+    return sorted(reading for reading, _ in _files(folder))
 
 
 def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
@@ -263,8 +299,7 @@ def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
     for word in reading.under:
         key, _, value = word.partition("=")
         words += [_OPTIONS[key], value] if key in _OPTIONS else ["--under", word]
-    remedy = shlex.join(words) if run.manifest.format == FORMAT else run.remedy
-    return Damaged(reading, run.path / "eval" / reading.protocol / f"{reading.stem}.parquet", why, remedy)
+    return Damaged(reading, run.path / "eval" / reading.protocol / f"{reading.stem}.parquet", why, shlex.join(words))
 
 
 def perplexity(loss: float) -> float:
@@ -272,10 +307,14 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 
-def _files(folder: Path) -> list[tuple[Reading, Path]]:
+def _files(folder: Path) -> Iterator[tuple[Reading, Path]]:
     """The readings that the files of `eval/` are named after, each with its parquet; other names are passed over."""
-    files = {}
-    for file in _listed(folder):
+    try:
+        protocols = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
+        files = [file for place in protocols for file in place.iterdir() if file.suffix == ".parquet"]
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): check its permissions") from error
+    for file in files:
         match = _STEM.fullmatch(file.stem)
         if match and match[1].isascii() and _PROTOCOL.fullmatch(file.parent.name):
             try:
@@ -283,33 +322,7 @@ def _files(folder: Path) -> list[tuple[Reading, Path]]:
             except ConfigError:
                 continue
             if reading.stem == file.stem:
-                files[reading] = file.with_suffix(".parquet")
-    return sorted(files.items())
-
-
-def _listed(folder: Path) -> list[Path]:
-    """The parquet and JSON files of every protocol. Raises: ConfigError."""
-    try:
-        protocols = [place for place in folder.iterdir() if place.is_dir()] if folder.is_dir() else []
-        files = [file for place in protocols for file in place.iterdir()]
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): check its permissions") from error
-    return [file for file in files if file.suffix in (".parquet", ".json")]
-
-
-def _read(manifest: Manifest, reading: Reading, file: Path) -> Result:
-    """Raises: NotAResult."""
-    header = _header(file.with_suffix(".json"))
-    check_header(manifest, reading, header, f"{file.stem}.json")
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise NotAResult("its windows are missing") from None
-    except OSError as error:
-        raise NotAResult(f"it cannot be read ({error.strerror or error})") from None
-    if (manifest.format == FORMAT or "parquet" in header) and header.get("parquet") != _size_and_sum(content):
-        raise NotAResult("its windows do not match their checksum")
-    return Result(reading, header, manifest.format == FORMAT, _table(content))
+                yield reading, file
 
 
 def _header(file: Path) -> dict[str, Any]:
@@ -319,28 +332,25 @@ def _header(file: Path) -> dict[str, Any]:
         raise NotAResult(f"{file.name} is missing") from None
     except (OSError, ValueError) as error:
         raise NotAResult(f"{file.name} cannot be read ({error})") from None
-    if not isinstance(header, dict):
+    if not isinstance(header, dict) or not isinstance(header.get("settings"), dict):
         raise NotAResult(f"{file.name} has no settings")
     return header
 
 
-def check_header(manifest: Manifest, reading: Reading, header: Mapping[str, Any], name: str) -> None:
-    """Raises: NotAResult where the header, called `name`, is not of this reading of this run."""
+def check_header(manifest: Manifest, weights: str | None, reading: Reading, header: Mapping[str, Any]) -> None:
+    """Raises: NotAResult where the header is not of this reading of this run, or of other weights than the run's.
+
+    Arguments: weights, the digest of those that `load_model` reads, which a pack has rounded.
+    """
     named = (header.get("protocol"), header.get("length"), tuple(header.get("under") or ()))
     if named != (reading.protocol, reading.length, reading.under):
-        raise NotAResult(f"{name} is of another reading")
-    if manifest.format != FORMAT:
-        return
-    if not has_its_seal(header):
-        raise NotAResult(f"{name} does not match its checksum")
-    if not isinstance(header.get("settings"), dict):
-        raise NotAResult(f"{name} has no settings")
-    bindings = _bindings(manifest, reading) | ({} if reading.step is not None else {"weights": manifest.weights})
-    meaning = {"run": "another run", "weights": "other weights", "data": "other text", "tokenizer": "another tokenizer"}
-    for key, value in bindings.items():
+        raise NotAResult(f"its header is of another reading, {named[0]} at {named[1]} {' '.join(named[2])}".rstrip())
+    meaning = {"run": "another run", "data": "other text", "tokenizer": "another tokenizer"}
+    for key, value in _bindings(manifest, reading).items():
         if header.get(key) != value:
-            values = f"{header.get(key)} here, the run's is {value}"
-            raise NotAResult(f"it is of {meaning[key]} ({values})")
+            raise NotAResult(f"it is of {meaning[key]} ({header.get(key)} here, the run's is {value})")
+    if reading.step is None and header.get("weights") not in (weights, manifest.weights):
+        raise NotAResult(f"it is of other weights ({header.get('weights')} here, the run's are {manifest.weights})")
 
 
 def _bindings(manifest: Manifest, reading: Reading) -> dict[str, str]:
@@ -348,29 +358,3 @@ def _bindings(manifest: Manifest, reading: Reading) -> dict[str, str]:
     prints = manifest.fingerprints
     text = {"data": prints.data} if reading.data is None else {}
     return {"run": manifest.run_name, **text, "tokenizer": prints.tokenizer}
-
-
-def _table(content: bytes) -> pyarrow.Table:
-    try:
-        table = read_table(content)
-    except ValueError as error:
-        raise NotAResult(f"it cannot be read ({error})") from None
-    why = fault(table)
-    if why:
-        raise NotAResult(why)
-    return table
-
-
-def _size_and_sum(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def make_writable(folder: Path) -> None:
-    """Make `folder` where it is missing. Raises: ConfigError where it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        why = "" if os.access(folder, os.W_OK) else "it is read-only"
-    except OSError as error:
-        why = error.strerror or str(error)
-    if why:
-        raise ConfigError(f"{folder} cannot be written ({why}): make it writable, or copy the run elsewhere")

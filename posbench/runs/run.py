@@ -7,7 +7,7 @@
         tokenizer.json    the run's tokenizer, so that the run can be used without its text
         checkpoints/      written while it trains; the last one is the trained model
         eval/<protocol>/<length>.parquet + .json    losses window by window, so that every table cell can be recomputed
-    runs/<experiment>/ngrams/<key>.json             losses of n-gram models on the same batches and windows
+    runs/<experiment>.zip, runs/<experiment>.2.zip     finished runs of the experiment, packed (`posbench.runs.pack`)
 
 Files are written under another name and renamed: a reader sees the old file or the new one, never half of one.
 """
@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,8 @@ import yaml
 from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
 from posbench.machine.files import remove_leftovers, write_json
-from posbench.runs import ngrams, readings
-from posbench.runs.manifest import FINISHED, Manifest, TornManifest, is_plain_number, parse, to_mapping
+from posbench.runs import readings
+from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse
 from posbench.runs.readings import Damaged, Reading, Result
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from posbench.model import Decoder
-
-PACK = "pack.json"  # what makes a folder a packed experiment (`posbench.runs.packed`)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Run:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write `run.json` in one step."""
-        write_json(self.path / "run.json", to_mapping(manifest))
+        write_json(self.path / "run.json", asdict(manifest))
 
     def update_manifest(self, **changes: Any) -> None:
         """Change fields of `run.json` in one step."""
@@ -118,7 +115,10 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether training reached its last step."""
-        return (self.path / "run.json").is_file() and self.manifest.status == FINISHED
+        try:
+            return self.manifest.status == FINISHED
+        except TornManifest:
+            return False
 
     @property
     def logged(self) -> list[dict[str, Any]]:
@@ -142,9 +142,14 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
-        from posbench.data.tokenization import load_tokenizer
+        from posbench.data.tokenization import tokenizer_in
 
-        return load_tokenizer(self.path / "tokenizer.json", self.manifest.fingerprints.tokenizer)
+        file = self.path / "tokenizer.json"
+        try:
+            content = self.content(file.name)
+        except OSError as error:
+            raise ConfigError(f"the tokenizer {file} cannot be read ({error.strerror or error}): restore it") from error
+        return tokenizer_in(content, str(file), self.manifest.fingerprints.tokenizer)
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
@@ -154,18 +159,15 @@ class Run:
         """The readings that there are by the names of their files, sorted: for an overview, nothing is checked."""
         return readings.names_in(self.path / "eval")
 
-    def damaged(self, reading: Reading, why: str) -> Damaged:
-        """A result that is not one, with the command that makes it again."""
-        return readings.damaged(self, reading, why)
-
-    def ngram_records(self) -> tuple[dict[str, Any], list[str]]:
-        """What lies beside the run, not yet checked (`posbench.runs.ngrams.ngrams_of`); and what cannot be read."""
-        return ngrams.read_folder(self)
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that `load_model` reads."""
+        return self.manifest.weights
 
     @property
-    def ngrams_remedy(self) -> str:
-        """What makes those again."""
-        return f"posbench eval {shlex.quote(str(self.path))}"
+    def marks(self) -> tuple[str, ...]:
+        """Words by which results that are scored from it are told from those of the run as it was trained."""
+        return ()
 
     @property
     def has_weights(self) -> bool:
@@ -176,10 +178,6 @@ class Run:
             return any_written(self.path / "checkpoints")
         except OSError:
             return True
-
-    def check_can_be_evaluated(self) -> None:
-        """Raises: ConfigError where the run is of a kind that holds results and no weights, whatever its state."""
-        self.manifest.check_current("evaluated")
 
     def check_config(self) -> None:
         """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
@@ -219,9 +217,7 @@ class Run:
         from safetensors import SafetensorError
 
         from posbench.model import build_model
-        from posbench.runs.checkpoint import load_weights
 
-        self.check_can_be_evaluated()
         self.check_config()
         self.check_scheme_files(scheme_changed)
         manifest = self.manifest
@@ -230,13 +226,19 @@ class Run:
             trained, model = model, build_model(self.config_under(under), manifest.vocab_size)
             _check_same_parameters(trained, model, under)
         try:
-            load_weights(self.path / "checkpoints", model, manifest, at_step)
+            self.put_weights(model, at_step)
         except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
             raise ConfigError(
                 f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): "
                 f"{self.remedy}"
             ) from error
         return model.eval()
+
+    def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
+        """Set the model's weights to those of the run's last step, or of an older one. Raises: ConfigError."""
+        from posbench.runs.checkpoint import load_weights
+
+        load_weights(self.path / "checkpoints", model, self.manifest, at_step)
 
     def config_under(self, words: Sequence[str]) -> Config:
         """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
@@ -304,16 +306,10 @@ def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[s
 
 
 def run_folder(config: Config) -> Path:
-    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names that lead elsewhere, and in a pack."""
+    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names that lead elsewhere."""
     for what, name in (("experiment_name", config.experiment_name), ("scheme.name", config.scheme.name)):
         check_name(what, name)
-    folder = Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
-    if (folder.parents[1] / PACK).exists():
-        raise ConfigError(
-            f"{folder.parents[1]} is a packed experiment, so no runs can be added to it: give the new runs "
-            "another experiment_name=..."
-        )
-    return folder
+    return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
@@ -343,12 +339,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_row(row: Any) -> bool:
-    """Whether it is what `append_metrics` writes: of a kind, a step and tokens, and of plain finite numbers besides."""
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        return False
-    counts = [row.get("step"), row.get("tokens")]
-    numbers = [value for name, value in row.items() if name != "kind" and value is not None]
-    return all(type(count) is int for count in counts) and all(map(is_plain_number, numbers))
+    """Whether it is what `append_metrics` writes: of a kind, a step and tokens."""
+    named = isinstance(row, dict) and isinstance(row.get("kind"), str)
+    return named and isinstance(row.get("step"), int) and isinstance(row.get("tokens"), int)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -33,8 +33,6 @@ def now() -> str:
 
 def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Device) -> Manifest:
     """What `run.json` says of a run before its first step. `model` holds the initial weights."""
-    from posbench.version import __version__
-
     identity = fingerprints.identity(config, device.describe())
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
@@ -59,7 +57,7 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
             initial_weights=fingerprints.weights_fingerprints(model),
         ),
         identity=identity,
-        versions={"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
+        versions=_versions(),
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
@@ -68,6 +66,14 @@ def first_manifest(config: Config, corpus: Corpus, model: Decoder, device: Devic
         started=now(),
         scheme_files=scheme_file.recorded_files(config.scheme.to_mapping()),
     )
+
+
+def _versions() -> dict[str, str]:
+    from posbench.version import __version__
+
+    versions = {"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    commit = fingerprints.commit()
+    return versions if commit is None else {**versions, "commit": commit}
 
 
 def manifest_before(run: Run, notice: Notice = lambda text: None) -> Manifest | None:
@@ -82,16 +88,18 @@ def manifest_before(run: Run, notice: Notice = lambda text: None) -> Manifest | 
         return checkpoint.manifest_in(newest)
 
 
-def is_finished(run: Run, config: Config, manifest: Manifest, notice: Notice) -> bool:
-    """Whether the folder holds the run of `manifest`, finished.
+def is_finished(run: Run, config: Config, corpus: Corpus, device: Device, notice: Notice) -> bool:
+    """Whether the folder, or a pack, holds the run of `config`, finished. No model is built to know it.
 
     Raises: ConfigError naming what differs where it holds another run; Died where the run cannot continue.
     """
     before = manifest_before(run)
     if before is None:
         return False
-    before.check_current("trained")
-    changes = fingerprints.changes(before, manifest)
+    identity = fingerprints.identity(config, device.describe())
+    files = scheme_file.recorded_files(config.scheme.to_mapping())
+    now = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
+    changes = fingerprints.differences(fingerprints.facts_of(before), now)
     has_ended = before.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not checkpoint.any_written(run.path / "checkpoints"):
         return False  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
@@ -109,12 +117,17 @@ def is_finished(run: Run, config: Config, manifest: Manifest, notice: Notice) ->
             f"it died earlier: {before.reason}. Train it under another name (experiment_name=...), or delete "
             f"{run.path}; train.max_skipped_steps={before.skipped_steps} or more resumes its last checkpoint"
         )
-    _name_changes(run, before, manifest, notice)
     return False
 
 
-def _name_changes(run: Run, before: Manifest, manifest: Manifest, notice: Notice) -> None:
-    """Say what is not what the run began with, and may still be resumed."""
+def continued(run: Run, manifest: Manifest, notice: Notice) -> Manifest:
+    """`manifest` with what a resumed run takes over from its own: when it began, and its wandb run.
+
+    What changed since it began, and may change, is said.
+    """
+    before = manifest_before(run, notice)
+    if before is None or fingerprints.changes(before, manifest):
+        return manifest
     circumstances = (
         fingerprints.flat(
             {
@@ -129,15 +142,8 @@ def _name_changes(run: Run, before: Manifest, manifest: Manifest, notice: Notice
     for change in fingerprints.differences(*circumstances):
         notice(
             f"{run.name}: changed since the run began, {change}: from here on the last digits may differ from those of "
-            "an uninterrupted run; reports do not compare runs of different code"
+            "an uninterrupted run"
         )
-
-
-def continued(run: Run, manifest: Manifest, notice: Notice) -> Manifest:
-    """`manifest` with what a resumed run takes over from its own: when it began, and its wandb run."""
-    before = manifest_before(run, notice)
-    if before is None or fingerprints.changes(before, manifest):
-        return manifest
     return replace(manifest, started=before.started, wandb=before.wandb)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
 from posbench.machine.signals import StopSignals
 from posbench.runs import Manifest, Run, checkpoint
-from posbench.runs.manifest import to_mapping
 from posbench.tracking import Tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.progress import TrainingProgress
@@ -222,7 +221,7 @@ def save(training: Training) -> None:
             writer.snapshot(weights),
             writer.snapshot(moments),
             (training.run.path / "metrics.jsonl").read_bytes(),
-            {**training.state.saved(), "manifest": to_mapping(training.manifest)},
+            {**training.state.saved(), "manifest": asdict(training.manifest)},
             training.config.train.keep_checkpoints,
             training.config.train.branching_steps,
         )

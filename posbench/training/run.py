@@ -54,7 +54,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
     # this imports would keep the threads of a process group alive.
     torch.compiler.reset()
     with joined_processes(config.train.device) as processes:
-        run = Run(runs.run_folder(config))
+        run = runs.run_at(runs.run_folder(config))
         echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
             console = console or new_console(stderr=True, quiet=not processes.is_first)
@@ -75,10 +75,10 @@ def _train(
     keep_freed_memory()
     gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
     with exhaustion_explained(device, training_advice(config.train)):
+        if processes.broadcast(processes.is_first and folder.is_finished(run, config, corpus, device, notice)):
+            return
         model = build_model(config, corpus.vocab_size)
         manifest = folder.first_manifest(config, corpus, model, device)
-        if processes.broadcast(processes.is_first and folder.is_finished(run, config, manifest, notice)):
-            return
         with hold(run.path) if processes.is_first else nullcontext():
             manifest = processes.broadcast(folder.continued(run, manifest, notice) if processes.is_first else None)
             if processes.is_first:

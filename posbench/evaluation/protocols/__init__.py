@@ -6,6 +6,7 @@ nonoverlapping  windows back to back, every target scored
 sliding         windows moved by a stride, the last targets of each scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
 retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
+ngram           what a model of the last few tokens loses on the same targets (once a seed, no trained model)
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
 A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols.fixed import Fixed
+from posbench.evaluation.protocols.ngram import Ngram
 from posbench.evaluation.protocols.nonoverlapping import Nonoverlapping
 from posbench.evaluation.protocols.order import Order
 from posbench.evaluation.protocols.position import Position
@@ -28,6 +30,7 @@ from posbench.evaluation.protocols.validation import Validation
 
 __all__ = [
     "FIXED",
+    "NGRAM",
     "NONOVERLAPPING",
     "ORDER",
     "POSITION",
@@ -42,9 +45,10 @@ __all__ = [
 ]
 
 VALIDATION, FIXED, NONOVERLAPPING, SLIDING = Validation(), Fixed(), Nonoverlapping(), Sliding()
-POSITION, RETRIEVAL, ORDER = Position(), Retrieval(), Order()
+POSITION, RETRIEVAL, ORDER, NGRAM = Position(), Retrieval(), Order(), Ngram()
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for protocol in (VALIDATION, FIXED, NONOVERLAPPING, SLIDING, POSITION, RETRIEVAL, ORDER)
+    protocol.name: protocol
+    for protocol in (VALIDATION, FIXED, NONOVERLAPPING, SLIDING, POSITION, RETRIEVAL, ORDER, NGRAM)
 }
 
 
