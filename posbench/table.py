@@ -292,7 +292,8 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
         names = (manifest.experiment, manifest.seed)
         if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches or names in seen:
             continue
-        for order, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
+        for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
+            order = int(str(name))
             key = _key(-1, manifest, NGRAM, result.length, 0, "")
             key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
