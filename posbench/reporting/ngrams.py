@@ -86,7 +86,7 @@ def _records(of_scheme: Measurement, runs: Mapping[Key, Run]) -> dict[int, Ngram
             if any(reading.protocol == NGRAM.name for reading in run.evaluated()):
                 for result in (each for each in run.results()[0] if each.protocol == NGRAM.name):
                     if result.header["batches"] == batches:
-                        sums = result.windows.groupby("order")[["nll", "targets", "bytes"]].sum()
+                        sums = result.windows.groupby(NGRAM.columns[0])[["nll", "targets", "bytes"]].sum()
                         losses = {int(str(order)): float(row.nll / row.targets) for order, row in sums.iterrows()}
                         counts = (int(sums["targets"].iloc[0]), int(sums["bytes"].iloc[0]))
                         records[seed] = NgramLosses(losses, int(result.header["tokens"]), *counts)

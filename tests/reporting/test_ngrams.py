@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from posbench.runs.ngrams import NgramLosses, ngrams_of, store, task_of
 from rich.console import Console
 
 from posbench.machine.files import sealed
@@ -17,7 +18,6 @@ from posbench.reporting.findings import Findings, find
 from posbench.reporting.sections.losses import loss_table
 from posbench.reporting.sections.ngrams import ngram_words
 from posbench.runs import Run, find_runs
-from posbench.runs.ngrams import NgramLosses, ngrams_of, store, task_of
 from posbench.runs.pack import pack
 
 
