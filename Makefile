@@ -35,7 +35,7 @@ test-all: $(VENV)/.developed ## Every test: kills, several processes, every expe
 	$(PYTEST)
 
 torture: $(VENV)/.developed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
-	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000 --every-moment
+	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000
 
 style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks

@@ -67,3 +67,22 @@ def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monk
     planned = plan(["experiment=mine", "--config-dir=my_conf"])
     assert (planned.experiment, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
     assert compose(["experiment=mine", "--config-dir=my_conf"]).data.source == "files"
+
+
+def test_what_the_results_say_of_the_reference_is_so() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = next(part for part in text.split("\n## ") if "](../runs/reference/demo_cpu.zip)" in part)
+    manifests = [run.manifest for run in find_runs(ROOT / "runs/reference/demo_cpu.zip")]
+    assert {manifest.device["dtype"] for manifest in manifests} == {"float32"} and "; float32; " in section
+    assert len(manifests) == 55 and "per run, 5 seeds" in section
+
+
+def test_committed_packs_are_few_small_and_whole() -> None:
+    files = [file for file in (ROOT / "runs/reference").rglob("*") if file.is_file()]
+    assert len(files) < 40 and sum(file.stat().st_size for file in files) < 5_000_000
+    runs = find_runs(ROOT / "runs/reference", pytest.fail)
+    assert len(runs) == 411
+    for run in (run for run in runs if run.manifest.seed == 0):
+        results, damaged = run.results()
+        [final] = [each for each in results if each.protocol == "validation" and not each.reading.under]
+        assert not damaged and final.loss == pytest.approx(run.manifest.loss, abs=1e-9) and len(run.logged) > 20

@@ -9,7 +9,7 @@ from posbench.config import ConfigError
 from posbench.console import say_once
 from posbench.machine.lock import is_held
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import Pack, PackedRun, experiment_in, opened, packs_of, write_pack
+from posbench.runs.pack import Pack, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
@@ -72,26 +72,38 @@ def state_of(run: Run) -> str:
 
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weights: bool = False) -> Path:
-    """`write_pack` of the finished runs of an experiment that lie in no pack beside the output yet.
+    """Write the finished runs of an experiment's folder to a zip that did not exist, and return its path.
 
-    Arguments: notice, is told what is left out, and why.
+    Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that is free; what
+    lies in a pack of these already is left out. Notice is told what is left out, and why. weights, whether the last
+    weights go with them, rounded to bfloat16.
+    Raises: ConfigError where there is no run, one lies elsewhere than in `experiment/<scheme>/seed=<n>`, or the output
+    exists.
     """
-    others = packs_of(experiment if output is None else experiment_in(output))
-    packed = {run.path.parts[-2:] for each in others for run in each.runs}
+    output = output or free_name(experiment)
+    if output.suffix != ".zip" or output.exists():
+        why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
+        raise ConfigError(f"{output} {why}: name a new one, such as {free_name(output.with_suffix(''))}")
+    packed = {run.path.parts[-2:] for pack in packs_of(experiment_in(output)) for run in pack.runs}
     runs = []
     for run in find_runs(experiment, notice):
         try:
-            state, why = run.manifest.status, ""
-            _ = run.config
+            state, why = state_of(run), ""
+            _ = run.manifest, run.config, run.evaluated()
         except ConfigError as error:
             state, why = UNREADABLE, f" ({error})"
-        if run.path.parts[-2:] in packed:
-            notice(f"{run.name} is packed already: skipped")
-        elif state == FINISHED and not isinstance(run, PackedRun):
+        if run.path.parts[-2:] in packed or isinstance(run, PackedRun):
+            state = "packed already"
+        if state == FINISHED:
             runs.append(run)
         else:
-            notice(f"{run.name} is {state_of(run) if state == RUNNING else state}: skipped{why}")
-    return write_pack(experiment, runs, output, notice, weights)
+            notice(f"{run.name} is {state}: skipped{why}")
+    if not runs:
+        raise ConfigError(f"{experiment} has no finished run to pack: train one first")
+    if strange := next((run for run in runs if run.path.parents[1] != experiment), None):
+        raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
+    write_pack(output, runs, notice, weights)
+    return output
 
 
 def _runs_of(pack: Pack, notice: Notice) -> list[Run]:

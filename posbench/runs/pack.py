@@ -17,6 +17,7 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, check_name
 from posbench.machine.files import sync_folder
-from posbench.runs import checkpoint, readings
+from posbench.runs import readings
 from posbench.runs.manifest import Manifest
 from posbench.runs.readings import Damaged, NotAResult, Reading, Result
 from posbench.runs.run import Run
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error)
 _RUN = re.compile(r"([^/]+)/seed=[0-9]{1,9}")
 _SMALLEST = ("brotli", 11)  # compression of tables, and its level
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
@@ -121,7 +123,7 @@ class Pack:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, NotAResult) as error:
+        except (*_UNREADABLE, NotAResult) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"{self.file} cannot be read ({why}): restore it from a copy") from error
 
@@ -187,6 +189,8 @@ class PackedRun(Run):
     def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
         from safetensors.torch import load
 
+        from posbench.runs.checkpoint import put_weights
+
         if not self.has_weights or at_step not in (None, self.manifest.num_steps):
             what = f"weights of step {at_step}" if self.has_weights else "weights"
             raise ConfigError(
@@ -198,7 +202,7 @@ class PackedRun(Run):
             raise ConfigError(
                 f"the weights of {self.name} in {self.pack.file} do not match their checksum: {self.remedy}"
             )
-        checkpoint.put_weights(model, load(content))
+        put_weights(model, load(content))
 
 
 def _reading(header: Mapping[str, Any]) -> Reading:
@@ -233,25 +237,8 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(
-    experiment: Path, runs: list[Run], output: Path | None, notice: Callable[[str], object], weights: bool = False
-) -> Path:
-    """Write these runs of the experiment's folder to a zip that did not exist, and return its path.
-
-    Arguments: runs, finished, none of them packed; output, by default the first of `<experiment>.zip`,
-    `<experiment>.2.zip` and so on that is free; notice is told what is left out, and why; weights, whether the last
-    weights go with them, rounded to bfloat16.
-    Raises: ConfigError where there is no run, one lies elsewhere than in `experiment/<scheme>/seed=<n>`, or the output
-    exists.
-    """
-    output = output or _free(experiment)
-    if output.suffix != ".zip" or output.exists():
-        why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
-        raise ConfigError(f"{output} {why}: name a new one, such as {_free(output.with_suffix(''))}")
-    if not runs:
-        raise ConfigError(f"{experiment} contains no finished run to pack: train one first")
-    if strange := next((run for run in runs if run.path.parents[1] != experiment), None):
-        raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
+def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
+    """Write finished runs of one experiment to a zip. Notice is told what of them is left out, and why."""
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
@@ -266,10 +253,10 @@ def write_pack(
         sync_folder(output.parent)
     finally:
         beside.unlink(missing_ok=True)
-    return output
 
 
-def _free(experiment: Path) -> Path:
+def free_name(experiment: Path) -> Path:
+    """The first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist."""
     number = 1
     while (file := experiment.with_name(f"{experiment.name}{f'.{number}' if number > 1 else ''}.zip")).exists():
         number += 1
@@ -319,10 +306,12 @@ def _write_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
     import torch
     from safetensors.torch import load_file, save
 
+    from posbench.runs.checkpoint import last_weights
+
     digests = {}
     for run in runs:
         key = "/".join(run.path.parts[-2:])
-        tensors = load_file(checkpoint.last_weights(run.path / "checkpoints", run.manifest))
+        tensors = load_file(last_weights(run.path / "checkpoints", run.manifest))
         content = save({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
         digests[key] = hashlib.sha256(content).hexdigest()
         archive.writestr(zipfile.ZipInfo(f"{key}/{MODEL}", _WRITTEN), content)

@@ -71,12 +71,12 @@ def _train(
     device = choose_device(config.train, processes.local_rank, processes.size)
     _check(config, processes)
     corpus = _prepared_text(config, processes, notice)
-    batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
     keep_freed_memory()
     gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
     with exhaustion_explained(device, training_advice(config.train)):
         if processes.broadcast(processes.is_first and folder.is_finished(run, config, corpus, device, notice)):
             return
+        batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
         model = build_model(config, corpus.vocab_size)
         manifest = folder.first_manifest(config, corpus, model, device)
         with hold(run.path) if processes.is_first else nullcontext():

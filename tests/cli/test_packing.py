@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tests.cli.commands import Give, left
 
 
-def test_an_experiment_is_packed_and_read_by_its_name(posbench: Give, runs: Path, short: list[str]) -> None:
-    said = posbench("pack", "demo", "runs/reference/demo_cpu")
-    packed = runs / "reference" / "demo_cpu"
-    assert said.status == 0 and f"bytes in {len(list(packed.iterdir()))} files" in said.out
-    assert "runs/reference/demo_cpu/windows-validation.parquet\n" in said.out
-    content = left(packed)
-    assert "is not an empty folder" in posbench("pack", "demo", "runs/reference/demo_cpu").refusal
-    refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", "--length", "64").refusal
-    assert "has results but no weights" in refusal
+def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, short: list[str]) -> None:
+    said = posbench("pack", "demo", "runs/reference/demo_cpu.zip")
+    file = runs / "reference" / "demo_cpu.zip"
+    assert said.status == 0 and said.out == f"runs/reference/demo_cpu.zip: {file.stat().st_size:,} bytes\n"
+    content = file.read_bytes()
+    refusal = posbench("pack", "demo", "runs/reference/demo_cpu.zip").refusal
+    assert "exists, and packs are never rewritten: name a new one, such as runs/reference/demo_cpu.2.zip" in refusal
+    assert "results but no weights" in posbench("eval", "reference/demo_cpu/nope/seed=0", "--length", "64").error
     assert "4 of 8 runs" in posbench("eval", "--length", "64", "--device", "cpu", "--dtype", "float32").out
-    words = [*short, "runs_dir=runs/reference", "experiment_name=demo_cpu"]
-    assert "so no runs can be added to it" in posbench("train", *words).refusal
-    assert left(packed) == content
+    words = [*short, "runs_dir=runs/reference", "experiment_name=demo_cpu", "scheme=nope", "seed=0"]
+    assert "is finished" in posbench("train", *words).error
+    assert "skipped: 4 packed runs" in posbench("ls").error
+    assert posbench("ls", "demo_cpu").out.startswith("runs/reference/demo_cpu, 4 runs: 4 finished")
     assert posbench("compare", "runs/reference/demo_cpu/nope", "demo/nope/seed=0").status == 0
     assert "is one run" in posbench("report", "runs/reference/demo_cpu/nope/seed=0").refusal
-    assert posbench("report", "demo_cpu").status == 0 and (packed / "report" / "report.md").is_file()
+    assert posbench("report", "demo_cpu").status == 0
+    assert (runs / "reference/demo_cpu/report/report.md").is_file() and file.read_bytes() == content
+
+
+def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: Give, runs: Path) -> None:
+    assert posbench("pack", "demo", "--weights").out.startswith("runs/demo.zip: ")
+    assert "has no finished run to pack" in posbench("pack", "demo").error
+    shutil.rmtree(runs / "demo")
+    before = left(runs)
+    assert posbench("report", "--output", "out").status == 0 and Path("out/report.md").is_file()
+    assert posbench("sample", "demo/nope/seed=0", "--tokens", "3").status == 0
+    assert posbench("export", "demo/nope/seed=0", "hf").status == 0
+    assert left(runs) == before
+    said = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
+    assert said.status == 0 and "weights=bfloat16" in said.out
+    assert (runs / "demo/nope/seed=0/eval/fixed/64@weights=bfloat16.parquet").is_file()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prose import prose
 
 import posbench
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus, build, prepare, shards
-from posbench.data.preparation import adopt
 from posbench.data.sources.stdlib import StandardLibrary
 from posbench.data.splitting import SPLITS, split_of
 from posbench.data.tokenization import BOS
@@ -72,14 +67,6 @@ def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books
         assert split.num_bytes == sum(len(text.encode()) for text in found[split.name])
 
 
-@given(st.lists(st.binary(max_size=20), min_size=300, max_size=400, unique=True))
-@settings(max_examples=20)
-def test_the_hash_deals_out_the_fractions(documents: list[bytes]) -> None:
-    dealt = [split_of(document, {"test": 0.3, "validation": 0.2}) for document in documents]
-    for name, fraction in (("test", 0.3), ("validation", 0.2), ("train", 0.5)):
-        assert abs(dealt.count(name) / len(dealt) - fraction) < 0.15
-
-
 def test_the_split_of_a_document_is_pinned() -> None:
     """SHA-256 begins with ca for "a", 3e for "b" and 2e for "c": 0.79, 0.24 and 0.18 of the way."""
     fractions = {"test": 0.2, "validation": 0.1}
@@ -122,69 +109,29 @@ def test_fingerprints_tell_text_tokenizer_and_splits_apart(files: Files, books: 
     assert prepare(files(path=copy), quiet=True).folder == plain.folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage", ["truncate", "flip", "remove", "remove all", "manifest", "grow", "tokenizer", "index"]
-)
-def test_a_damaged_cache_is_made_again_and_never_used(
-    files: Files, books: Path, told: list[str], damage: str, cache: Path
-) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "missing", "torn manifest", "torn index", "flipped"])
+def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str], damage: str, cache: Path) -> None:
     whole = prepare(files(path=books), quiet=True)
-    expected = {name: split.tokens.tolist() for name, split in whole.splits.items()}
-    tokens, manifest = whole.folder / "train.tokens", whole.folder / "manifest.json"
-    if damage == "truncate":
+    expected, tokens = texts_of(whole), whole.folder / "train.tokens"
+    if damage == "truncated":
         os.truncate(tokens, 1000)
-    elif damage in ("flip", "tokenizer"):
-        path = tokens if damage == "flip" else whole.folder / "tokenizer.json"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data)
-    elif damage == "remove":
+    elif damage == "missing":
         (whole.folder / "test.starts").unlink()
-    elif damage == "remove all":
-        for path in whole.folder.iterdir():
-            path.unlink()
-    elif damage == "manifest":
-        manifest.write_text(manifest.read_text().replace('"bos_id": 256', '"bos_id": 255'))
-    elif damage == "grow":
-        with tokens.open("ab") as file:
-            file.write(b"\0\0")
-    elif damage == "index":
+    elif damage == "torn manifest":
+        os.truncate(whole.folder / "manifest.json", 100)
+    elif damage == "torn index":
         next((cache / "index").iterdir()).write_bytes(b'{"corpus": "../../..')
-    again = prepare(files(path=books), notice=told.append)
-    assert {name: split.tokens.tolist() for name, split in again.splits.items()} == expected
-    assert "prepared" in told[-1]
-    if damage != "index":
-        assert "is damaged" in told[0] and "making it again" in told[0]
-    assert prepare(files(path=books), notice=told.append).fingerprint == whole.fingerprint
+    else:  # a size does not tell
+        data = bytearray(tokens.read_bytes())
+        data[len(data) // 2] ^= 4
+        tokens.write_bytes(data)
+        prepare(files(path=books), notice=told.append)
+        assert told == []
+    again = prepare(files(path=books), notice=told.append, check=damage == "flipped")
+    assert texts_of(again) == expected and "prepared" in told[-1]
+    assert damage == "torn index" or "is damaged" in told[0]
+    prepare(files(path=books), notice=told.append, check=True)
     assert "prepared" in told[-1] and len(told) <= 2, "and the third time finds it"
-
-
-def test_bytes_that_changed_under_the_old_time_of_writing_are_noticed(
-    files: Files, books: Path, told: list[str]
-) -> None:
-    """Whatever the size of the file: a disk that fails changes no time."""
-    tokens = prepare(files(path=books), quiet=True).folder / "train.tokens"
-    stat = tokens.stat()
-    data = bytearray(tokens.read_bytes())
-    data[len(data) // 2] ^= 4
-    tokens.write_bytes(data)
-    os.utime(tokens, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    prepare(files(path=books), notice=told.append)
-    assert "the bytes of train.tokens have changed" in told[0]
-
-
-def test_an_interrupted_preparation_leaves_nothing(
-    files: Files, books: Path, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shards.SplitWriter, "close", interrupt)
-        prepare(files(path=books), quiet=True)
-    assert left() == []
-    prepare(files(path=books), quiet=True)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(
@@ -197,12 +144,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     with pytest.raises(ConfigError, match=r"cache .* cannot be written \(No space left on device\).*data\.cache_dir"):
         prepare(files(path=books), quiet=True)
     assert left() == []
-
-
-def test_a_cache_that_is_a_file_is_named(files: Files, books: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written.*data\.cache_dir"):
-        prepare(files(f"data.cache_dir={tmp_path}/file/cache", path=books), quiet=True)
 
 
 _PREPARE = (
@@ -305,20 +246,6 @@ def test_bytes_of_text_are_shared_out_where_the_vocabulary_does_not_tell(
     assert split.token_bytes(5, 5) == 0
 
 
-def test_many_entries_take_four_bytes_each(files: Files, tmp_path: Path, books: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word for text in map(book, range(150)) for word in re.findall(r"\w+|[^\w\s]+", text)} - {"the"}
-    vocabulary = {word: n for n, word in enumerate(sorted(words))}
-    vocabulary |= {f"w{n}": n for n in range(len(words), 70_000)} | {"the": 70_000, "<unk>": 70_001}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    corpus = prepare(files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books), quiet=True)
-    assert (corpus.vocab_size, corpus.train.tokens.dtype) == (70_003, np.uint32)
-    assert corpus.bos_id == 70_002 and 70_000 in corpus.train.tokens
-
-
 def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: Path, told: list[str]) -> None:
     from posbench.config import TokenizerConfig
     from posbench.data.tokenization import plain_bytes, train_bpe
@@ -348,24 +275,3 @@ def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(
     assert "argparse.py" in names and len(names) > 300
     assert not {"html/entities.py", "stringprep.py", "encodings/cp437.py", "pydoc_data/topics.py"} & names
     assert not [name for name in names if "site-packages" in name]
-
-
-def test_a_corpus_that_another_machine_prepared_is_adopted(
-    files: Files, books: Path, cache: Path, told: list[str]
-) -> None:
-    corpus = prepare(files(path=books), quiet=True)
-    shutil.move(cache / "corpora", cache.with_name("elsewhere") / "corpora")
-    stand_in = books.with_name("stand-in.txt")
-    stand_in.write_bytes(b"\0")
-    config = files(f"data.cache_dir={cache.with_name('elsewhere')}", path=stand_in)
-    with pytest.raises(ConfigError, match="binary"):
-        prepare(config, quiet=True)
-    assert adopt(config, corpus.folder.name).fingerprint == corpus.fingerprint
-    assert texts_of(prepare(config, notice=told.append)) == texts_of(adopt(config, corpus.folder.name)) and told == []
-
-
-def test_a_damaged_corpus_is_not_adopted(files: Files, books: Path, cache: Path) -> None:
-    corpus = prepare(files(path=books), quiet=True)
-    (corpus.folder / "train.tokens").write_bytes(b"")
-    with pytest.raises(shards.DamagedCorpusError, match=r"train\.tokens"):
-        adopt(files(path=books), corpus.folder.name)

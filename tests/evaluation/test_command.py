@@ -75,7 +75,7 @@ def test_a_loss_that_is_not_finite_is_not_a_result(
 def test_no_zero_has_a_minus() -> None:
     console = Console(file=io.StringIO(), width=100)
     results = [
-        Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, True, pyarrow.table({}))
+        Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, pyarrow.table({}))
         for length, drop in {64: -0.00004, 128: -0.0006}.items()
     ]
     _show(console, "demo", "retrieval", [Answer("demo", "nope", 0, result) for result in results])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +18,9 @@ from posbench.data import prepare
 from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.kneser_ney import KneserNey, discounts
-from posbench.evaluation.ngrams import text_read, windows_read
+from posbench.evaluation.ngrams import ORDERS, text_read, windows_read
 from posbench.runs import Run, find_runs
-from posbench.runs.ngrams import ngrams_of, task_of
-from posbench.runs.pack import pack
+from posbench.runs.readings import Result
 from posbench.training import train
 
 V, LONGEST = 4, 4
@@ -104,57 +100,36 @@ def evaluated(runs: list[Run], **question: object) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def ngrams(runs: list[Run]) -> list[Result]:
+    return [result for run in runs for result in run.results()[0] if result.protocol == "ngram"]
+
+
 @pytest.mark.slow
-def test_it_is_computed_once_a_seed_and_found_in_a_pack(made: list[Run], tmp_path: Path) -> None:
-    said = evaluated(made)
-    assert re.findall(r"seed \d: Kneser-Ney 2, 3, 5 on the same batches: ", said) == [
-        f"seed {n}: Kneser-Ney 2, 3, 5 on the same batches: " for n in (0, 1)
-    ]
-    folder = made[0].path.parents[1]
-    assert len(list((folder / "ngrams").iterdir())) == 2
-    assert "Kneser-Ney" not in evaluated(made) and evaluated(made, again=True).count("Kneser-Ney") == 2
-    pack(folder, tmp_path / "packed", pytest.fail)
-    records = [ngrams_of(run) for run in find_runs(tmp_path / "packed")]
-    assert records == [ngrams_of(run) for run in find_runs(folder)]
-    assert all(len(of_run) == 1 and not faults for of_run, faults in records)
-    assert records[0] == records[2] != records[1]
-
-
-def test_a_record_is_of_the_batches_and_the_windows_that_the_run_recorded(run: Run) -> None:
-    evaluated([run])
-    ((record,), _) = ngrams_of(run)
+def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(made: list[Run]) -> None:
+    assert evaluated(made).count("Kneser-Ney 2, 3, 5 on the same batches: ") == 2
+    held = ngrams(find_runs(made[0].path.parents[1]))
+    assert [result.header["batches"] for result in held] == [run.manifest.fingerprints.batches for run in made[:2]]
+    assert "Kneser-Ney" not in evaluated(made[::-1]) and evaluated(made, again=True).count("Kneser-Ney") == 2
+    assert len(ngrams(made)) == 2
+    result, run = held[0], made[0]
     corpus = prepare(run.config)
     starts, batches = windows_read(run.config, corpus)
-    assert batches == run.manifest.fingerprints.batches
-    (validation,) = [result for result in run.results()[0] if result.protocol == "validation"]
-    assert record.targets == validation.windows["targets"].sum() and record.task == task_of(run.manifest, validation)
-    assert record.bits_per_byte(2) / record.losses[2] == pytest.approx(validation.bits_per_byte / validation.loss)
-    assert record.tokens == 4 * 32 == len(starts) * 32
+    assert batches == run.manifest.fingerprints.batches and result.header["tokens"] == 4 * 32 == len(starts) * 32
+    [validation] = [each for each in run.results()[0] if each.protocol == "validation"]
+    scored = ["document", "start", "targets", "bytes"]
+    for order in ORDERS:
+        of_order = result.windows[result.windows["order"] == order].reset_index(drop=True)
+        assert of_order[scored].equals(validation.windows[scored])
+        loss = of_order["nll"].sum() / of_order["targets"].sum()
+        assert result.header["losses"][str(order)] == pytest.approx(loss)
 
 
-def test_what_was_altered_is_named_and_made_again(run: Run) -> None:
-    evaluated([run])
-    (file,) = (run.path.parents[1] / "ngrams").iterdir()
-    whole = json.loads(file.read_text())
-    file.write_text(json.dumps({**whole, "losses": {"2": 0.1, "3": 0.1, "5": 0.1}}))
-    records, faults = ngrams_of(run)
-    assert not records and faults == [
-        f"{file} is not used (it does not match its checksum). To make it again: posbench eval {run.path}"
-    ]
-    assert "Kneser-Ney" in evaluated([run]) and ngrams_of(run)[0][0].losses == {
-        int(order): loss for order, loss in whole["losses"].items()
-    }
-
-
-def test_other_batches_than_recorded_give_no_lines(run: Run) -> None:
+def test_other_batches_than_recorded_or_too_many_tokens_give_none(run: Run, config: Callable[..., Config]) -> None:
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
     assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
-    assert ngrams_of(run) == ([], [])
-
-
-def test_a_run_of_more_tokens_than_the_setting_has_none(config: Callable[..., Config]) -> None:
-    run = train(config("train.steps=2", "evaluation.ngram_tokens=255"))
-    assert "Kneser-Ney" not in evaluated([run]) and run.manifest.tokens == 256
+    assert not ngrams([run])
+    long = train(config("train.steps=2", "evaluation.ngram_tokens=255"))
+    assert "Kneser-Ney" not in evaluated([long]) and long.manifest.tokens == 256
 
 
 def test_text_that_epochs_bring_back_counts_once() -> None:

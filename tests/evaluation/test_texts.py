@@ -22,7 +22,7 @@ from posbench.evaluation.charts import evaluated, length_charts
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.texts import corpus_for
 from posbench.runs import Run, find_runs
-from posbench.runs.pack import pack
+from posbench.runs.finding import pack_experiment
 from posbench.runs.readings import Reading, Result
 from posbench.training import train
 from tests.conftest import small_run
@@ -111,8 +111,8 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
         ["validation", "", "notes"],
         ["fixed", "", "notes"],
     ]
-    pack(run.path.parents[1], tmp_path / "packed" / "demo", print)
-    [packed] = find_runs(tmp_path / "packed")
+    pack_experiment(run.path.parents[1], tmp_path / "packed.zip", print)
+    [packed] = find_runs(tmp_path / "packed.zip")
     assert [(r.reading, r.loss) for r in packed.results()[0]] == [(r.reading, r.loss) for r in run.results()[0]]
     assert length_charts(results) == {}, "wandb's chart by length is of the runs' own text"
     assert "eval/fixed/nll@64@data=notes" in evaluated(results[-1]).summary
@@ -136,12 +136,9 @@ def test_what_was_scored_on_one_text_is_not_a_result_on_another(run: Run, notes:
     folder = run.path / "eval/validation"
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"32@data=notes.{suffix}", folder / f"32.{suffix}")
-    shutil.move(folder / "32@data=notes.json", folder / "32@data=pg19.json")
-    assert {(each.reading.data, each.why) for each in run.results()[1]} == {
-        (None, "32.json is of another reading"),
-        ("pg19", "32@data=pg19.json is of another reading"),
-        ("notes", "32@data=notes.json is missing"),
-    }
+        shutil.move(folder / f"32@data=notes.{suffix}", folder / f"32@data=pg19.{suffix}")
+    why = "its header is of another reading, validation at 32 data=notes"
+    assert {(each.reading.data, each.why) for each in run.results()[1]} == {(None, why), ("pg19", why)}
     remedies = {each.reading.data: each.remedy for each in run.results()[1]}
     assert remedies["pg19"] == f"posbench eval {run.path} --protocol validation --length 32 --data pg19"
 

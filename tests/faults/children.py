@@ -78,7 +78,7 @@ class Moments:
 
     def watch(self) -> None:
         """Hook into everything whose middle may matter, in this process, for good."""
-        import pandas as pd
+        import pyarrow.parquet
         import safetensors.torch
 
         from posbench import runs
@@ -95,7 +95,7 @@ class Moments:
             (os, "rmdir"),
             (os, "pwrite"),
             (safetensors.torch, "save_file"),
-            (pd.DataFrame, "to_parquet"),
+            (pyarrow.parquet, "write_table"),
             (runs, "append_metrics"),
             (Decoder, "nll"),
             (AdamW, "step"),

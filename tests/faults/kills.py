@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -145,22 +144,6 @@ class Battery:
             compared = self.compare(config, whole)
             if compared:
                 kills.unequal.append(f"{case}, killed {' and '.join(told)}: {compared}")
-        return kills
-
-    def kill_at_every_moment(self, case: str, every: int = 1) -> Kills:
-        """Kill a run at one of its moments, another run at the next one, and so on through all of them."""
-        whole = self.whole(case)
-        kills = Kills(cases={case})
-        for at in range(0, len(whole.moments), every):
-            config = replace(whole.config, experiment_name=f"swept-{at}")
-            ended = in_child(lambda: train_here(config, Moments(at)), self.folder)  # noqa: B023
-            kills.runs += 1
-            kills.at_chosen_moments += ended == -9
-            kills.kinds[whole.moments[at]] += ended == -9
-            compared = self.compare(config, whole)
-            if compared:
-                kills.unequal.append(f"{case}, killed at {whole.moments[at]} ({at}): {compared}")
-            shutil.rmtree(run_folder(config))
         return kills
 
     def compare(self, config: Config, whole: Whole) -> str:

@@ -20,7 +20,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="processes to kill")
     parser.add_argument("--faults", type=int, default=1000, help="checkpoints to damage")
-    parser.add_argument("--every-moment", action="store_true", help="kill one run at each of its moments besides")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the damages")
     asked = parser.parse_args()
 
@@ -36,11 +35,6 @@ def main() -> None:
         kills = battery.kill(asked.kills, asked.seed)
         print(f"{kills}\n{time.perf_counter() - began:.0f} s", flush=True)
         problems = [*faults.problems, *kills.unequal]
-        if asked.every_moment:
-            began = time.perf_counter()
-            swept = battery.kill_at_every_moment("scheme=qkvo_rope train.dtype=bfloat16 train.accumulation=2")
-            print(f"at every moment: {swept}\n{time.perf_counter() - began:.0f} s", flush=True)
-            problems += swept.unequal
     for problem in problems:
         print(f"FAILED {problem}")
     raise SystemExit(1 if problems else 0)

@@ -13,7 +13,8 @@ from fabricate import run_of, write_evaluation
 
 import posbench
 from posbench.reporting.pages import meaning
-from posbench.runs import DIED, ngrams
+from posbench.runs import DIED
+from posbench.runs.readings import Reading, store
 from posbench.table import NGRAM, read
 
 
@@ -89,9 +90,10 @@ def test_every_column_is_documented(experiment: Path) -> None:
 
 def test_ngram_models_are_rows_of_a_protocol_of_their_own(own: Path) -> None:
     run = run_of(own, "nope", 1)
-    validation = next(result for result in run.results()[0] if result.protocol == "validation")
-    task = ngrams.task_of(run.manifest, validation)
-    ngrams.store(run, ngrams.NgramLosses(task, {2: 3.5, 3: 2.75}, tokens=1000, targets=500, bytes=900, seconds=1.0))
+    counts = {"document": 0, "start": 0, "targets": 500, "bytes": 900}
+    windows = pd.DataFrame([{**counts, "order": order, "nll": 500 * loss} for order, loss in ((2, 3.5), (3, 2.75))])
+    header = {"batches": run.manifest.fingerprints.batches, "settings": {}, "weights": run.manifest.weights}
+    store(run, Reading(NGRAM, 128), windows, header)
     _, rows = read([own])
     rows = rows[rows["protocol"] == NGRAM]
     assert [*zip(rows["scheme"], rows["seed"], rows["value"] / rows["count"], strict=True)] == [

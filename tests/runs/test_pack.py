@@ -1,213 +1,165 @@
-"""A packed experiment says what its run folders say, to the last digit, and what is damaged in it is named."""
+"""A pack says what its run folders say, to the last digit, and is read in place by whatever reads runs."""
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from dataclasses import replace
+import zipfile
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
 import posbench
+from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
-from posbench.machine.files import sealed
-from posbench.reporting.report import report
-from posbench.runs import DIED, find_runs, load_run, run_folder
-from posbench.runs.pack import pack
-from posbench.runs.packed import READINGS, Pack
-from tests.reporting.fabricate import World, fabricate, run_of, write_evaluation
+from posbench.runs import Run, find_runs, load_run
+from posbench.runs.finding import pack_experiment
+from posbench.sampling import Drawing, sample
+from posbench.training import train
+from tests.conftest import small_run
 
-EFFECTS = {"nope": 0.08, "qk_rope": 0.0, "vo_rope": 0.03}
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 schemes x 2 seeds, two lengths, probes; a result under other words, one that lacks a column, one of another
-    number format; one tokenizer; one run that died."""
-    world = World(EFFECTS, seeds=(0, 1), lengths=(256, 512))
-    folder = fabricate(tmp_path_factory.mktemp("runs"), world)
-    run = run_of(folder, "qk_rope", 1)
-    results = {str(result.reading): result for result in run.results()[0]}
-    write_evaluation(run, "fixed", 512, "test", results["fixed at 512"].windows, "base=1e6")
-    older = results["retrieval at 512"].windows.drop(columns="shuffled_nll")
-    write_evaluation(run, "retrieval", 512, "test", older)
-    other = results["nonoverlapping at 256"].windows.astype({"targets": "int64"})
-    write_evaluation(run, "nonoverlapping", 256, "test", other)
-    (run.path / "tokenizer.json").write_text("{}")
-    run_of(folder, "vo_rope", 1).update_manifest(status=DIED)
-    return folder
+WORDS = ("evaluation.targets=16", "train.steps=4", "train.checkpoint_every=2")
 
 
 @pytest.fixture(scope="session")
-def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It, packed."""
-    output = tmp_path_factory.mktemp("packed") / "demo"
-    pack(folder, output, print)
-    return output
+def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with two finished runs of two seeds, evaluated."""
+    words = [*small_run(documents, cache, tmp_path_factory.mktemp("trained") / "runs"), *WORDS]
+    runs = [train(compose([*words, "scheme=vo_rope", f"seed={seed}"])) for seed in (0, 1)]
+    evaluate(runs, (32, 64))
+    evaluate(runs[:1], (64,), under=("base=1e2",))
+    return runs[0].path.parents[2]
 
 
 @pytest.fixture
-def packed(whole: Path, tmp_path: Path) -> Path:
-    """A copy of the pack, for a test to change."""
-    return Path(shutil.copytree(whole, tmp_path / "packed" / "demo"))
+def runs(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
-def alter(file: Path) -> None:
-    """Another byte in the middle."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def evaluate(runs: list[Run], lengths: tuple[int, ...], **question: object) -> list[float]:
+    asked = Question(lengths=lengths, protocols=("fixed", "ngram"), device="cpu", dtype="float32", **question)  # type: ignore[arg-type]
+    return [answer.result.loss for answer in evaluate_runs(runs, asked, Console(quiet=True))]
 
 
-def reseal(packed: Path, **changes: Any) -> None:
-    """Make `pack.json` agree with the files, as somebody who alters them on purpose would."""
-    from posbench.runs.pack import _size_and_sum
-
-    content = json.loads((packed / "pack.json").read_text())
-    content["files"] = {name: _size_and_sum(packed / name) for name in content["files"]}
-    (packed / "pack.json").write_text(json.dumps(sealed({**content, **changes})))
-
-
-@pytest.mark.slow
-def test_a_pack_gives_the_same_frame_and_report_as_the_run_folders(folder: Path, whole: Path, tmp_path: Path) -> None:
-    before, after = (posbench.results(place).drop(columns="path") for place in (folder, whole))
-    before = before[before["status"] == "finished"].reset_index(drop=True)
-    before, after = (frame.astype(object).where(frame.notna(), None) for frame in (before, after[before.columns]))
-    pd.testing.assert_frame_equal(before, after)
-    rows = posbench.results(whole, tidy=True)
-    assert "base=1e6" in set(rows["under"])
-    for name, place in (("before", folder), ("after", whole)):
-        report(place, output=tmp_path / name, console=Console(file=io.StringIO()))
-    for name in ("table.csv", "pairs.csv", "schemes.csv"):
-        assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
+def facts(run: Run) -> tuple[object, ...]:
+    """All that a run says, numbers by their bytes."""
+    results, damaged = run.results()
+    assert not damaged
+    windows = [(r.reading, dict(r.header), r.windows.dtypes.to_dict(), r.windows.to_numpy().tobytes()) for r in results]
+    return run.config, run.manifest, run.logged, run.tokenizer.to_str(), run.evaluated(), windows
 
 
-def test_a_packed_run_is_read_as_a_run_folder_is(folder: Path, whole: Path) -> None:
-    for before in find_runs(folder / "qk_rope"):
-        after = load_run(whole / "qk_rope" / before.path.name)
-        assert (after.name, after.config, after.manifest) == (before.name, before.config, before.manifest)
-        assert after.is_finished and not after.has_weights
-        pd.testing.assert_frame_equal(after.metrics, before.metrics)
-        for ours, theirs in zip(after.results()[0], before.results()[0], strict=True):
-            assert (ours.reading, ours.header) == (theirs.reading, theirs.header)
-            pd.testing.assert_frame_equal(ours.windows, theirs.windows)
-    assert [run.path for run in find_runs(whole / "nope")] == [whole / "nope" / f"seed={n}" for n in (0, 1)]
-    with pytest.raises(ConfigError, match=r"packed experiment and contains no run nope/seed=7"):
-        load_run(whole / "nope" / "seed=7")
+def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs: Path) -> None:
+    before = {run.path: facts(run) for run in find_runs(runs)}
+    assert any(reading.protocol == "ngram" for reading in find_runs(runs)[0].evaluated())
+    frame = posbench.results(runs)
+    file = pack_experiment(runs / "demo", None, pytest.fail)
+    again = pack_experiment(runs / "demo", runs.parent / "demo.zip", pytest.fail)
+    assert file == runs / "demo.zip" and file.read_bytes() == again.read_bytes()
+    shutil.rmtree(runs / "demo")
+    for place in (runs, runs / "demo", file):
+        assert {run.path: facts(run) for run in find_runs(place)} == before
+    assert [run.path.name for run in find_runs(runs / "demo/vo_rope/seed=1")] == ["seed=1"]
+    assert facts(load_run(runs / "demo/vo_rope/seed=0")) == before[runs / "demo/vo_rope/seed=0"]
+    pd.testing.assert_frame_equal(posbench.results(runs), frame)
 
 
-def test_a_pack_can_be_packed_again(whole: Path, tmp_path: Path) -> None:
-    pack(whole, tmp_path / "demo", print)
-    assert {file.name for file in whole.iterdir()} > {"tokenizer.json", "windows-nonoverlapping-2.parquet"}
-    assert all((tmp_path / "demo" / file.name).read_bytes() == file.read_bytes() for file in whole.iterdir())
-
-
-def test_the_results_of_a_protocol_may_stay_out(whole: Path, tmp_path: Path) -> None:
-    pack(whole, tmp_path / "demo", pytest.fail, without=["retrieval"])
-    before, after = (pd.read_parquet(place / "readings.parquet") for place in (whole, tmp_path / "demo"))
-    assert list(after["sha256"]) == list(before[before["protocol"] != "retrieval"]["sha256"]) != list(before["sha256"])
-    assert not list((tmp_path / "demo").glob("windows-retrieval*"))
-    with pytest.raises(ConfigError, match="--without ordre: the runs have no such results; they have fixed, "):
-        pack(whole, tmp_path / "other", print, without=["ordre"])
-    with pytest.raises(ConfigError, match="every report needs these results"):
-        pack(whole, tmp_path / "other", print, without=["validation"])
-
-
-def test_every_file_can_be_read_on_its_own(folder: Path, whole: Path) -> None:
-    frames = {file.stem: pd.read_parquet(file) for file in whole.glob("*.parquet")}
-    assert {"scheme", "seed"} <= set.intersection(*(set(frame) for frame in frames.values()))
-    windows = frames["windows-fixed"]
-    mine = windows[(windows["scheme"] == "qk_rope") & (windows["seed"] == 1) & (windows["length"] == 512)]
-    stored = pd.read_parquet(run_of(folder, "qk_rope", 1).path / "eval/fixed/512.parquet")
-    own = mine[mine["under"] == ""][list(stored)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(own, stored)
-    assert set(mine["under"]) == {"", "base=1e6"}
-
-
-def test_what_is_left_out_is_named_and_a_folder_that_holds_something_is_refused(folder: Path, tmp_path: Path) -> None:
-    alter(Path(shutil.copytree(folder, tmp_path / "demo")) / "nope/seed=0/eval/fixed/512.parquet")
+def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path, documents: Path, cache: Path) -> None:
+    first = pack_experiment(runs / "demo", None, pytest.fail)
+    content = first.read_bytes()
+    shutil.rmtree(runs / "demo")
+    words = [*small_run(documents, cache, runs), *WORDS, "scheme=vo_rope"]
+    assert train(compose([*words, "seed=1"])).manifest.status == "finished"
+    assert not (runs / "demo").exists(), "it is finished: nothing was trained"
+    train(compose([*words, "seed=2"]))
+    assert [run.manifest.seed for run in find_runs(runs / "demo")] == [0, 1, 2]
     notices: list[str] = []
-    pack(tmp_path / "demo", tmp_path / "packed", notices.append)
-    assert {notice.split(":")[0] for notice in notices} == {
-        "demo/vo_rope/seed=1 is died",
-        f"{tmp_path}/demo/nope/seed=0/eval/fixed/512.parquet is not used",
-    }
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        pack(tmp_path / "demo", tmp_path / "packed", print)
-    with pytest.raises(ConfigError, match="is inside the experiment"):
-        pack(tmp_path / "demo", tmp_path / "demo" / "packed", print)
-    with pytest.raises(ConfigError, match="give the folder of one experiment"):
-        pack(tmp_path, tmp_path.parent / "another", print)
+    second = pack_experiment(runs / "demo", None, notices.append)
+    assert second.name == "demo.2.zip" and all("is packed already" in notice for notice in notices) and notices
+    shutil.rmtree(runs / "demo")
+    for place in (runs / "demo", first, second):
+        assert [run.manifest.seed for run in find_runs(place)] == [0, 1, 2]
+    assert first.read_bytes() == content
+    with pytest.raises(ConfigError, match="exists, and packs are never rewritten"):
+        pack_experiment(runs / "demo", second, print)
 
 
-def test_an_altered_byte_in_one_file_of_windows_empties_its_cells_alone(whole: Path, packed: Path) -> None:
-    alter(packed / "windows-fixed.parquet")
-    before, after = posbench.results(whole), posbench.results(packed)
-    assert "fixed" not in set(posbench.results(packed, tidy=True)["protocol"])
-    assert after["damaged"].str.contains("windows-fixed.parquet does not match").all()
-    assert after["damaged"].str.contains("git checkout").all()
-    others = [name for name in before if name not in ("path", "damaged")]
-    pd.testing.assert_frame_equal(before[others], after[others])
-
-
-@pytest.mark.parametrize("name", ["pack.json", "runs.parquet", "readings.parquet"])
-def test_a_pack_that_cannot_say_what_it_holds_is_unreadable_and_named(packed: Path, name: str) -> None:
-    alter(packed / name)
-    frame = posbench.results(packed.parent)
-    assert set(frame["status"]) == {"unreadable"} and set(frame["experiment"]) == {"demo"}
-    assert frame["reason"].str.contains(f"{packed / name} .*: restore ").all()
-
-
-def test_numbers_that_somebody_altered_and_sealed_anew_are_not_believed(packed: Path) -> None:
-    file = packed / "windows-fixed.parquet"
-    windows = pd.read_parquet(file)
-    windows.loc[windows["length"] == 512, "nll"] /= 2
-    windows.to_parquet(file, index=False)
-    reseal(packed)
-    rows = posbench.results(packed, tidy=True)
-    assert set(rows.loc[(rows["protocol"] == "fixed") & (rows["under"] == ""), "length"]) == {256}
-
-
-def test_a_result_of_another_run_is_not_one_of_this(packed: Path) -> None:
-    readings = pd.read_parquet(packed / READINGS)
-    readings["scheme"] = readings["scheme"].map({"nope": "qk_rope", "qk_rope": "nope", "vo_rope": "vo_rope"})
-    readings.to_parquet(packed / READINGS, index=False)
-    reseal(packed)
-    frame = posbench.results(packed).set_index("scheme")
-    rows = posbench.results(packed, tidy=True)
-    assert set(rows.loc[rows["protocol"] == "fixed", "scheme"]) == {"vo_rope"}
-    assert "it is of another run" in frame.loc["nope", "damaged"].iloc[0]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"format": 2}, {"format": "1"}, {"runs": ["../seed=0"]}, {"runs": 3}, {"files": {"../../x": {}}}],
-    ids=str,
-)
-def test_a_list_that_is_not_one_is_refused_at_the_door(packed: Path, changes: dict[str, Any]) -> None:
-    content = json.loads((packed / "pack.json").read_text())
-    (packed / "pack.json").write_text(json.dumps(sealed({**content, **changes})))
-    with pytest.raises(ConfigError, match=r"pack\.json"):
-        _ = Pack(packed).index
-    assert list(posbench.results(packed)["status"]) == ["unreadable"]
-
-
-def test_a_packed_experiment_holds_no_weights_and_takes_no_runs(packed: Path) -> None:
-    before = {file.name: file.read_bytes() for file in packed.iterdir()}
-    runs = find_runs(packed)
+def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path) -> None:
+    [run] = find_runs(runs / "demo/vo_rope/seed=0")
+    [loss] = evaluate([run], (64,), again=True)
+    whole, text = run.load_model(), sample(run, "", 8, Drawing(0.0, None, 0)).text
+    plain = pack_experiment(runs / "demo", runs.parent / "plain.zip", pytest.fail)
+    pack_experiment(runs / "demo", None, pytest.fail, weights=True)
+    shutil.rmtree(runs / "demo")
+    packed = load_run(run.path)
+    assert packed.has_weights and not find_runs(plain)[0].has_weights
+    for ours, theirs in zip(packed.load_model().parameters(), whole.parameters(), strict=True):
+        assert (ours - theirs).abs().max() <= theirs.abs().max() / 256
+    assert len(sample(packed, "", 8, Drawing(0.0, None, 0)).text) == len(text)
+    [rounded] = evaluate([packed], (64,))
+    assert rounded != loss and rounded == pytest.approx(loss, abs=0.01)
+    stored = {str(result.reading): result for result in packed.results()[0]}
+    assert {"fixed at 64", "fixed at 64 under weights=bfloat16"} <= set(stored)
+    assert [each.path for each in find_runs(runs)] == [run.path, run.path.with_name("seed=1")]
     with pytest.raises(ConfigError, match="has results but no weights"):
-        evaluate_runs(runs[:1], Question(lengths=(64,)), Console(quiet=True))
-    with pytest.raises(ConfigError, match="has results but no weights"):
-        runs[0].load_model()
+        find_runs(plain)[0].load_model()
+    with pytest.raises(ConfigError, match="no weights of step 2"):
+        packed.load_model(at_step=2)
     with pytest.raises(ConfigError, match="cannot be changed"):
-        runs[0].update_manifest(reason="none")
-    with pytest.raises(ConfigError, match="so no runs can be added to it"):
-        run_folder(replace(runs[0].config, runs_dir=str(packed.parent)))
-    assert {file.name: file.read_bytes() for file in packed.iterdir()} == before
+        packed.update_manifest(reason="none")
+
+
+def test_a_result_of_another_run_or_of_other_weights_is_not_believed(runs: Path) -> None:
+    one, other = find_runs(runs)
+    shutil.copytree(one.path / "eval", other.path / "eval", dirs_exist_ok=True)
+    notices: list[str] = []
+    pack_experiment(runs / "demo", None, notices.append)
+    assert notices and all("it is of another run" in notice and "left out" in notice for notice in notices)
+    one.update_manifest(weights="0" * 64)
+    assert {damage.why.partition(" (")[0] for damage in one.results()[1]} == {"it is of other weights"}
+
+
+@pytest.mark.parametrize("name", ["pack.json", "metrics.parquet", "windows-fixed.parquet"])
+def test_a_damaged_pack_is_named(runs: Path, name: str) -> None:
+    file = pack_experiment(runs / "demo", None, pytest.fail)
+    shutil.rmtree(runs / "demo")
+    with zipfile.ZipFile(file) as archive:
+        at = archive.getinfo(name).header_offset + 200
+    content = bytearray(file.read_bytes())
+    content[at] ^= 8
+    file.write_bytes(content)
+    if name == "pack.json":
+        notices: list[str] = []
+        assert find_runs(runs, notices.append) == [] and "demo.zip cannot be read" in notices[0]
+        return
+    run = find_runs(runs)[0]
+    with pytest.raises(ConfigError, match=r"demo\.zip cannot be read .*restore it from a copy"):
+        _ = run.logged if name == "metrics.parquet" else run.results()
+
+
+@pytest.mark.parametrize("name", ["../evil/seed=0", "a/../seed=0", "x/seed=one", "/etc/seed=0"])
+def test_names_in_a_pack_of_somebody_else_lead_nowhere_else(tmp_path: Path, name: str) -> None:
+    content = {"format": 1, "experiment": "demo", "texts": ["{}"], "runs": {name: {"run.json": 0}}, "results": []}
+    with zipfile.ZipFile(tmp_path / "demo.zip", "w") as archive:
+        archive.writestr("pack.json", json.dumps(content))
+    notices: list[str] = []
+    assert find_runs(tmp_path, notices.append) == [] and notices[0].startswith("skipped: ")
+
+
+def test_only_finished_runs_of_one_experiment_are_packed(runs: Path, tmp_path: Path) -> None:
+    Run(runs / "demo/vo_rope/seed=1").update_manifest(status="died", reason="NaN")
+    (runs / "demo/vo_rope/seed=0/metrics.jsonl").write_text("\0\n")
+    notices: list[str] = []
+    pack_experiment(runs / "demo", tmp_path / "out.zip", notices.append)
+    assert notices[0] == "demo/vo_rope/seed=1 is died: skipped" and "The curve of demo/vo_rope/seed=0" in notices[1]
+    assert [run.path for run in find_runs(tmp_path / "out.zip")] == [tmp_path / "out/vo_rope/seed=0"]
+    with pytest.raises(ConfigError, match="give the folder of one experiment"):
+        pack_experiment(runs, tmp_path / "all.zip", print)
+    with pytest.raises(ConfigError, match="is not the name of a zip file"):
+        pack_experiment(runs / "demo", tmp_path / "folder", print)
+    assert np.isfinite(posbench.results(tmp_path / "out.zip")["loss"]).all()
