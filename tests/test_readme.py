@@ -10,6 +10,7 @@ import pytest
 
 from posbench.composition import choices, compose, conf_dir
 from posbench.plan import plan
+from posbench.runs import find_runs
 from posbench.training import train
 from tests.conftest import small_run
 
