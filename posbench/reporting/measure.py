@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols import PROTOCOLS, Protocol
@@ -69,7 +71,7 @@ def measure(found: Found, joined: Joined, training_length: int, notes: list[str]
             if missing or set(here[0].seeds) != set(joined.seeds):
                 partly.setdefault(only(here[0].seeds, missing), []).append(f"{protocol.name} at {length}")
             if protocol.same_rows:
-                targets.setdefault(protocol.name, {})[length] = next(iter(same.values())).task
+                targets.setdefault(protocol.name, {})[length] = task_of(next(iter(same.values())))
     notes += compared_over(partly)
     for name, tasks in targets.items():
         usual = Counter(tasks.values()).most_common(1)[0][0]
@@ -102,8 +104,8 @@ def same_task(found: Found, protocol: Protocol, length: int, notes: list[str]) -
     Those of one scheme were also computed by the same code of the scheme.
     """
     place = at_place(found, protocol.name, length)
-    task, _ = Counter(result.task for result in place.values()).most_common(1)[0]
-    same = {key: result for key, result in place.items() if result.task == task}
+    task, _ = Counter(task_of(result) for result in place.values()).most_common(1)[0]
+    same = {key: result for key, result in place.items() if task_of(result) == task}
     codes: dict[str, Counter[str]] = {}
     for (scheme, _), result in same.items():
         codes.setdefault(scheme, Counter())[_scheme_code(result)] += 1
@@ -161,4 +163,18 @@ def _measure_place(place: Place, joined: Joined) -> list[Measurement]:
 
 def by_document(result: Result, column: str, documents: list[int]) -> Floats:
     """The sum of a column over the windows of each document."""
-    return np.asarray(result.by_document[column].reindex(documents, fill_value=0), dtype=np.float64)
+    return np.asarray(_sums(result)[column].reindex(documents, fill_value=0), dtype=np.float64)
+
+
+@lru_cache(maxsize=10_000)
+def _sums(result: Result) -> pd.DataFrame:
+    return result.sums(["document"])
+
+
+@lru_cache(maxsize=10_000)
+def task_of(result: Result) -> tuple[Any, ...]:
+    """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
+    places = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")
+    names = sorted(name for name in result.windows if name in places)
+    how = tuple(str(result.header.get(key)) for key in ("data", "tokenizer", "dtype"))
+    return how, tuple((name, result.windows[name].to_numpy().tobytes()) for name in names)

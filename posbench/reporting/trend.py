@@ -21,7 +21,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import VALIDATION
 from posbench.reporting.families import published_links
 from posbench.reporting.findings import Findings, find
-from posbench.reporting.measure import Measurement
+from posbench.reporting.measure import Measurement, task_of
 from posbench.reporting.palette import Look
 from posbench.reporting.published import load_published
 from posbench.reporting.statistics import MARGIN, NOTHING, Interval, Pair, t_interval
@@ -156,7 +156,7 @@ def _held_fixed(findings: Findings) -> dict[str, Any]:
     scored = next(iter(findings.at(VALIDATION.name).values()), None)
     if scored is not None:
         facts["train.validation_tokens"] = scored.targets
-        facts["the validation windows"] = sha256(repr(scored.results[0].task[1]).encode()).hexdigest()[:8]
+        facts["the validation windows"] = sha256(repr(task_of(scored.results[0])[1]).encode()).hexdigest()[:8]
     return facts
 
 

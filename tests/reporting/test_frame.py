@@ -78,14 +78,6 @@ def test_hand_made_manifests_do_not_break_the_others(own: Path, value: object) -
     assert len(found.frame) == 16 and not found.joined.runs.empty
 
 
-def test_a_run_of_the_older_format_is_read_and_is_not_bound(own: Path) -> None:
-    hand_made(run_of(own, "nope", 2))
-    frame = results(own).set_index(["scheme", "seed"])
-    assert frame.loc[("nope", 2), "status"] == "finished"
-    assert (frame.loc[("nope", 2), "is_bound"], frame.loc[("nope", 1), "is_bound"]) == (False, True)
-    assert json.loads(frame.loc[("nope", 2), "fingerprint.initial_weights"]) == {"all": "we19"}
-
-
 def test_a_torn_evaluation_is_named_with_its_remedy_and_the_others_are_read(own: Path) -> None:
     file = own / "nope" / "seed=2" / "eval" / "validation" / f"{T}.parquet"
     file.write_bytes(file.read_bytes()[:100])
@@ -127,27 +119,6 @@ def test_results_under_other_words_have_columns_of_their_own(own: Path) -> None:
     write_evaluation(run, "fixed", 512, "test", rows)
     columns = [c for c in results(own) if c.startswith("perplexity@")]
     assert columns == ["perplexity@512/fixed", "perplexity@512/fixed[factor=4 rescale=yarn]"]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        '"tokens": 1',
-        '"loss": 1',
-        '"tokens": 1, "loss": "x"',
-        '"tokens": [1], "loss": 1',
-        '"loss": 1, "tokens": 1e999',
-        f'"loss": 1, "tokens": {10**400}',
-        '"x": ' + "[" * 100_000,
-    ],
-    ids=lambda row: row[:24],
-)
-def test_metrics_that_are_none_cost_a_curve_and_no_more(pair: Path, row: str) -> None:
-    with (pair / "nope" / "seed=2" / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"kind": "validation", {row}}}\n')
-    found = find(pair)
-    assert [note for note in found.notes if "The loss curve of nope seed 2 is not shown" in note]
-    assert found.schemes == ["qk_rope", "nope"] and set(found.curves["scheme"]) == {"qk_rope"}
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
