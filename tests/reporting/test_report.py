@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from fabricate import World, change_fingerprints, fabricate, rename, rescore, run_of
 from rich.console import Console
@@ -356,29 +355,7 @@ def test_windows_that_differ_are_not_set_side_by_side(own: Path) -> None:
     assert "Paired t-tests over 3 seeds" in text  # the ranking is of the losses in the table
 
 
-@pytest.mark.parametrize("key", ["dtype", "code"])
-def test_losses_in_another_number_format_or_of_other_code_are_not_set_side_by_side(own: Path, key: str) -> None:
-    rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows, **{key: "another"})
-    assert "validation at 256: left out nope seed 1" in " ".join(find(own).notes)
-
-
 def test_a_scheme_far_noisier_than_the_others_is_pointed_at(own: Path, losses: Findings) -> None:
     assert "vary more over seeds" not in on_terminal(losses)
     rescore(run_of(own, "nope", 1), "validation", 256, lambda rows: rows.assign(nll=rows["nll"] * 1.2))
     assert re.search(r"The losses of nope \(\d+ times\) vary more over seeds", " ".join(on_terminal(find(own)).split()))
-
-
-def test_a_file_that_fails_is_named_and_costs_its_cell_alone(probed: Path) -> None:
-    """Losses that were altered, and those of another run, copied: neither is ranked, and the others still are."""
-    altered = probed / "nope" / "seed=0" / "eval" / "fixed" / "512.parquet"
-    rows = pd.read_parquet(altered)
-    rows.assign(nll=rows["nll"] - 0.5).to_parquet(altered, index=False)
-    foreign = probed / "nope" / "seed=1" / "eval" / "fixed"
-    shutil.rmtree(foreign)
-    shutil.copytree(probed / "alibi" / "seed=1" / "eval" / "fixed", foreign)
-    found = find(probed)
-    notes = " ".join(found.notes)
-    assert f"{altered} is not used: its windows do not match their checksum. To make it again: posbench eval" in notes
-    assert f"{foreign / '1024.parquet'} is not used: it is of another run (" in notes
-    assert found.at("fixed", 512)["nope"].seeds == (2, 3) and found.at("fixed", 1024)["nope"].seeds == (0, 2, 3)
-    assert found.at("nonoverlapping", 512)["nope"].seeds == (0, 1, 2, 3)
