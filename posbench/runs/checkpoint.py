@@ -133,6 +133,8 @@ def _sums(checkpoint: Path) -> dict[str, str]:
     """File -> SHA-256, as they were written. Raises: TornCheckpoint."""
     try:
         lines = (checkpoint / SUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise TornCheckpoint(f"{SUMS} is missing") from None
     except (OSError, ValueError):
         raise TornCheckpoint(f"{SUMS} cannot be read") from None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.machine.files import read_json, remove_leftovers, write_bytes, write_json
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
 
+    from posbench.runs.run import Run
+
 _PROTOCOL = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _STEM = re.compile(r"([0-9]{1,9})((?:@[^@]+)*)")
 _WORD = re.compile(r"[a-z_][a-z0-9_.]{0,39}=[A-Za-z0-9_.,+\[\]-]{1,60}")
@@ -42,7 +44,6 @@ _STEP = re.compile(r"step=([0-9]{1,12})")
 _DATA = re.compile(r"data=([A-Za-z0-9][A-Za-z0-9_.+-]{0,59})")
 _NOT_AT_EVALUATION = ("name", "kind", "step", "data")
 _OPTIONS = {"step": "--at-step", "data": "--data"}  # of `posbench eval`, for words that are not of the scheme
-_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
 _LARGEST_EXPONENT = 700.0  # exp of more than about 709 is not a float
 
 
@@ -167,18 +168,6 @@ class Result:
         columns = [name for name in self.windows if name not in by]
         return pd.DataFrame({c: np.bincount(number, weights=self.windows[c]) for c in columns}, index=keys)
 
-    @cached_property
-    def by_document(self) -> pd.DataFrame:
-        """The sums of every column over each document's windows: a report asks many times. Not to be changed."""
-        return self.sums(["document"])
-
-    @cached_property
-    def task(self) -> tuple[Any, ...]:
-        """What was scored, and in which numbers. Two of one task can be set beside each other window by window."""
-        names = sorted(name for name in self.windows if name in _PLACES)
-        how = tuple(str(self.header.get(key)) for key in ("data", "tokenizer", "dtype"))
-        return how, tuple((name, self.windows[name].to_numpy().tobytes()) for name in names)
-
 
 @dataclass(frozen=True, order=True)
 class Damaged:
@@ -197,20 +186,7 @@ class NotAResult(Exception):
     """Why what is stored is not a result."""
 
 
-class Holder(Protocol):
-    """The run that results lie in."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    @property
-    def weights(self) -> str | None: ...
-
-
-def store(run: Holder, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
+def store(run: Run, reading: Reading, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
     """Write the windows, then the header, bound to the run: a result counts once both are there.
 
     Arguments: header, the settings and means, and `weights`, the digest of the weights that were read.
@@ -269,7 +245,7 @@ def read_parquet(content: bytes) -> pyarrow.Table:
         raise NotAResult(f"it cannot be read ({str(error).splitlines()[0]})") from None
 
 
-def results_of(run: Holder) -> tuple[list[Result], list[Damaged]]:
+def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
     """What lies in the `eval/` folder of a finished run: its results, and what is not one; both sorted by reading.
 
     Raises: ConfigError where that folder may not be read.
@@ -293,7 +269,7 @@ def names_in(folder: Path) -> list[Reading]:
     return sorted(reading for reading, _ in _files(folder))
 
 
-def damaged(run: Holder, reading: Reading, why: str) -> Damaged:
+def damaged(run: Run, reading: Reading, why: str) -> Damaged:
     """A reading of `run` that cannot be used, with the command that makes it again."""
     words = ["posbench", "eval", str(run.path), "--protocol", reading.protocol, "--length", str(reading.length)]
     for word in reading.under:

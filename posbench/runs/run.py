@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -64,8 +63,7 @@ class Run:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
         file = self.path / "config.yaml"
         try:
-            content = self.content(file.name)
-            mapping = _plain(content)
+            return copy.deepcopy(_checked(self.content(file.name)))
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path} is not a run: it has no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
@@ -73,17 +71,12 @@ class Run:
             ) from None
         except OSError as error:
             raise _unreadable(file, error) from error
-        except (ValueError, yaml.YAMLError) as error:
-            why = " ".join(str(error).split())
-            raise ConfigError(f"{file} cannot be read ({why}): {self.remedy}") from error
-        if not isinstance(mapping, dict):
-            raise ConfigError(f"{file} is not a configuration: {self.remedy}")
-        try:
-            return copy.deepcopy(_checked(content))
         except ConfigError as error:
             raise ConfigError(
                 f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
             ) from error
+        except (ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{file} cannot be read ({' '.join(str(error).split())}): {self.remedy}") from error
 
     @property
     def manifest(self) -> Manifest:
@@ -277,17 +270,17 @@ class Run:
 
 
 @lru_cache(maxsize=256)
-def _plain(content: bytes) -> Any:
-    """What YAML holds, read once: a report asks every run for its configuration several times."""
-    return yaml.safe_load(content)
-
-
-@lru_cache(maxsize=256)
 def _checked(content: bytes) -> Config:
-    """The configuration in that YAML, not to be changed. Raises: ConfigError."""
+    """The configuration in that YAML, not to be changed: a report asks every run for its own several times.
+
+    Raises: ValueError; yaml.YAMLError; ConfigError.
+    """
     from posbench.composition import checked
 
-    return checked(_plain(content))
+    mapping = yaml.safe_load(content)
+    if not isinstance(mapping, dict):
+        raise ConfigError("it is no mapping of settings")
+    return checked(mapping)
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:
@@ -327,21 +320,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         whole, _, _ = path.read_bytes().rpartition(b"\n") if path.is_file() else (b"", b"", b"")
     except OSError as error:
         raise _unreadable(path, error) from error
-    rows: list[dict[str, Any]] = []
+    rows = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
-        row: Any = None
-        with suppress(ValueError):
-            row = json.loads(line)
-        if not _is_row(row):
-            raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged")
-        rows.append(row)
+        try:
+            rows.append(json.loads(line))
+            _ = [rows[-1][name] + 0 for name in ("step", "tokens")], rows[-1]["kind"] + ""
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged") from None
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    """Whether it is what `append_metrics` writes: of a kind, a step and tokens."""
-    named = isinstance(row, dict) and isinstance(row.get("kind"), str)
-    return named and isinstance(row.get("step"), int) and isinstance(row.get("tokens"), int)
 
 
 def remove_unfinished(folder: Path) -> None:
