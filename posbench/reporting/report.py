@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.machine.files import check_writable
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
@@ -58,6 +59,9 @@ def report(
     if not 0 < margin < math.inf:
         raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
     places = [places] if isinstance(places, str | Path) else list(places)
+    beside = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
+    target = Path(output) if output else beside / "report"
+    check_writable(target, "report")
     summary, rows = read(places)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
@@ -79,7 +83,6 @@ def report(
     said = " ".join(templates.get_template(content["paragraph"]).render(content).split())
     page = templates.get_template(content["page"]).render(content | {"conclusions": said})
     page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
-    target = Path(output) if output else Path(places[0]) / "report"
     paths = write(target, page, content, files, latex)
     show(console, content["title"], first, said)
     console.print(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> str:
@@ -25,6 +26,7 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
             job_type="report",
             name=f"report of {experiment}",
             dir=str(folder),
+            mode=cast(Any, os.environ.get("WANDB_MODE")),  # wandb reads it once a process
             reinit="create_new",
             settings=settings,
         ) as run:

@@ -30,6 +30,7 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
 ) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="pip install .[cluster]")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    get_reusable_executor().shutdown()  # its workers keep the folder that they were started in
     words = [word for word in short if "launcher" not in word] + ["-m", f"hydra/launcher={launcher}"]
     words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     Path("own/scheme").mkdir(parents=True)

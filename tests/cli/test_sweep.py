@@ -294,6 +294,7 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
     assert {json.loads(file.read_text())["status"] for file in Path("runs").rglob("run.json")} == {"finished"}
     assert posbench("eval", "demo-640", "--length", "32", "--protocol", "nonoverlapping").status == 0
     for experiments in (["demo"], ["demo-640"], ["demo", "demo-640", "demo-1.28k"]):
-        said = posbench("report", *experiments, "--baseline", "nope")
+        by = ["--by", "tokens"] if experiments[1:] else []
+        said = posbench("report", *experiments, "--baseline", "nope", *by)
         assert said.status == 0, said
-    assert "640 tokens" in said.out and Path("runs/demo/trend/report.html").is_file()
+    assert "by tokens" in said.out and Path("runs/demo/report/report.html").is_file()

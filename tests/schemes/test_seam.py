@@ -223,7 +223,7 @@ TRIALS = {
     "decay with v": (SchemeConfig("t", "rotary", {"sites": ["v"]}, {"kind": "decay"}), "absolute"),
     "a gate under linear attention": (SchemeConfig("t", "fox", attention={"kind": "linear"}), "relative"),
     "layers of several kinds": (interleaved(ALIBI, {"name": "p", "kind": "combined", "of": [FOX, QK]}), "relative"),
-    "gates, keys and rotations": (combined(SELECTIVE, FOX, COPE), "relative"),
+    "gates, keys and rotations": (combined(SELECTIVE, FOX, DAPE), "relative"),
 }
 
 
