@@ -54,8 +54,8 @@ class Pack:
 
     @property
     def experiment(self) -> Path:
-        """The folder that its runs would lie in: `runs/demo`, of `runs/demo.2.zip` too. Raises: ConfigError."""
-        return self.file.with_name(self.index["experiment"])
+        """The folder that its runs would lie in, by the name of the file: `runs/demo`, of `runs/demo.2.zip` too."""
+        return experiment_in(self.file)
 
     @cached_property
     def index(self) -> dict[str, Any]:
