@@ -9,9 +9,6 @@ BIN := $(VENV)/bin
 # Tests run on every core, one thread each; a file's tests stay in one process, which makes its fixtures once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --group build --no-annotate --no-header pyproject.toml
-HASHED := --constraint constraints.txt --generate-hashes
-TORCH = $$(awk -F == '/^(torch|triton|cuda-|nvidia-)/ {print "--no-emit-package " $$1}' constraints.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help install develop reproduce-table test test-all torture style lint lock clean
@@ -24,7 +21,9 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 	$(BIN)/posbench eval $(EXPERIMENT) --jobs $(JOBS)
 	$(BIN)/posbench report $(EXPERIMENT)
 
-install: $(VENV)/.installed ## Make .venv with the pinned dependencies and the package
+install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbench
+	@echo "Next: $(BIN)/posbench train -m scheme=nope,qk_rope,alibi seed=0,1 train.tokens=200k experiment_name=first --jobs 2"
+	@echo "then: $(BIN)/posbench report first"
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need
 
@@ -46,12 +45,12 @@ lint: $(VENV)/.developed ## Check format, lint and types
 	$(BIN)/ruff check posbench hydra_plugins tests benchmarks
 	$(BIN)/mypy
 
-lock: $(VENV)/.developed ## Resolve constraints.txt and both files of requirements anew (torch stays as pinned)
+lock: $(VENV)/.developed ## Resolve constraints.txt anew (torch stays as pinned)
 	$(PIP) uv
 	grep '^torch==' constraints.txt > $(VENV)/torch.txt
-	$(COMPILE) --extra dev --constraint $(VENV)/torch.txt --upgrade --output-file constraints.txt
-	$(COMPILE) $(HASHED) --output-file requirements.txt $(TORCH)
-	$(COMPILE) $(HASHED) --extra dev --output-file requirements-dev.txt $(TORCH)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header pyproject.toml --extra dev \
+		--constraint $(VENV)/torch.txt --upgrade --output-file $(VENV)/resolved.txt
+	grep -vE '^(triton|cuda-|nvidia-)' $(VENV)/resolved.txt > constraints.txt
 
 clean: ## Remove .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -59,13 +58,11 @@ clean: ## Remove .venv and caches; runs stay
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Every file is held to its hash, but torch's: its builds for CUDA, ROCm and CPU differ, so its version alone is pinned.
-$(VENV)/.installed: pyproject.toml requirements.txt constraints.txt | $(VENV)/bin/python
-	$(PIP) --require-hashes --requirement requirements.txt
-	$(PIP) --constraint constraints.txt torch
-	$(PIP) --no-deps --no-build-isolation --editable .
+# Versions are pinned. Triton's and NVIDIA's are not: each build of torch (CUDA, ROCm, CPU) pins its own.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.developed: requirements-dev.txt $(VENV)/.installed
-	$(PIP) --require-hashes --requirement requirements-dev.txt
+$(VENV)/.developed: $(VENV)/.installed
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@

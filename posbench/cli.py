@@ -98,7 +98,7 @@ Names = Annotated[
 def main() -> None:
     """The console script."""
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
-    # training step up to ten times slower (docs/DECISIONS.md). OpenMP reads this once, when torch is imported.
+    # training step ten times slower (docs/internals/decisions.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     gc.set_threshold(50_000)  # little that an import makes is garbage: a tenth of the start goes to looking for it
     for name in ("stdout", "stderr"):

@@ -536,7 +536,7 @@ class EvaluationConfig:
 
 @dataclass
 class LaunchConfig:
-    """How many processes share one run (docs/distributed.md)."""
+    """How many processes share one run (docs/scaling.md)."""
 
     nproc: int = 1  # processes on this machine, one per GPU; ignored under an outer torchrun
     strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (parameters, gradients, moments sharded)

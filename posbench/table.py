@@ -41,7 +41,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "experiment": ("the experiment's name", ""),
     "scheme": ("the position scheme; `Kneser-Ney n` for a model of the last n - 1 tokens", ""),
     "seed": ("of initial weights and batches", ""),
-    "protocol": ("how the text was scored (docs/protocols-and-statistics.md)", ""),
+    "protocol": ("how the text was scored (docs/evaluating.md)", ""),
     "length": ("of the windows", "tokens"),
     "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
     "text": ("the text, where it is not the one that the runs were trained on", ""),

@@ -17,7 +17,7 @@ from tests.conftest import small_run
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -30,7 +30,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_files_that_documents_and_code_name_exist() -> None:
     texts = [*DOCUMENTS, *(ROOT / "posbench").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
-    named = {name for file in texts for name in re.findall(r"\bdocs/[\w-]+\.\w+", file.read_text(encoding="utf-8"))}
+    named = {name for file in texts for name in re.findall(r"\bdocs/[\w/-]+\.\w+", file.read_text(encoding="utf-8"))}
     assert named and not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 

@@ -27,7 +27,7 @@ from posbench.schemes.base import Bias
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Measured on 2 CPU cores, see docs/performance.md.
+# Measured on 2 CPU cores, see docs/internals/speed.md.
 BLOCK = 128  # queries a block
 MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
 TILE = 128  # rows and columns of FlexAttention's tiles of scores, its own size
@@ -203,8 +203,8 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
     A kernel fetches what a bias reads at (query, key) ahead too, a tile of float32 each time. On an H200 the default of
     three stages then asks for 245,760 bytes of shared memory forward at 64 channels and 233,472 backward at 128, of
-    232,448 that there are; two stages for 147,456 and less (docs/performance.md). A bias that reads numbers of heads
-    alone (ALiBi's slopes) fetches no tile. float32 has smaller tiles, and fits.
+    232,448 that there are; two stages for 147,456 and less (docs/internals/speed.md). A bias that reads numbers of
+    heads alone (ALiBi's slopes) fetches no tile. float32 has smaller tiles, and fits.
     """
     if not reads_rows or q.dtype == torch.float32:
         return {}

@@ -28,7 +28,7 @@ from torch import dtype as DType
 from posbench.config import Config, ConfigError, TrainConfig
 
 BFLOAT16_PAYS_FROM = 2.0  # times the speed of float32: a model is more than its matrix products
-COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/DECISIONS.md
+COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def keep_freed_memory() -> bool:
     """Tell glibc to serve large blocks from its heap and never to give the heap back. Returns whether it agreed.
 
     A step allocates and frees the same activations every time; by default glibc maps and unmaps each of them, and the
-    kernel clears every page anew. docs/performance.md says what this gains. Without glibc it does nothing.
+    kernel clears every page anew. docs/internals/speed.md says what this gains. Without glibc it does nothing.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -52,7 +52,7 @@ def turn(x: Tensor, by: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
     # The inverse negates the sine alone: the cosine is even, and negating both would turn by half a turn more.
     signed = torch.stack((sin, -sin) if inverse else (-sin, sin), dim=-2)
     halves = x.to(dtype).unflatten(-1, (2, -1))  # [..., T, 2, D/2]
-    # A flip of the halves, not a cat of slices: a compiler keeps its vectors (docs/performance.md).
+    # A flip of the halves, not a cat of slices: a compiler keeps its vectors (docs/internals/speed.md).
     return (halves * cos[..., None, :] + halves.flip(-2) * signed).flatten(-2).to(x.dtype)
 
 
