@@ -61,7 +61,6 @@ class Ours:
         config = config_of(shape, scheme, dtype, compiled, words)
         built = build_model(config, shape.vocab) if model is None else model.result()
         self.training_step = TrainingStep(config, built, choose_device(config.train))
-        self.warmup_steps = max(WARMUP_STEPS, self.training_step.warmup_steps)
 
     def step(self, tokens: Tensor) -> Tensor:
         return self.training_step(0, tokens)[0]
@@ -80,7 +79,6 @@ class Theirs:
         device: Device,
     ) -> None:
         self.model, self.logits, self.device = model.to(device.torch), logits, device
-        self.warmup_steps = WARMUP_STEPS
         self.autocast = dtype == "bfloat16"
         self.called = torch.compile(self.model) if compiled else self.model
         matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -298,7 +296,7 @@ def warmed(make: Callable[[], Any], tokens: Tensor, device: Device) -> Warm:
     began = time.perf_counter()
     run = make()
     first = float(run.step(tokens))
-    for _ in range(run.warmup_steps - 1):
+    for _ in range(WARMUP_STEPS - 1):
         run.step(tokens)
     device.wait()
     seconds = time.perf_counter() - began

@@ -112,7 +112,7 @@ def main() -> None:
     device = choose_device(config.train)
     contender = Ours(shape, given.scheme, "bfloat16", True)
     tokens: Tensor = torch.randint(shape.vocab, (shape.batch, shape.context + 1)).to(device.torch)
-    for _ in range(contender.warmup_steps + 1):
+    for _ in range(WARMUP_STEPS + 1):
         contender.step(tokens)
     flops, copies = matmul_rate(device), copy_rate(device)
     spent: dict[str, float] = {}

@@ -47,7 +47,7 @@ class Contender:
         self.phases: list[dict[str, float]] = []  # seconds by phase of one step, one a round
         self.peak_memory_bytes: int | None = None
         self.first_seconds = self._seconds(1)
-        self._seconds(max(WARMUP_STEPS, self.step.warmup_steps) - 1)
+        self._seconds(WARMUP_STEPS - 1)
 
     def rate(self, steps: int) -> float:
         """Tokens per second over `steps` steps."""

@@ -335,7 +335,6 @@ class TrainConfig:
     device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
     dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
     compile: bool | None = None  # null: where it pays
-    cuda_graph: bool | None = None  # the whole step as one CUDA graph, on one GPU; null: where blocks are compiled
     validate_every: int | None = None  # steps; null: ten times per run
     validation_tokens: Any = 65_536  # scored at each of these and after the last step, for curve and loss table alike
     checkpoint_every: int | None = None  # steps; null: ten times per run

@@ -26,7 +26,6 @@ _ASIDE_IN_TRAIN = (
     "device",
     "dtype",
     "compile",
-    "cuda_graph",
     "steps",
     "checkpoint_every",
     "keep_checkpoints",

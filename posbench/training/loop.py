@@ -87,7 +87,7 @@ def train_steps(training: Training) -> None:
         # The result stays on the device, and the host does not wait for it.
         state.pending.append(step(n, tokens, training.observe))  # [2]: loss (nats per token), gradient norm
         state.steps_done = n + 1
-        if n < first + step.warmup_steps:  # the first compiles, so it is timed apart
+        if n == first:  # the first step of a process compiles, so it is timed apart
             fetch_losses(training)
             state.first_step_seconds += watch.leave_out()
             logged = state.steps_done

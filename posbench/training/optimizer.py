@@ -62,9 +62,8 @@ class AdamW:
     The update is element by element, so of sharded parameters (FSDP2) every process updates its own shards.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, rate: Tensor | None = None) -> None:
-        """Arguments: rate, 0-d on the device, which then holds the learning rate: for steps that are recorded once."""
-        self.config, self.rate = config, rate
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.config = config
         self.parameters = dict(model.named_parameters())
         self.shards = {name: shard_of(p) for name, p in self.parameters.items()}
         decayed = decayed_parameters(model)
@@ -72,21 +71,16 @@ class AdamW:
         others = [self.shards[name] for name in self.parameters if name not in decayed]
         self.torch = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=config.lr if rate is None else rate,
+            lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             fused=True,
-            capturable=rate is not None and rate.is_cuda,
         )
 
     def set_rate(self, step: int) -> None:
         """Set the learning rate of step `step` (0-based)."""
-        rate = learning_rate(step, self.config)
-        if self.rate is not None:
-            self.rate.fill_(rate)
-            return
         for group in self.torch.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(step, self.config)
 
     def norm(self) -> Tensor:
         """The global norm of the gradients at hand, 0-d."""
