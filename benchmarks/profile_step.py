@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.peers import Ours
+from benchmarks.peers import WARMUP_STEPS, Ours
 from benchmarks.shapes import SHAPES, Shape, config_of
 from posbench.machine.device import Device, choose_device
 from posbench.machine.memory import keep_freed_memory

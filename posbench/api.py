@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.console import console
-from posbench.machine.signals import is_worker
-from posbench.runs import Run, run_folder
+from posbench.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,18 +25,10 @@ def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
     Raises: ConfigError for what the user can fix; Died if the numbers became infinite or NaN; Stopped (a BaseException,
     not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
     """
-    from posbench.machine.device import spread
     from posbench.training import train as train_here
-    from posbench.training.launch import launch
-    from posbench.training.memory_check import check_memory
 
     if not isinstance(config, Config):
         config = compose(config)
-    spread(config)
-    check_memory(config)
-    if config.launch.nproc > 1 and not is_worker():
-        launch(config)
-        return Run(run_folder(config))
     return train_here(config, console(quiet=True) if quiet else None)
 
 

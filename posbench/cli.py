@@ -55,7 +55,7 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 _GROUPS = (
-    "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, launch=, experiment=. An "
+    "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, experiment=. An "
     "unknown name lists the choices of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -53,7 +53,7 @@ from posbench.config import Config, ConfigError, SchemeConfig, nearest
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
-GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "launch", "experiment")
+GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
 
 # ---------------------------------------------------------------- the YAML files of choices

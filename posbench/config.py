@@ -535,13 +535,11 @@ class EvaluationConfig:
 
 @dataclass
 class LaunchConfig:
-    """How many processes share one run (docs/scaling.md)."""
+    """How the processes that torchrun starts share one run (docs/scaling.md)."""
 
-    nproc: int = 1  # processes on this machine, one per GPU; ignored under an outer torchrun
     strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (parameters, gradients, moments sharded)
 
     def __post_init__(self) -> None:
-        _between("launch.nproc", self.nproc, 1, 1024)
         _one_of("launch.strategy", self.strategy, STRATEGIES)
 
 

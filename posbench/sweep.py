@@ -263,7 +263,7 @@ class PosbenchSweeper(Sweeper):
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError(
                 "a sweep (-m) cannot run under torchrun, because its runs would share one process group: give each run "
-                "its own torchrun, or sweep with launch.nproc=..."
+                "its own torchrun"
             )
         values = swept_values(self.master)
         trunks = [

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch import device as TorchDevice
 from torch import dtype as DType
 
-from posbench.config import Config, ConfigError, TrainConfig
+from posbench.config import ConfigError, TrainConfig
 
 BFLOAT16_PAYS_FROM = 2.0  # times the speed of float32: a model is more than its matrix products
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
@@ -99,12 +99,13 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     device = torch.device("cpu" if name == "auto" else name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
-        if not count or max(device.index or 0, local_rank) >= count:
+        index = gpu_of_process(count) if device.index is None else device.index
+        device = torch.device("cuda", local_rank if processes > 1 else index)
+        if device.index >= count:
             raise ConfigError(
                 f"train.device={config.device}: this machine has {count} GPUs that torch can use; set "
                 "train.device=auto or cpu"
             )
-        device = torch.device("cuda", local_rank if processes > 1 else device.index or 0)
         torch.cuda.init()  # so that its memory can be asked for before anything is in it
     if config.dtype == "auto":
         dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
@@ -117,33 +118,25 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     return Device(device, dtype, compiled, processes)
 
 
-def spread(config: Config) -> None:
-    """Give each worker of a joblib sweep a GPU of its own, or one in turn where there are more workers than GPUs.
-
-    Only where `train.device` leaves the choice and one process trains a run.
-    """
-    number = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
-    if number and config.train.device in ("auto", "cuda") and config.launch.nproc == 1:
-        count = torch.cuda.device_count()
-        if count > 1:
-            config.train.device = f"cuda:{_own_gpu(int(number[1]), count)}"
-
-
 _held: dict[int, FileLock] = {}  # the GPU of this worker, until the worker ends
 
 
-def _own_gpu(worker: int, count: int) -> int:
-    """The first GPU that no other worker on this machine holds; one in turn where all are held.
+def gpu_of_process(count: int) -> int:
+    """The number of this process's GPU, of `count`: 0, but in a worker of joblib one that no other worker holds.
 
-    The worker's number is not enough: joblib replaces workers whose memory has grown, and counts on.
+    One in turn where all are held. The worker's own number is not enough: joblib replaces workers whose memory has
+    grown, and counts on.
     """
+    worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
+    if worker is None or count < 2:
+        return 0
     for gpu in range(0 if _held else count):
         lock = FileLock(Path(tempfile.gettempdir()) / f"posbench-{os.getuid()}-gpu-{gpu}.lock")
         with suppress(Timeout):
             lock.acquire(blocking=False)
             _held[gpu] = lock
             break
-    return next(iter(_held), (worker - 1) % count)
+    return next(iter(_held), (int(worker[1]) - 1) % count)
 
 
 def is_fast_in_bfloat16(device: torch.device) -> bool:

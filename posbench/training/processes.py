@@ -87,7 +87,7 @@ class Loss(nn.Module):
 
 
 class ProcessGroup(Processes):
-    """One of several processes, started by `launch.nproc` or an outer torchrun (RANK, WORLD_SIZE, LOCAL_RANK)."""
+    """One of several processes that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK)."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -164,7 +164,7 @@ def check_divides(config: Config, processes: int) -> None:
     if train.batch_size % (train.accumulation * processes):
         raise ConfigError(
             f"train.batch_size={train.batch_size} windows in train.accumulation={train.accumulation} parts do not "
-            f"divide among launch.nproc={processes} processes: take a multiple of {train.accumulation * processes}"
+            f"divide among {processes} processes: take a multiple of {train.accumulation * processes}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import joblib
 import pytest
-import torch
 from joblib.externals.loky import get_reusable_executor
 
-from posbench import compose
 from posbench.config import Config
-from posbench.machine.device import spread
+from posbench.machine.device import gpu_of_process
 from posbench.machine.signals import Stopped
 from posbench.sweep import run_application
 from tests.cli.commands import Give
@@ -98,56 +95,30 @@ def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(
-    ("worker", "words", "gpus", "device"),
-    [
-        ("LokyProcess-1", [], 4, "cuda:0"),
-        ("LokyProcess-7", [], 4, "cuda:0"),
-        ("LokyProcess-2", ["train.device=cuda:3"], 4, "cuda:3"),
-        ("LokyProcess-2", ["train.device=cpu"], 4, "cpu"),
-        ("LokyProcess-2", ["launch.nproc=2"], 4, "auto"),
-        ("LokyProcess-2", [], 1, "auto"),
-        ("MainProcess", [], 4, "auto"),
-    ],
-)
-def test_workers_of_joblib_share_the_gpus_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: str, words: list[str], gpus: int, device: str
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("posbench.machine.device._held", {})
-    config = compose(words)
-    monkeypatch.setattr(multiprocessing.current_process(), "_name", worker)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    spread(config)
-    assert config.train.device == device
-
-
-def _device_of_a_job(folder: str, gpus: int) -> tuple[int, str]:
+def _gpu_of_a_job(folder: str) -> tuple[int, int]:
     tempfile.tempdir = folder
-    torch.cuda.device_count = lambda: gpus
-    config = compose([])
-    spread(config)
+    gpu = gpu_of_process(4)
     time.sleep(0.5)  # so that every worker has its jobs
-    return os.getpid(), str(config.train.device)
+    return os.getpid(), gpu
 
 
 @pytest.mark.slow
-def test_no_two_workers_have_one_gpu_and_one_that_is_renewed_takes_the_free_one(tmp_path: Path) -> None:
-    def devices(workers: int, gpus: int) -> dict[int, str]:
-        jobs = [joblib.delayed(_device_of_a_job)(str(tmp_path), gpus) for _ in range(3 * workers)]
-        found = set(joblib.Parallel(n_jobs=workers)(jobs))
-        of_workers = dict(found)
-        assert len(of_workers) == len(found), "a worker changed its GPU between jobs"
+def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path: Path) -> None:
+    def gpus() -> dict[int, int]:
+        given = set(joblib.Parallel(n_jobs=2)([joblib.delayed(_gpu_of_a_job)(str(tmp_path))] * 6))
+        of_workers = dict(given)
+        assert len(of_workers) == len(given), "a worker changed its GPU between jobs"
         return of_workers
 
-    first = devices(2, 4)
-    assert sorted(first.values()) == ["cuda:0", "cuda:1"]
-    lost = next(pid for pid, device in first.items() if device == "cuda:0")
+    first = gpus()
+    assert sorted(first.values()) == [0, 1]
+    lost = next(pid for pid, gpu in first.items() if gpu == 0)
     os.kill(lost, signal.SIGKILL)
     time.sleep(0.5)
-    second = devices(2, 4)  # new workers, whose numbers go on
-    assert sorted(second.values()) == ["cuda:0", "cuda:1"] and lost not in second
+    second = gpus()  # of new workers, whose numbers go on
+    assert sorted(second.values()) == [0, 1] and lost not in second
     get_reusable_executor().shutdown(wait=True)
+    assert gpu_of_process(4) == 0, "of a process that is no worker"
 
 
 def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:

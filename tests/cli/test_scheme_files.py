@@ -121,15 +121,16 @@ def test_workers_find_the_file_and_a_killed_run_of_it_resumes_to_the_same_bytes(
 ) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
 
-    def command(*more: str) -> list[str]:
-        return [sys.executable, "-m", "posbench", "train", *words, "scheme=ideas/faded.py:Faded", *more]
+    def command(*more: str, by: tuple[str, ...] = ()) -> list[str]:
+        return [sys.executable, "-m", *by, "posbench", "train", *words, "scheme=ideas/faded.py:Faded", *more]
 
-    def run(*more: str) -> None:
-        done = subprocess.run(command(*more), env=environment, capture_output=True, text=True, timeout=300)
+    def run(*more: str, by: tuple[str, ...] = ()) -> None:
+        done = subprocess.run(command(*more, by=by), env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 
     run("-m", "--jobs", "2", "seed=0,1", "experiment_name=mine", "runs_dir=runs")
-    run("launch.nproc=2", "experiment_name=several", "runs_dir=runs")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    run("experiment_name=several", "runs_dir=runs", by=torchrun)
     assert Run(Path("runs/several/faded/seed=0")).is_finished
     with subprocess.Popen(command("experiment_name=cut", "runs_dir=runs"), env=environment) as child:
         while not list(Path("runs/cut").glob("*/*/checkpoints/step=*")) and child.poll() is None:

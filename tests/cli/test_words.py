@@ -42,29 +42,6 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["model.d_model=65536", "model.num_layers=1000", "model.num_heads=512"], r"at least [\d,]{15,} parameters"),
-        (["model.vocab_size=4194304", "model.d_model=16384", "model.num_heads=128"], r"lower .*model\.vocab_size"),
-        (["train.batch_size=1048576", "train.context_length=4096"], r"tokens at once .*raise train\.accumulation"),
-        (
-            ["train.context_length=4194304", "train.batch_size=1024"],
-            r"train\.context_length=4194304\) need at least",
-        ),
-    ],
-)
-def test_what_no_machine_could_hold_is_refused_before_it_is_tried(
-    posbench: Give, short: list[str], words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from posbench.training import memory_check
-
-    monkeypatch.setattr(memory_check, "memory_bytes", lambda config: 64_000_000_000)
-    refusal = posbench("train", *short, *words).refusal
-    assert re.search(says, refusal) and "64.0 GB" in refusal, refusal
-    assert left(Path.cwd()) == {}
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
         (["eval"], r"runs/ does not exist: train first"),
         (["eval", "nosuch"], r"there is no run 'nosuch', here or under runs/"),
         (["report"], r"runs/ contains no runs: train first with posbench train -m experiment=demo"),

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from posbench import compose, load_run
-from posbench.config import ConfigError
 from posbench.runs import Run
 from posbench.training import train
-from posbench.training.launch import launch
-from posbench.training.memory_check import check_memory
 from posbench.training.processes import Processes, ProcessGroup
 
-STEPS = 100
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +49,9 @@ def alone(words: list[str]) -> Run:
 
 
 def command(words: list[str], name: str, nproc: int, strategy: str) -> list[str]:
-    given = [*words, f"experiment_name={name}", f"launch.nproc={nproc}", f"launch.strategy={strategy}"]
-    return [sys.executable, "-m", "posbench", "train", *given]
+    """`torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}", f"launch.strategy={strategy}"]
 
 
 def environment() -> dict[str, str]:
@@ -85,7 +83,7 @@ def assert_same(run: Run, alone: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (4, "ddp"), (2, "fsdp")])
+@pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (2, "fsdp")])
 def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int, strategy: str) -> None:
     name = f"{strategy}{nproc}"
     done = subprocess.run(
@@ -107,7 +105,7 @@ def until(holds: object, seconds: float = 120) -> None:
 
 
 def workers(pid: int) -> dict[int, int]:
-    """Rank -> process id of the workers under the command `pid`."""
+    """Rank -> process id of the workers that the torchrun `pid` started."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -122,47 +120,40 @@ def workers(pid: int) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="workers are found by /proc")
-@pytest.mark.parametrize(("strategy", "then"), [("fsdp", 1), ("ddp", 2)])
-def test_a_killed_rank_ends_the_run_which_goes_on_with_other_processes(
-    words: list[str], alone: Run, strategy: str, then: int
-) -> None:
-    name = f"killed_{strategy}"
-    started = subprocess.Popen(command(words, name, 2, strategy), stderr=subprocess.PIPE, text=True, env=environment())
-    checkpoints = folder_of(words, name) / "checkpoints"
+def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words: list[str], alone: Run) -> None:
+    started = subprocess.Popen(
+        command(words, "killed", 2, "fsdp"), stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    checkpoints = folder_of(words, "killed") / "checkpoints"
     until(lambda: any(checkpoints.glob("step=*/state.json")))
     killed = workers(started.pid)[1]
     os.kill(killed, signal.SIGKILL)
-    began = time.monotonic()
     _, said = started.communicate(timeout=120)
-    assert time.monotonic() - began < 60
-    assert started.returncode == 1 and f"process 1 of the run was killed by signal SIGKILL (pid {killed})" in said, said
-    other = "ddp" if then > 1 else strategy
-    again = subprocess.run(
-        command(words, name, then, other), capture_output=True, text=True, env=environment(), timeout=300
-    )
-    assert again.returncode == 0 and "resumed at step" in again.stderr, again.stderr
-    assert ("device.processes: 2 -> 1" in again.stderr) == (then == 1)
-    assert_same(load_run(folder_of(words, name)), alone)
+    assert started.returncode == 1 and f"Signal 9 (SIGKILL) received by PID {killed}" in said, said
+    console = Console(record=True, width=300)
+    assert_same(train(compose([*words, "experiment_name=killed"]), console), alone)
+    text = console.export_text()
+    assert "resumed at step" in text and "device.processes: 2 -> 1" in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["the launcher", "everybody"])
-def test_a_signal_leaves_a_checkpoint_and_its_exit_status(words: list[str], alone: Run, to: str) -> None:
-    """Cluster managers signal every process of a job, and the launcher passes on what it hears."""
-    name = f"stopped_{to[-4:]}"
+def test_a_signal_to_everybody_leaves_a_checkpoint(words: list[str], alone: Run) -> None:
+    """Cluster managers signal every process of a job, and torchrun passes on what it hears: that counts as one."""
     started = subprocess.Popen(
-        command(words, name, 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+        command(words, "stopped", 2, "ddp"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
     )
-    folder = folder_of(words, name)
+    folder = folder_of(words, "stopped")
     until(lambda: (folder / "metrics.jsonl").exists())
-    (os.killpg if to == "everybody" else os.kill)(started.pid, signal.SIGTERM)
+    os.killpg(started.pid, signal.SIGTERM)
     _, said = started.communicate(timeout=120)
-    assert started.returncode == 143, said
-    assert said.count("stopping after this step") == 1 and "death signal" not in said, said
+    assert started.returncode != 0 and said.count("stopping after this step") == 1, said
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["status"] == "stopped" and any((folder / "checkpoints").glob("step=*"))
-    if to == "everybody":
-        assert_same(train(compose([*words, f"experiment_name={name}"])), alone)
+    assert_same(train(compose([*words, "experiment_name=stopped"])), alone)
 
 
 TWICE = """
@@ -184,44 +175,21 @@ def test_a_signal_that_comes_again_at_once_is_its_echo(echo: float, survived: in
 
 
 @pytest.mark.slow
-def test_another_launch_on_the_same_folder_is_refused_and_changes_nothing(words: list[str], alone: Run) -> None:
-    first = subprocess.Popen(command(words, "twice", 2, "ddp"), stderr=subprocess.PIPE, text=True, env=environment())
-    until(lambda: len(workers(first.pid)) == 2)
-    second = subprocess.run(
-        [*command(words, "twice", 2, "ddp"), "train.lr=7e-3"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=120,
-    )
-    _, said = first.communicate(timeout=120)
-    assert (first.returncode, second.returncode) == (0, 2), said + second.stderr
-    assert_same(load_run(folder_of(words, "twice")), alone)
-
-
-@pytest.mark.slow
 def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
-    given = [*command(words, "sweep", 1, "ddp"), "-m", "seed=0,1"]
+    given = [sys.executable, "-m", "posbench", "train", *words, "-m", "seed=0,1"]
     done = subprocess.run(
         given, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
     )
     assert done.returncode == 2 and "a sweep (-m) cannot run under torchrun" in done.stderr
 
 
-def test_refusals_come_before_any_process(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"batch_size=8 windows in train\.accumulation=2 parts do not divide.*nproc=3"
-    ):
-        launch(compose([*words, "experiment_name=refused", "launch.nproc=3"]))
-    assert not folder_of(words, "refused").exists()
-    with pytest.raises(ConfigError, match=r"launch\.strategy='fdsp' is not known; did you mean 'fsdp'"):
-        compose(["launch.strategy=fdsp"])
-
-
 @pytest.mark.slow
-def test_a_worker_s_refusal_is_told_in_its_own_words(words: list[str], alone: Run) -> None:
-    with pytest.raises(ConfigError, match=r"contains a run of another configuration: train\.lr"):
-        launch(compose([*words, "experiment_name=alone", "launch.nproc=2", "train.lr=3e-3"]))
+def test_a_batch_that_does_not_divide_among_the_processes_is_refused(words: list[str]) -> None:
+    done = subprocess.run(
+        command(words, "refused", 3, "ddp"), capture_output=True, text=True, env=environment(), timeout=120
+    )
+    assert done.returncode == 1 and "do not divide among 3 processes: take a multiple of 6" in done.stderr
+    assert not folder_of(words, "refused").exists()
 
 
 @given(size=st.integers(1, 6), rows=st.integers(1, 5))
@@ -233,23 +201,3 @@ def test_shares_are_the_batch(size: int, rows: int) -> None:
         member.rank, member.size = rank, size
         shares.append(member.share_of(part))
     assert torch.equal(torch.cat(shares), part) and torch.equal(Processes().share_of(part), part)
-
-
-@pytest.mark.parametrize(
-    ("where", "strategy", "nproc", "fits"),
-    [
-        ("gpus", "ddp", 1, False),  # 1.2 billion parameters, 16 bytes each, in 12 GB
-        ("gpus", "ddp", 8, False),
-        ("gpus", "fsdp", 8, True),
-        ("cpu", "fsdp", 8, False),  # which share one memory
-    ],
-)
-def test_what_several_gpus_hold_together_is_not_refused(
-    monkeypatch: pytest.MonkeyPatch, where: str, strategy: str, nproc: int, fits: bool
-) -> None:
-    monkeypatch.setattr("posbench.training.memory_check.memory_bytes", lambda config: 12 * 10**9)
-    monkeypatch.setattr("posbench.training.memory_check.is_on_gpus", lambda config: where == "gpus")
-    words = ["model=1b", "model.vocab_size=32768", "train.batch_size=8", "train.context_length=64"]
-    config = compose([*words, f"launch.nproc={nproc}", f"launch.strategy={strategy}"])
-    with nullcontext() if fits else pytest.raises(ConfigError, match=r"lower model\.num_layers"):
-        check_memory(config)
