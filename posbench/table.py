@@ -157,6 +157,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # what all rows of one reading and metric have in common
+        self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models are among the rows
         self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
 
     def add(self, key: dict[str, Any], **columns: Any) -> None:
@@ -286,12 +287,11 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
     """Add rows of the n-gram models of this run's batches, which one run holds for all schemes of its seed."""
-    seen = {(key["experiment"], key["seed"]) for key in rows.keys if key["protocol"] == NGRAM}
-    zero = np.zeros(1, np.int64)
-    for result in stored:
-        names = (manifest.experiment, manifest.seed)
-        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches or names in seen:
+    zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
+    for result in stored if names not in rows.with_ngrams else ():
+        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
             continue
+        rows.with_ngrams.add(names)
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
             key = _key(-1, manifest, NGRAM, result.length, 0, "")

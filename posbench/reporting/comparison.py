@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -246,9 +246,12 @@ def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         unlike = [name for name in names if len({each[name] for each in parts if name in each}) > 1]
         if unlike:
             yield f"the initial weights of seed {seed}", ", ".join(unlike)
-    for scheme, of_scheme in runs.groupby("scheme"):
-        options = [c for c in settings_of(runs) if c.startswith("scheme.") and of_scheme[c].astype(str).nunique() > 1]
-        yield from ((f"{option} of {scheme}", _counts(of_scheme, option)) for option in options)
+    options = runs[[column for column in settings_of(runs) if column.startswith("scheme.")]].astype(str)
+    for scheme, numbers in options.groupby(runs["scheme"]).nunique().iterrows():
+        of_scheme = runs["scheme"] == scheme
+        yield from (
+            (f"{option} of {scheme}", _counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1]
+        )
 
 
 def _counts(runs: pd.DataFrame, column: str) -> str:
@@ -335,57 +338,68 @@ def _figures(
     places: Mapping[tuple[Any, ...], Mapping[str, _Cell]],
     baseline: str,
     training_length: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterable[dict[str, Any]]:
     """The rows of one place."""
     here = dict(zip(_PLACE, place, strict=True))
-    trained = tuple((here | {"under": ""}).values())
-    at_training = tuple((here | {"under": "", "length": training_length}).values())
-    base = places.get(trained, {}).get(baseline)
-    by_length = PROTOCOLS[here["protocol"]].is_by_length
+    rows = {}
     for scheme, cell in cells.items():
-        row = {"scheme": scheme, **here, "seeds": len(cell.seeds)}
-        row |= {"targets": int(cell.counts.sum()), "documents": len(cell.documents)}
-        row |= _interval("value", cell.values.sum(1) / cell.counts.sum())
-        if here["metric"] == "bits_per_byte":
-            yield row
-            continue
-        row["value_documents"] = document_error(cell.values.mean(0)[None], cell.counts)[0]
-        if base and base is not cell:
-            row |= _difference("gap", cell, base)
-        before = places.get(at_training, {}).get(scheme) if by_length else None
-        if before and before is not cell:
-            row |= _difference("change", cell, before)
-        yield row
+        rows[scheme] = {"scheme": scheme, **here, "seeds": len(cell.seeds), "documents": len(cell.documents)}
+        rows[scheme] |= {"targets": int(cell.counts.sum())}
+        rows[scheme] |= _interval("value", cell.values.sum(1) / cell.counts.sum())
+    if here["metric"] == "bits_per_byte":
+        return rows.values()
+    counts = next(iter(cells.values())).counts
+    errors = document_error(np.stack([cell.values.mean(0) for cell in cells.values()]), counts)
+    for row, error in zip(rows.values(), errors, strict=True):
+        row["value_documents"] = error
+    as_trained = places.get(tuple((here | {"under": ""}).values()), {})
+    others: dict[str, Mapping[str, _Cell]] = {}
+    if baseline in as_trained:
+        others["gap"] = dict.fromkeys(cells, as_trained[baseline])
+    if PROTOCOLS[here["protocol"]].is_by_length:
+        others["change"] = places.get(tuple((here | {"under": "", "length": training_length}).values()), {})
+    for name, other in others.items():
+        pairs = {s: (cell, other[s]) for s, cell in cells.items() if s in other and other[s] is not cell}
+        pairs = {s: pair for s, pair in pairs.items() if set(pair[0].seeds) & set(pair[1].seeds)}
+        for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
+            rows[scheme] |= difference
+    return rows.values()
 
 
 def _interval(name: str, values: Any) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
 
 
-def _difference(name: str, one: _Cell, other: _Cell) -> dict[str, float]:
-    """One cell less another, over the seeds that both have, with half its interval over documents.
+def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
+    """One cell less another, over the seeds that both have, with half its interval over documents, for each pair.
 
-    Where both scored the same targets, a document's part is of the same tokens. Elsewhere it is the difference of two
-    token-weighted means with their documents in common, to first order.
+    All first cells are of one place, and all second ones. Where both places scored the same targets, a document's part
+    is of the same tokens. Elsewhere it is the difference of two token-weighted means with their documents in common, to
+    first order.
     """
-    seeds = [seed for seed in one.seeds if seed in other.seeds]
-    if not seeds:
-        return {}
-    a, b = (cell.values[[cell.seeds.index(seed) for seed in seeds]] for cell in (one, other))
-    row = _interval(name, a.sum(1) / one.counts.sum() - b.sum(1) / other.counts.sum())
+    if not pairs:
+        return []
+    rows, means = [], []
+    for one, other in pairs:
+        seeds = [seed for seed in one.seeds if seed in other.seeds]
+        a, b = (cell.values[[cell.seeds.index(seed) for seed in seeds]] for cell in (one, other))
+        rows.append(_interval(name, a.sum(1) / one.counts.sum() - b.sum(1) / other.counts.sum()))
+        means.append((a.mean(0), b.mean(0)))
+    sums = [np.stack(each) for each in zip(*means, strict=True)]  # of one place and the other: [pairs, documents]
+    one, other = pairs[0]
     if np.array_equal(one.documents, other.documents) and np.array_equal(one.counts, other.counts):
-        apart, counts = (a - b).mean(0), one.counts
+        apart, counts = sums[0] - sums[1], one.counts
     else:
         every = np.union1d(one.documents, other.documents)
-        parts = []
-        for cell, values in ((one, a), (other, b)):
-            nll, targets = np.zeros(len(every)), np.zeros(len(every))
-            where = np.searchsorted(every, cell.documents)
-            nll[where], targets[where] = values.mean(0), cell.counts
-            parts.append(((nll - nll.sum() / targets.sum() * targets) / targets.sum(), targets))
-        counts = (parts[0][1] + parts[1][1]) / 2
-        apart = (parts[0][0] - parts[1][0]) * counts.sum()
-    return row | {f"{name}_documents": document_error(apart[None], counts)[0]}
+        parts, targets = [], np.zeros((2, len(every)))
+        for n, cell in enumerate((one, other)):
+            nll, where = np.zeros((len(pairs), len(every))), np.searchsorted(every, cell.documents)
+            nll[:, where], targets[n, where] = sums[n], cell.counts
+            parts.append((nll - nll.sum(1, keepdims=True) * targets[n] / targets[n].sum()) / targets[n].sum())
+        counts = targets.mean(0)
+        apart = (parts[0] - parts[1]) * counts.sum()
+    errors = document_error(apart, counts)
+    return [row | {f"{name}_documents": error} for row, error in zip(rows, errors, strict=True)]
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -52,6 +53,8 @@ _LOOKS = {
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -354,11 +357,12 @@ def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
 
     They stay within low - room/2 and high + room/2 where there is space for all, and begin at the lower end otherwise.
     """
-    from scipy.optimize import isotonic_regression
-
     order = np.argsort(wanted, kind="stable")
     steps = room * np.arange(len(order))
-    spread = isotonic_regression(np.asarray(wanted)[order] - steps).x
+    free = np.asarray(wanted)[order] - steps
+    spread = [
+        max(min(free[a : b + 1].mean() for b in range(n, len(free))) for a in range(n + 1)) for n in range(len(free))
+    ]
     top = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.empty(len(order))
     placed[order] = np.clip(spread, low - room / 2, top) + steps
@@ -393,8 +397,9 @@ def encoded(figure: Figure, kind: str) -> bytes:
     """The figure as `svg` or `pdf`; the same bytes for the same figure."""
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
+    canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)
     with style():
-        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg")
+        getattr(canvas, f"print_{kind}")(buffer, metadata=metadata)  # `savefig` draws twice
     return buffer.getvalue()
 
 

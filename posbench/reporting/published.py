@@ -19,7 +19,7 @@ import yaml
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
-from posbench.reporting.statistics import Link, equivalent, verdict
+from posbench.reporting.statistics import Link, equivalent, kendall, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,8 +151,6 @@ class Agreement:
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
     """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
-    from scipy.stats import kendalltau
-
     found = []
     for theirs in published.measurements:
         ours = _counterpart(theirs, comparison)
@@ -168,7 +166,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
-        tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
+        tau, p = kendall(losses, table["value"].to_numpy()) if len(both) > 1 else (math.nan, math.nan)
         one = ours.iloc[0]
         where = f"{one['protocol']} at {one['length']} tokens"
         found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))

@@ -35,10 +35,11 @@ Link = tuple[str, str, str]  # of a published chain: better, sign, worse
 def interval(values: Any) -> tuple[float, float, float]:
     """The mean of independent values and its 95 % interval by Student's t; NaN ends for fewer than two."""
     values = np.asarray(values, dtype=np.float64)
-    mean = float(values.mean()) if len(values) else math.nan
-    if len(values) < 2:
+    count = len(values)
+    mean = float(values.sum()) / count if count else math.nan
+    if count < 2:
         return mean, math.nan, math.nan
-    half = student(len(values) - 1, 0.95) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = student(count - 1, 0.95) * math.sqrt(float(((values - mean) ** 2).sum()) / (count - 1) / count)
     return mean, mean - half, mean + half
 
 
@@ -62,8 +63,10 @@ def compare(
     import pandas as pd
 
     rows = []
+    of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
     for a, b in combinations(losses.columns, 2):
-        difference = (losses[b] - losses[a]).dropna().to_numpy()
+        difference = of_scheme[b] - of_scheme[a]
+        difference = difference[~np.isnan(difference)]
         if len(difference):
             left, right, sign = (a, b, 1) if difference.mean() >= 0 else (b, a, -1)
             rows.append({"left": left, "right": right, **_test(sign * difference, margin)})
@@ -117,6 +120,24 @@ def _shift(seeds: int, level: float) -> float:
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
+def kendall(one: Floats, other: Floats) -> tuple[float, float]:
+    """Kendall's tau of two orders, and the chance of one as far from 0 in orders that have nothing to do with another.
+
+    The chance is exact for values without ties: `ways` counts the orders by the neighbours that must be exchanged to
+    sort them. Tau is tau-b, where ties count as half an exchange.
+    """
+    signs = [np.sign(values[:, None] - values)[np.triu_indices(len(values), 1)] for values in (one, other)]
+    agreement = float((signs[0] * signs[1]).sum())
+    untied = math.sqrt(np.count_nonzero(signs[0]) * np.count_nonzero(signs[1]))
+    if not untied:
+        return math.nan, math.nan
+    ways = np.ones(1)
+    for size in range(2, len(one) + 1):
+        ways = np.convolve(ways, np.ones(size))
+    exchanges = math.floor((len(signs[0]) - abs(agreement)) / 2)
+    return agreement / untied, min(1.0, 2 * float(ways[: exchanges + 1].sum() / ways.sum()))
+
+
 def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, str]:
     """Letters for each scheme, such as `a`, `ab`: two schemes share one if and only if their pair is not decided.
 
@@ -148,8 +169,8 @@ def equivalent(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
 
 def verdict(pairs: pd.DataFrame, one: str, other: str, family: str) -> str:
     """`better`, `worse`, `equal` or `open`, of `one` against `other`; empty where the pair was not tested."""
-    pair = frozenset((one, other))
-    of_pair = pairs[[frozenset(names) == pair for names in zip(pairs["left"], pairs["right"], strict=True)]]
+    names = (one, other)
+    of_pair = pairs[pairs["left"].isin(names) & pairs["right"].isin(names)]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
     if of_pair[f"p_{family}"].iloc[0] <= LEVEL:

@@ -52,12 +52,12 @@ def loss_table(c: Comparison) -> pd.DataFrame:
 
 def named(c: Comparison, scheme: str) -> str:
     """The scheme's name, with what a reader must know of its runs."""
-    of = c.runs[c.runs["scheme"] == scheme].iloc[0]
+    of = c.runs["scheme"] == scheme
     remarks = []
-    layers = of.get("scheme.layers")
-    if isinstance(layers, str) and len(json.loads(layers)) > of["model.num_layers"]:
-        remarks.append(f"{of['model.num_layers']} of {len(json.loads(layers))} layers")
-    diverged = int(c.runs.loc[c.runs["scheme"] == scheme, "diverged"].notna().sum())
+    layers = c.runs["scheme.layers"][of].iloc[0] if "scheme.layers" in c.runs else None
+    if isinstance(layers, str) and len(json.loads(layers)) > (num_layers := c.runs["model.num_layers"][of].iloc[0]):
+        remarks.append(f"{num_layers} of {len(json.loads(layers))} layers")
+    diverged = int(c.runs["diverged"][of].notna().sum())
     if diverged:
         remarks.append(f"{diverged} diverged")
     return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
@@ -167,7 +167,8 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     """What each scheme cost; what is the same for all is given once, beside the table."""
-    runs = c.runs.groupby("scheme")
+    columns = ["scheme", "parameters", "training_flops", "cache_bytes", "tokens_per_second"]
+    runs = c.runs.reindex(columns=columns).groupby("scheme")
     share = c.tokens_to_baseline
     rows = []
     for scheme in c.schemes:
@@ -178,7 +179,7 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
             "parameters": whole(of["parameters"].mean()),
             "training FLOPs": flops_text(of["training_flops"].mean()),
             "KV cache, B/token": whole(of["cache_bytes"].iloc[0]),
-            "tokens/s": whole(of["tokens_per_second"].median()) if "tokens_per_second" in of else DASH,
+            "tokens/s": whole(of["tokens_per_second"].astype(float).median()),
         }
         if share:
             reached = f"{needed:.0%}" if math.isfinite(needed) else DASH

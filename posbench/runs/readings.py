@@ -151,12 +151,15 @@ class Result:
     @property
     def loss(self) -> float:
         """Mean negative log-likelihood, nats/token."""
-        return float(self.windows["nll"].to_numpy().sum() / self.windows["targets"].sum())
+        return float(self._sum("nll") / self._sum("targets"))
 
     @property
     def bits_per_byte(self) -> float:
         """Bits a byte of text: comparable between tokenizers."""
-        return float(self.windows["nll"].to_numpy().sum() / math.log(2) / self.windows["bytes"].sum())
+        return float(self._sum("nll") / math.log(2) / self._sum("bytes"))
+
+    def _sum(self, column: str) -> float:
+        return float(self.table[column].to_numpy().sum())
 
     def sums(self, by: list[str]) -> pd.DataFrame:
         """The sums of every column over the windows that agree in `by`, sorted. A NaN is not skipped."""
