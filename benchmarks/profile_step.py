@@ -70,13 +70,13 @@ def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, 
     tokens = shape.batch * shape.context
     matrices = num_parameters(config, 0)["body"] + shape.vocab * model.d_model
     scores = shape.batch * model.num_heads * shape.context**2 / 2 * model.num_layers
-    attention = 12 * tokens * model.num_layers * model.num_heads * model.head_dim * shape.context / 2
+    attention = 12 * tokens * model.num_layers * model.num_heads * model.head_width * shape.context / 2
     wide = 2 * tokens * model.num_layers  # bytes of one number a token and layer
     return {
         "linear layers' products": 6 * tokens * matrices / flops,
         "attention's products": attention / flops,
         "softmax, masks": 5 * 2 * scores / copies,  # in, out; probabilities, their gradient, the scores'
-        "SwiGLU": 8 * model.ffn_dim * wide / copies,  # gate, up, product; the same with the gradients of all three
+        "SwiGLU": 8 * model.ffn_width * wide / copies,  # gate, up, product; the same with the gradients of all three
         "norms, residuals, rotation": 20 * model.d_model * wide / copies,
         "AdamW, norm of gradients": 32 * sum(num_parameters(config, shape.vocab).values()) / copies,
     }

@@ -44,6 +44,6 @@ def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool, more: Seque
 
 def ffn(shape: Shape) -> int:
     """The feed-forward width of all LLaMA-like contenders."""
-    width = config_of(shape, "nope", "float32", False).model.ffn_dim
+    width = config_of(shape, "nope", "float32", False).model.ffn_width
     assert width is not None
     return int(width)

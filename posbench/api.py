@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench.composition import compose
-from posbench.config import Config
+from posbench.config import Config, parse_length
 from posbench.console import console
 from posbench.runs import Run
 
@@ -61,13 +61,13 @@ def evaluate(
     """
     import pandas as pd
 
-    from posbench.evaluation import Question, parse_length, text_named
+    from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
     from posbench.runs.named import runs_named
     from posbench.runs.readings import perplexity
 
     question = Question(
-        lengths=tuple(parse_length(str(length)) for length in lengths),
+        lengths=tuple(parse_length("lengths", length) for length in lengths),
         protocols=tuple(protocols),
         under=tuple(under),
         data=text_named([data] if isinstance(data, str) else list(data)),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, parse_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 from posbench.scheme_file import place_of
@@ -404,12 +404,12 @@ def evaluate(
 
     `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
     """
-    from posbench.evaluation import Question, parse_length, text_named
+    from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
     from posbench.runs.named import runs_named
 
     question = Question(
-        lengths=tuple(parse_length(word) for words in length or [] for word in words.split(",")),
+        lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
         protocols=tuple(word for words in protocol or [] for word in words.split(",")),
         under=tuple(under or []),
         data=text_named([*(data or []), *([f"--config-dir={config_dir}"] if config_dir else [])]),
@@ -765,9 +765,8 @@ def bench(
     `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """
     from posbench.bench import bench as measure
-    from posbench.evaluation import parse_length
 
-    lengths = [parse_length(length) for length in evaluate or []]
+    lengths = [parse_length("--eval", length) for length in evaluate or []]
     measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, console())
 
 

@@ -8,6 +8,7 @@ Words: a *group* is a folder of `conf/`; a *field* is a key of it. Errors are `C
 the field, the value and the remedy.
 """
 
+# ruff: noqa: RUF009 (the functions called as defaults return `dataclasses.field`s)
 from __future__ import annotations
 
 import difflib
@@ -16,7 +17,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,6 @@ MISSING: Any = (
     "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
 )
 
-DTYPES = ("auto", "float32", "bfloat16")
-SCHEDULES = ("cosine", "wsd", "constant")
-SOURCES = ("stdlib", "files", "hub")
-TOKENIZERS = ("bpe", "bytes", "file", "hub")
-TRACKERS = ("none", "wandb")
-STRATEGIES = ("ddp", "fsdp")
-_MOST_TOKENS = 1 << 45  # of one run: 35 trillion
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_MODEL_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -49,7 +41,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> str:
     """Hold a name that becomes a folder to letters of any script, digits and `._=+-`, at most 100 of them.
 
     Raises: ConfigError, so that no name leaves the runs folder or is hidden in it.
@@ -61,6 +53,7 @@ def check_name(what: str, name: str) -> None:
             f"{what}={name!r} cannot name a folder: use 1 to 100 letters, digits and . _ = + - (at most 240 bytes), "
             "beginning with a letter or digit"
         )
+    return name
 
 
 def branch_name(trunk: str, tokens: int) -> str:
@@ -73,72 +66,118 @@ def _require(holds: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _one_of(what: str, value: str, known: Iterable[str]) -> None:
-    known = list(known)
-    _require(value in known, f"{what}={value!r} is not known{nearest(str(value), known)} (known: {', '.join(known)})")
+# ---------------------------------------------------------------- rules about single values
+
+Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value as it is kept; raises ConfigError
 
 
-def _between(what: str, value: float, low: float, high: float) -> None:
-    _require(
-        isinstance(value, (int, float)) and low <= value <= high,  # NaN lies nowhere
-        f"{what}={value} is out of range: it must lie between {low:g} and {high:g}",
-    )
+def ruled(rule: Rule, default: Any = MISSING) -> Any:
+    """A dataclass field with the rule that its values obey. None needs to obey none where it is the default."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
 
 
-def _check_rate(what: str, value: float) -> None:
-    _between(what, value, 1e-12, 10)
+def between(low: float, high: float = math.inf) -> Rule:
+    """Finite numbers from `low` to `high`."""
+
+    def rule(what: str, value: Any) -> Any:
+        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # NaN lies nowhere
+        limits = f"lie between {low:g} and {high:g}" if math.isfinite(high) else f"be {low:g} or more"
+        _require(holds, f"{what}={value} is out of range: it must {limits}")
+        return value
+
+    return rule
 
 
-def count(what: str, value: Any) -> int:
-    """A number of tokens, of `200k`, `20M` or `1e6` too. Arguments: what, the field. Raises: ConfigError."""
-    number = whole_number(value)
-    if number is None:
+def at_least(low: float) -> Rule:
+    """Finite numbers from `low` on."""
+    return between(low)
+
+
+def one_of(*known: str) -> Rule:
+    """These words."""
+
+    def rule(what: str, value: Any) -> Any:
+        hint = nearest(str(value), known)
+        _require(value in known, f"{what}={value!r} is not known{hint} (known: {', '.join(known)})")
+        return value
+
+    return rule
+
+
+def list_of(rule: Rule) -> Rule:
+    """Lists of such values."""
+
+    def of_list(what: str, values: Any) -> list[Any]:
+        _require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
+        return [rule(what, value) for value in values]
+
+    return of_list
+
+
+def token_count(what: str, value: Any) -> int:
+    """A number of tokens, of words such as `200k`, `20M` or `1e6` too. Raises: ConfigError."""
+    count = whole_number(value)
+    if count is None:
         raise ConfigError(f"{what}={value!r} is not a number of tokens: give a whole number, or 200k, 20M, 2.5B, 1e6")
-    return number
+    return count
 
 
-def length(what: str, value: Any) -> int:
-    """`count` of a window's length: `8k` is 8192, `1m` 1048576."""
-    number = whole_number(value, 1024)
-    if number is None:
+def parse_length(what: str, value: Any) -> int:
+    """The length of a window in tokens, of words such as `8k` too, which is 8192. Raises: ConfigError."""
+    count = whole_number(value, 1024)
+    if count is None or not 2 <= count <= 1 << 24:
         raise ConfigError(f"{what}={value!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
-    return number
+    return count
 
 
-def _each(read: Callable[[str, Any], int], what: str, values: Any) -> list[int]:
-    _require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
-    return [read(what, value) for value in values]
+LEARNING_RATE = between(1e-12, 10)
 
 
-def _path(what: str, value: Any) -> Any:
-    """A path, or a list of them, with `~` expanded. Raises: ConfigError for what cannot be one on this machine."""
+def learning_rates(what: str, value: Any) -> dict[str, float]:
+    """Learning rates by scheme. Raises: ConfigError."""
+    _require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
+    return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
+
+
+def user_path(what: str, value: Any) -> Any:
+    """A path, or a list of paths, with `~` expanded. Raises: ConfigError."""
     if isinstance(value, list):
-        return [_path(what, word) for word in value]
-    _require(value is None or isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
-    if value is None:
-        return None
-    _require("\0" not in str(value), f"{what}={value!r} contains a NUL character: remove it")
-    address = _ADDRESS.match(str(value))
+        return [user_path(what, each) for each in value]
+    _require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
     _require(
-        address is None,
-        f"{what} is a web address ({address and address[0]}...), but only files of this machine are read: "
-        "download it first, or see data=fineweb_edu for text of the Hugging Face hub",
+        not _ADDRESS.match(str(value)),
+        f"{what}={value} is a web address, but only files of this machine are read: download it first, or see "
+        "data=fineweb_edu for text of the Hugging Face hub",
     )
     return os.path.expanduser(value)  # noqa: PTH111 (`~` of an unknown user stays as it is)
 
 
 @dataclass
-class SchemeConfig:
-    """One row of a table: its position scheme with its options, which the scheme's class checks, and its attention."""
-
-    name: str  # the scheme's name in tables and the run folder, such as `vo_rope`
-    kind: str  # the registered class that carries it out, such as `rotary`
-    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
-    attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
-    lr: float | None = None  # peak learning rate of this row; None: train.lr
+class _Group:
+    """Settings that are checked when they are made: first each field by its own rule, then what a class adds."""
 
     def __post_init__(self) -> None:
-        check_name("scheme.name", self.name)
+        group = type(self).__name__.removesuffix("Config").lower()
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "rule" in each.metadata and not (value is None and each.default is None):
+                setattr(self, each.name, each.metadata["rule"](f"{group}.{each.name}".lstrip("."), value))
+
+
+@dataclass
+class SchemeConfig(_Group):
+    """One row of a table: its position scheme with its options, which the scheme's class checks, and its attention."""
+
+    name: str = ruled(check_name)  # the scheme's name in tables and the run folder, such as `vo_rope`
+    kind: str = MISSING  # the registered class that carries it out, such as `rotary`
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
+    attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
+    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate of this row; None: see `Config.scheme_lr`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             isinstance(self.kind, str) and bool(self.kind),
             f"scheme.kind={self.kind!r} must name a kind of scheme, such as rotary",
@@ -147,8 +186,6 @@ class SchemeConfig:
             isinstance(self.attention, dict),
             f"scheme.attention={self.attention!r} is not a mapping: give scheme.attention={{kind: softmax}}",
         )
-        if self.lr is not None:
-            _check_rate("scheme.lr", self.lr)
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -170,66 +207,66 @@ class SchemeConfig:
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(_Group):
     """The LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases."""
 
     name: str = MISSING
-    num_layers: int = MISSING
-    d_model: int = MISSING  # C
-    num_heads: int = MISSING  # H
-    num_kv_heads: int | None = None  # null: as many as num_heads (no grouping)
-    head_dim: int | None = None  # D; null: d_model / num_heads
-    ffn_dim: int | None = None  # null: 8/3 d_model, rounded up to a multiple of 16
+    num_layers: int = ruled(at_least(1))
+    d_model: int = ruled(at_least(2))  # C
+    num_heads: int = ruled(at_least(1))  # H
+    num_kv_heads: int | None = ruled(at_least(1), None)  # null: as many as num_heads (no grouping)
+    head_dim: int | None = ruled(at_least(2), None)  # D; null: d_model / num_heads
+    ffn_dim: int | None = ruled(at_least(1), None)  # null: 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
-    vocab_size: int | None = None  # V; null: the tokenizer's
-    norm_eps: float = 1e-5
-    init_std: float = 0.02  # also the token embeddings', the unit of the sinusoidal amplitude
+    vocab_size: int | None = ruled(at_least(2), None)  # V; null: the tokenizer's
+    norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)
+    init_std: float = ruled(between(1e-6, 10), 0.02)  # also the token embeddings', the unit of the sinusoidal amplitude
 
     def __post_init__(self) -> None:
-        _between("model.num_layers", self.num_layers, 1, 1000)
-        _between("model.d_model", self.d_model, 2, 1 << 16)
-        _between("model.num_heads", self.num_heads, 1, 1024)
-        if self.head_dim is None:
-            _require(
-                self.d_model % self.num_heads == 0,
-                f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: "
-                "change one, or set model.head_dim",
-            )
-            self.head_dim = self.d_model // self.num_heads
-        _between("model.head_dim", self.head_dim, 2, 1024)
+        super().__post_init__()
         _require(
-            self.head_dim % 2 == 0,
-            f"model.head_dim={self.head_dim} is odd: rotations turn pairs of channels, so choose an even number",
+            self.head_dim is not None or self.d_model % self.num_heads == 0,
+            f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: "
+            "change one, or set model.head_dim",
         )
-        if self.num_kv_heads is None:
-            self.num_kv_heads = self.num_heads
-        _between("model.num_kv_heads", self.num_kv_heads, 1, 1024)
         _require(
-            self.num_heads % self.num_kv_heads == 0,
-            f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads={self.num_kv_heads}: "
+            self.head_width % 2 == 0,
+            f"model.head_dim={self.head_width} is odd: rotations turn pairs of channels, so choose an even number",
+        )
+        _require(
+            self.num_heads % self.kv_heads == 0,
+            f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads={self.kv_heads}: "
             "change one, because every key/value head serves the same number of query heads",
         )
-        if self.ffn_dim is None:
-            self.ffn_dim = math.ceil(8 * self.d_model / 3 / 16) * 16
-        _between("model.ffn_dim", self.ffn_dim, 1, 1 << 20)
-        if self.vocab_size is not None:
-            _between("model.vocab_size", self.vocab_size, 2, 1 << 22)
-        _between("model.norm_eps", self.norm_eps, 1e-12, 1e-2)
-        _between("model.init_std", self.init_std, 1e-6, 10)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: `num_kv_heads`, or as many as there are query heads."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """D, the channels of one head: `head_dim`, or an equal part of the stream."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def ffn_width(self) -> int:
+        """Channels between the two products of SwiGLU: `ffn_dim`, or 8/3 of the stream in multiples of 16."""
+        return math.ceil(8 * self.d_model / 3 / 16) * 16 if self.ffn_dim is None else self.ffn_dim
 
 
 @dataclass
-class DataConfig:
+class DataConfig(_Group):
     """Where the text comes from. Splits are made of whole documents."""
 
     name: str = MISSING
-    source: str = MISSING  # stdlib | files | hub
-    path: Any = None  # files: one path or glob, or a list of them, split by a hash of each document
-    train_path: Any = None  # files: explicit files of a split instead of `path` (train needs validation too)
-    validation_path: Any = None
-    test_path: Any = None  # null with train_path: no test text, so no lengths can be evaluated
+    source: str = ruled(one_of("stdlib", "files", "hub"))
+    path: Any = ruled(user_path, None)  # files: one path or glob, or a list of them, split by a hash of each document
+    train_path: Any = ruled(user_path, None)  # files: those of a split, instead of `path`; needs validation_path
+    validation_path: Any = ruled(user_path, None)
+    test_path: Any = ruled(user_path, None)  # null with train_path: no test text, so no lengths can be evaluated
     text_column: str = "text"
-    cut_bytes: int | None = None  # files: cut text files at blank lines into documents of about this many bytes
+    cut_bytes: int | None = ruled(at_least(1000), None)  # files: cut texts at blank lines to about this size
     articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
     repository: str | None = None  # hub: owner/name
     subset: str | None = None  # hub: the data set's own configuration
@@ -237,30 +274,19 @@ class DataConfig:
     train_split: str = "train"  # hub: the repository's own split names; a null one is cut from train by hash
     validation_split: str | None = None
     test_split: str | None = None
-    token_budget: Any = None  # stop reading train text once it gave this many tokens (about); null: all of it
-    validation_fraction: float = 0.05  # of the documents, where validation or test is cut from `path` or train by hash
-    test_fraction: float = 0.10
-    tuning_fraction: float = 0.0  # above 0, for tuning: this part of train becomes validation, without a test split
-    cache_dir: str | None = None  # token shards; null: $POSBENCH_CACHE, else posbench in the user's cache folder
+    token_budget: Any = ruled(token_count, None)  # of train text, about; null: all of it
+    validation_fraction: float = ruled(between(0, 0.5), 0.05)  # of the documents, where a split is cut by hash
+    test_fraction: float = ruled(between(0, 0.5), 0.10)
+    tuning_fraction: float = ruled(between(0, 0.5), 0.0)  # for tuning: of train, becomes validation
+    cache_dir: str | None = ruled(user_path, None)  # null: $POSBENCH_CACHE, else the user's cache folder
 
     def __post_init__(self) -> None:
-        _one_of("data.source", self.source, SOURCES)
-        _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
-        _between("data.test_fraction", self.test_fraction, 0.0, 0.5)
-        _between("data.tuning_fraction", self.tuning_fraction, 0.0, 0.5)
+        super().__post_init__()
         _require(
             self.validation_fraction + self.test_fraction < 1,
             f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} "
             "leave no text to train on: lower them, together they must be below 1",
         )
-        if self.cut_bytes is not None:
-            _between("data.cut_bytes", self.cut_bytes, 1000, 1 << 27)
-        if self.token_budget is not None:
-            self.token_budget = count("data.token_budget", self.token_budget)
-            _between("data.token_budget", self.token_budget, 1, 1 << 50)
-        for name in ("path", "train_path", "validation_path", "test_path", "cache_dir"):
-            setattr(self, name, _path(f"data.{name}", getattr(self, name)))
-        explicit = [self.train_path, self.validation_path, self.test_path]
         if self.source == "files":
             _require(
                 (self.path is not None) != (self.train_path is not None),
@@ -274,137 +300,91 @@ class DataConfig:
             )
         else:
             _require(
-                self.path is None and explicit == [None, None, None],
+                [self.path, self.train_path, self.validation_path, self.test_path] == 4 * [None],
                 f"data.path and data.train_path are for your own files, but the source is {self.source!r}: give "
                 "data=files too (in the YAML of an experiment: '- override /data: files' under 'defaults:')",
             )
-        if self.source == "hub":
-            _require(
-                bool(_REPOSITORY.fullmatch(str(self.repository))),
-                f"data.repository={self.repository!r} is not a repository of the hub: give owner/name, such as "
-                "HuggingFaceFW/fineweb-edu",
-            )
+        _require(
+            self.source != "hub" or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", str(self.repository))),
+            f"data.repository={self.repository!r} is not a repository of the hub: give owner/name, such as "
+            "HuggingFaceFW/fineweb-edu",
+        )
 
 
 @dataclass
-class TokenizerConfig:
+class TokenizerConfig(_Group):
     """How text becomes tokens."""
 
-    kind: str = MISSING  # bpe (byte-level, trained on the train split) | bytes | file | hub
-    vocab_size: int = 4096  # bpe: entries, the 256 bytes and the beginning-of-document token among them
-    path: str | None = None  # file: a tokenizer.json
+    kind: str = ruled(one_of("bpe", "bytes", "file", "hub"))  # bpe: byte-level, trained on the train split
+    vocab_size: int = ruled(at_least(258), 4096)  # bpe: entries, with the 256 bytes and the beginning-of-document token
+    path: str | None = ruled(user_path, None)  # file: a tokenizer.json
     name: str | None = None  # hub: a repository with a tokenizer.json, such as gpt2 or owner/name
     revision: str | None = None  # hub: a commit, so that the tokenizer stays the same
-    training_bytes: int = 20_000_000  # bpe: about how much of the train split it is trained on
+    training_bytes: int = ruled(at_least(1000), 20_000_000)  # bpe: about how much of the train split it is trained on
 
     def __post_init__(self) -> None:
-        _one_of("tokenizer.kind", self.kind, TOKENIZERS)
-        _between("tokenizer.vocab_size", self.vocab_size, 258, 1 << 20)
-        _between("tokenizer.training_bytes", self.training_bytes, 1000, 1 << 40)
-        self.path = _path("tokenizer.path", self.path)
+        super().__post_init__()
         _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
         _require(
-            self.kind != "hub" or bool(_MODEL_REPOSITORY.fullmatch(str(self.name))),
+            self.kind != "hub" or bool(re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(self.name))),
             f"tokenizer.name={self.name!r} is not a repository of the hub: give its name, such as "
             "tokenizer.name=gpt2 or tokenizer.name=EleutherAI/gpt-neox-20b",
         )
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(_Group):
     """The pre-training loop."""
 
-    steps: int | None = None  # optimizer steps; null: as many whole steps as `tokens` allows
-    tokens: Any = None  # token budget; ignored if `steps` is set
-    context_length: Any = MISSING  # T, tokens
-    batch_size: int = MISSING  # B, sequences per step (all micro-batches together)
-    accumulation: int = 1  # micro-batches per step
-    lr: float = MISSING  # peak learning rate
-    lr_of: Any = None  # {scheme: rate}: rates of single schemes in place of lr (`posbench tune` finds them)
-    lr_end_ratio: float = 0.1  # the last learning rate as a fraction of the peak
-    warmup_ratio: float = 0.05  # fraction of the steps
-    schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
-    decay_ratio: float = 0.2  # wsd: the fraction of the steps in which the rate decays
-    branch_tokens: Any = field(default_factory=list)  # wsd: shorter runs that branch off this one, ascending
-    trunk_tokens: Any = None  # wsd: tokens of the run that this one branches off; null: it is no branch
-    weight_decay: float = 0.1  # matrices only
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    grad_clip: float = 1.0  # global norm; 0 switches clipping off
+    steps: int | None = ruled(at_least(1), None)  # optimizer steps; null: as many whole steps as `tokens` allows
+    tokens: Any = ruled(token_count, None)  # token budget; ignored if `steps` is set
+    context_length: Any = ruled(parse_length)  # T, tokens
+    batch_size: int = ruled(at_least(1))  # B, sequences per step (all micro-batches together)
+    accumulation: int = ruled(at_least(1), 1)  # micro-batches per step
+    lr: float = ruled(LEARNING_RATE)  # peak learning rate
+    lr_of: Any = ruled(learning_rates, None)  # {scheme: rate}, in place of lr (`posbench tune` finds them)
+    lr_end_ratio: float = ruled(between(0, 1), 0.1)  # the last learning rate as a fraction of the peak
+    warmup_ratio: float = ruled(between(0, 1), 0.05)  # fraction of the steps
+    schedule: str = ruled(one_of("cosine", "wsd", "constant"), "cosine")  # wsd: warm-up, stable, decay
+    decay_ratio: float = ruled(between(0, 1), 0.2)  # wsd: the fraction of the steps in which the rate decays
+    branch_tokens: Any = ruled(list_of(token_count), [])  # wsd: shorter runs that branch off this one, ascending
+    trunk_tokens: Any = ruled(token_count, None)  # wsd: of the run that this one branches off; null: none
+    weight_decay: float = ruled(between(0, 10), 0.1)  # matrices only
+    beta1: float = ruled(between(0, 0.9999999), 0.9)
+    beta2: float = ruled(between(0, 0.9999999), 0.95)
+    eps: float = ruled(between(1e-30, 1), 1e-8)
+    grad_clip: float = ruled(at_least(0), 1.0)  # global norm; 0 switches clipping off
     device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
-    dtype: str = "auto"  # auto (bfloat16 where the device is fast in it) | float32 | bfloat16
+    dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto: bfloat16 where it is fast
     compile: bool | None = None  # null: where it pays
-    validate_every: int | None = None  # steps; null: ten times per run
-    validation_tokens: Any = 65_536  # scored at each of these and after the last step, for curve and loss table alike
-    checkpoint_every: int | None = None  # steps; null: ten times per run
-    keep_checkpoints: int = 2
-    log_every: int = 10  # steps between lines of metrics.jsonl
-    max_skipped_steps: int = 10  # steps that may be skipped for NaN or infinity; with more the run has died
+    validate_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
+    validation_tokens: Any = ruled(token_count, 65_536)  # scored at each of these and after the last step
+    checkpoint_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
+    keep_checkpoints: int = ruled(at_least(2), 2)
+    log_every: int = ruled(at_least(1), 10)  # steps between lines of metrics.jsonl
+    max_skipped_steps: int = ruled(at_least(0), 10)  # for NaN or infinity; with more the run has died
 
     def __post_init__(self) -> None:
-        self.context_length = length("train.context_length", self.context_length)
-        self.validation_tokens = count("train.validation_tokens", self.validation_tokens)
-        self.branch_tokens = _each(count, "train.branch_tokens", self.branch_tokens)
-        if self.tokens is not None:
-            self.tokens = count("train.tokens", self.tokens)
-        if self.trunk_tokens is not None:
-            self.trunk_tokens = count("train.trunk_tokens", self.trunk_tokens)
+        super().__post_init__()
         _require(
             self.steps is not None or self.tokens is not None,
             "give train.steps=... or train.tokens=...: neither is set",
         )
-        _between("train.context_length", self.context_length, 2, 1 << 22)
-        _between("train.batch_size", self.batch_size, 1, 1 << 20)
-        _between("train.accumulation", self.accumulation, 1, self.batch_size)
         _require(
             self.batch_size % self.accumulation == 0,
             f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} "
             "equal micro-batches",
         )
-        if self.steps is not None:
-            _between("train.steps", self.steps, 1, 1 << 40)
-        elif self.tokens is not None:
-            _between("train.tokens", self.tokens, 1, _MOST_TOKENS)
-            _require(
-                self.tokens >= self.tokens_per_step,
-                f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
-                f"{self.tokens_per_step} tokens: raise it, or lower train.batch_size",
-            )
         _require(
-            self.num_steps * self.tokens_per_step <= _MOST_TOKENS,
-            f"train.steps={self.steps} of {self.tokens_per_step} tokens are more than {_MOST_TOKENS:.0e} tokens: "
-            "lower train.steps, train.batch_size or train.context_length",
+            self.num_steps > 0,
+            f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
+            f"{self.tokens_per_step} tokens: raise it, or lower train.batch_size",
         )
-        _check_rate("train.lr", self.lr)
-        _require(
-            self.lr_of is None or isinstance(self.lr_of, dict),
-            f"train.lr_of={self.lr_of!r} is not a mapping: give {{scheme: rate}}",
-        )
-        for scheme, rate in (self.lr_of or {}).items():
-            _check_rate(f"train.lr_of.{scheme}", rate)
-        _between("train.lr_end_ratio", self.lr_end_ratio, 0, 1)
-        _between("train.warmup_ratio", self.warmup_ratio, 0, 1)
-        _one_of("train.schedule", self.schedule, SCHEDULES)
-        _between("train.decay_ratio", self.decay_ratio, 0, 1)
-        self._check_family()
-        _between("train.weight_decay", self.weight_decay, 0, 10)
-        _between("train.beta1", self.beta1, 0, 0.9999999)
-        _between("train.beta2", self.beta2, 0, 0.9999999)
-        _between("train.eps", self.eps, 1e-30, 1)
-        _between("train.grad_clip", self.grad_clip, 0, 1e9)
-        _one_of("train.dtype", self.dtype, DTYPES)
         _require(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),
             f"train.device={self.device!r} is not known: give auto, cpu, cuda or cuda:<number>",
         )
-        for name in ("validate_every", "checkpoint_every"):
-            if getattr(self, name) is not None:
-                _between(f"train.{name}", getattr(self, name), 1, 1 << 40)
-        _between("train.validation_tokens", self.validation_tokens, 1, 1 << 40)
-        _between("train.keep_checkpoints", self.keep_checkpoints, 2, 1000)
-        _between("train.log_every", self.log_every, 1, 1 << 40)
-        _between("train.max_skipped_steps", self.max_skipped_steps, 0, 1 << 40)
+        self._check_family()
 
     def _check_family(self) -> None:
         """Hold a trunk and its branches to runs that are the same until the shorter one's decay begins."""
@@ -414,7 +394,6 @@ class TrainConfig:
         if not family:
             return
         for what, tokens in family.items():
-            _between(what, tokens, 1, _MOST_TOKENS)
             self._check_whole(what, tokens)
         _require(
             self.schedule == "wsd",
@@ -502,80 +481,54 @@ class TrainConfig:
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(_Group):
     """What `posbench eval` scores. Lengths in tokens."""
 
-    lengths: Any = field(default_factory=list)  # [] : half the training length to 32 times it, and +1 +10 +50 +100
+    lengths: Any = ruled(list_of(parse_length), [])  # [] : half the training length to 32 times it, and +1 +10 +50 +100
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
-    targets: int = 64  # fixed and sliding: the targets scored at the end of each window
-    windows: int = 64  # fixed and retrieval: windows, spread over all documents
-    order_windows: int = 64  # order: windows, spread over all documents
-    max_tokens: Any = 1_000_000  # the others: read at most this many tokens per length
-    passage: int = 32  # retrieval: tokens of the passage that comes twice
-    ngram_tokens: Any = 20_000_000  # n-gram models for runs of at most this many tokens; 0: for none
-    batch_tokens: Any = 16_384  # tokens in a forward pass
-    piece: Any = 1 << 18  # longer sequences are split into pieces of this many tokens: less memory, the same losses
-
-    def __post_init__(self) -> None:
-        self.lengths = _each(length, "evaluation.lengths", self.lengths)
-        self.piece = length("evaluation.piece", self.piece)
-        for name in ("max_tokens", "ngram_tokens", "batch_tokens"):
-            setattr(self, name, count(f"evaluation.{name}", getattr(self, name)))
-        for tokens in self.lengths:
-            _between("evaluation.lengths", tokens, 2, 1 << 24)
-        _between("evaluation.targets", self.targets, 1, 1 << 20)
-        _between("evaluation.windows", self.windows, 1, 1 << 24)
-        _between("evaluation.order_windows", self.order_windows, 1, 1 << 20)
-        _between("evaluation.max_tokens", self.max_tokens, 1, 1 << 40)
-        _between("evaluation.passage", self.passage, 2, 1 << 16)
-        _between("evaluation.ngram_tokens", self.ngram_tokens, 0, 1 << 30)
-        _between("evaluation.batch_tokens", self.batch_tokens, 1, 1 << 30)
-        _between("evaluation.piece", self.piece, 1, 1 << 30)
+    targets: int = ruled(at_least(1), 64)  # fixed and sliding: the targets scored at the end of each window
+    windows: int = ruled(at_least(1), 64)  # fixed and retrieval: windows, spread over all documents
+    order_windows: int = ruled(at_least(1), 64)  # order: windows, spread over all documents
+    max_tokens: Any = ruled(token_count, 1_000_000)  # the others: read at most this many tokens per length
+    passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that comes twice
+    ngram_tokens: Any = ruled(token_count, 20_000_000)  # n-gram models for runs up to this size; 0: none
+    batch_tokens: Any = ruled(token_count, 16_384)  # tokens in a forward pass
+    piece: Any = ruled(parse_length, 1 << 18)  # longer sequences are split into pieces of this many tokens: less memory
 
 
 @dataclass
-class LaunchConfig:
+class LaunchConfig(_Group):
     """How the processes that torchrun starts share one run (docs/scaling.md)."""
 
-    strategy: str = "ddp"  # ddp (a copy of the model on each) | fsdp (parameters, gradients, moments sharded)
-
-    def __post_init__(self) -> None:
-        _one_of("launch.strategy", self.strategy, STRATEGIES)
+    strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: the model on each; fsdp: sharded
 
 
 @dataclass
-class TrackingConfig:
+class TrackingConfig(_Group):
     """Where metrics go besides `metrics.jsonl`."""
 
-    backend: str = "none"  # none | wandb
+    backend: str = ruled(one_of("none", "wandb"), "none")
     project: str = "posbench"
     entity: str | None = None
     name: str | None = None  # of the wandb run; null: such as vo_rope/seed=00
     tags: list[str] = field(default_factory=list)  # added to scheme, model and data
     notes: str | None = None
-    init_timeout: float = 20.0  # seconds to wait for the wandb server before recording offline
-
-    def __post_init__(self) -> None:
-        _one_of("tracking.backend", self.backend, TRACKERS)
-        _between("tracking.init_timeout", self.init_timeout, 1, 600)
+    init_timeout: float = ruled(at_least(1), 20.0)  # seconds to wait for the wandb server before recording offline
 
 
 @dataclass
-class ExperimentConfig:
+class ExperimentConfig(_Group):
     """A question and the sweep that answers it: what is fixed, what is varied, where it comes from."""
 
-    name: str = MISSING
+    name: str = ruled(check_name)
     description: str = ""
     source: str = ""  # the publication it follows, if any
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # the published results set beside ours, a name of `posbench report --against`
 
-    def __post_init__(self) -> None:
-        check_name("experiment.name", self.name)
-
 
 @dataclass
-class Config:
+class Config(_Group):
     """Everything that defines a run. `posbench.compose` makes one from the words of the command line."""
 
     scheme: Any = MISSING  # SchemeConfig, or its flat mapping
@@ -587,34 +540,34 @@ class Config:
     tracking: TrackingConfig = MISSING
     experiment: ExperimentConfig = MISSING
     launch: LaunchConfig = field(default_factory=LaunchConfig)
-    experiment_name: str = MISSING  # the folder under runs_dir; default the experiment's own name
-    runs_dir: str = "runs"
-    seed: int = 0
+    experiment_name: str = ruled(check_name)  # the folder under runs_dir; default the experiment's own name
+    runs_dir: str = ruled(user_path, "runs")
+    seed: int = ruled(between(0, (1 << 63) - 1), 0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.scheme, SchemeConfig):
             _require(
                 isinstance(self.scheme, dict), f"scheme={self.scheme!r} is not a scheme: give a name from conf/scheme"
             )
             self.scheme = SchemeConfig.from_mapping(self.scheme)
-        if self.scheme.lr is None:
-            self.scheme.lr = (self.train.lr_of or {}).get(self.scheme.name)
         entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0)
         _require(
             self.model.vocab_size is None or self.model.vocab_size >= entries,
             f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
             "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
         )
-        check_name("experiment_name", self.experiment_name)
-        _require(bool(str(self.runs_dir).strip()), "runs_dir is empty: name a folder, such as runs")
-        self.runs_dir = _path("runs_dir", self.runs_dir)
-        _between("seed", self.seed, 0, (1 << 63) - 1)
-        _require(isinstance(self.seed, int), f"seed={self.seed} is not a whole number: give one, such as 0")
+        _require(bool(self.runs_dir.strip()), "runs_dir is empty: name a folder, such as runs")
+
+    @property
+    def scheme_lr(self) -> float | None:
+        """The peak learning rate of this scheme alone, by `scheme.lr` or `train.lr_of`; None: `train.lr`."""
+        return self.scheme.lr if self.scheme.lr is not None else (self.train.lr_of or {}).get(self.scheme.name)
 
     @property
     def row_train(self) -> TrainConfig:
         """`train` with the learning rate of this row."""
-        return self.train if self.scheme.lr is None else replace(self.train, lr=self.scheme.lr)
+        return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:

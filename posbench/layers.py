@@ -44,8 +44,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
-        assert config.head_dim
-        self.kind, self.head_dim = kind, config.head_dim
+        self.kind, self.head_dim = kind, config.head_width
         self.qkv = Linear(config.d_model, sum(kind.heads.values()) * self.head_dim)  # the parts of the kind, packed
         self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
@@ -70,9 +69,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.ffn_dim
-        self.gate_up = Linear(config.d_model, 2 * config.ffn_dim)
-        self.down = Linear(config.ffn_dim, config.d_model)
+        self.gate_up = Linear(config.d_model, 2 * config.ffn_width)
+        self.down = Linear(config.ffn_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -222,9 +222,8 @@ def initialise(model: Decoder, seed: int) -> None:
 
 def _rows_by_part(config: ModelConfig) -> dict[str, int]:
     """Rows of the projection that holds all parts."""
-    assert config.head_dim is not None and config.num_kv_heads is not None
-    kv = config.num_kv_heads * config.head_dim
-    return {"q": config.num_heads * config.head_dim, "k": kv, "v": kv}
+    kv = config.kv_heads * config.head_width
+    return {"q": config.num_heads * config.head_width, "k": kv, "v": kv}
 
 
 def _rows_of_all(config: ModelConfig) -> int:
@@ -245,12 +244,11 @@ def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
 def shape_of(config: Config) -> Shape:
     """What a scheme and a kind of attention are told of the decoder."""
     model = config.model
-    assert model.head_dim is not None and model.num_kv_heads is not None
     return Shape(
         model.d_model,
         model.num_heads,
-        model.num_kv_heads,
-        model.head_dim,
+        model.kv_heads,
+        model.head_width,
         num_layers=model.num_layers,
         context_length=config.train.context_length,
         embedding_std=model.init_std,

@@ -180,12 +180,11 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
     from posbench.cross_entropy import CHUNK
 
     model, train = config.model, config.train
-    assert model.head_dim and model.ffn_dim
     parameters = num_parameters(config, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
     parts = build_kind(config.scheme, shape_of(config)).heads
-    heads = (sum(parts.values()) + parts.get("q", 0) + parts.get("k", 0)) * model.head_dim  # q, k, v; q, k rotated
-    layer = 4 * model.d_model + heads + model.num_heads * model.head_dim + 3 * model.ffn_dim
+    heads = (sum(parts.values()) + parts.get("q", 0) + parts.get("k", 0)) * model.head_width  # q, k, v; q, k rotated
+    layer = 4 * model.d_model + heads + model.num_heads * model.head_width + 3 * model.ffn_width
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
     return {

@@ -69,6 +69,5 @@ def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> 
 def _matrices(config: Config) -> int:
     """Parameters of the matrices in all layers."""
     model = config.model
-    assert model.head_dim is not None and model.ffn_dim is not None
     heads = sum(build_kind(config.scheme, shape_of(config)).heads.values()) + model.num_heads  # and the output's
-    return model.num_layers * model.d_model * (heads * model.head_dim + 3 * model.ffn_dim)
+    return model.num_layers * model.d_model * (heads * model.head_width + 3 * model.ffn_width)

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posbench.evaluation.evaluate import evaluate_run, score_split
-    from posbench.evaluation.question import Question, parse_length
+    from posbench.evaluation.question import Question
     from posbench.evaluation.texts import text_named
 
-__all__ = ["Question", "evaluate_run", "parse_length", "score_split", "text_named"]
+__all__ = ["Question", "evaluate_run", "score_split", "text_named"]
 
 _HOMES = {
     "Question": "question",
     "evaluate_run": "evaluate",
-    "parse_length": "question",
     "score_split": "evaluate",
     "text_named": "texts",
 }

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posbench.config import ConfigError, DataConfig
+from posbench.config import DataConfig
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.runs.readings import check_words, data_word, variants
-from posbench.units import whole_number
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,3 @@ class Question:
             return self.protocols or own
         by_length = [name for name in own if protocol_named(name).is_by_length]
         return [VALIDATION.name, *(by_length if self.lengths else ())]
-
-
-def parse_length(text: str) -> int:
-    """Tokens from `8192`, `8k` (8192) or `1m` (1048576). Raises: ConfigError for anything else, or below 2."""
-    tokens = whole_number(text, 1024)
-    if tokens is None or not 2 <= tokens <= 1 << 24:
-        raise ConfigError(f"--length {text!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
-    return tokens

@@ -37,9 +37,9 @@ class PosbenchConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.sizes is not None:
             model = ModelConfig(**self.sizes)
-            self.hidden_size, self.head_dim = model.d_model, model.head_dim
+            self.hidden_size, self.head_dim = model.d_model, model.head_width
             self.num_hidden_layers, self.num_attention_heads = model.num_layers, model.num_heads
-            self.num_key_value_heads, self.intermediate_size = model.num_kv_heads, model.ffn_dim
+            self.num_key_value_heads, self.intermediate_size = model.kv_heads, model.ffn_width
             self.tie_word_embeddings = model.tied_embeddings
         self.max_position_embeddings = self.context_length
         super().__post_init__(**kwargs)
@@ -63,12 +63,11 @@ class PosbenchConfig(PreTrainedConfig):
         if self.sizes is None or self.scheme is None:
             raise ValueError("PosbenchConfig has no sizes or no scheme: load a folder that `posbench export` wrote")
         model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
-        assert model.head_dim is not None and model.num_kv_heads is not None
         shape = Shape(
             model.d_model,
             model.num_heads,
-            model.num_kv_heads,
-            model.head_dim,
+            model.kv_heads,
+            model.head_width,
             num_layers=model.num_layers,
             context_length=self.context_length,
             embedding_std=model.init_std,

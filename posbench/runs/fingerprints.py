@@ -35,7 +35,7 @@ _ASIDE_IN_TRAIN = (
     "max_skipped_steps",
     "branch_tokens",
     "trunk_tokens",
-    "lr_of",  # what of it holds for a run is its scheme.lr
+    "lr_of",  # what of it holds for a run is `scheme.lr`
 )
 # Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
 # of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
@@ -73,6 +73,10 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
+    if config.scheme_lr is not None:
+        fields["scheme"]["lr"] = config.scheme_lr
+    model = config.model
+    fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
     return dict(json.loads(json.dumps(flat(fields))))
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import ConfigError, EvaluationConfig, parse_length
 from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, SLIDING, VALIDATION
 from posbench.evaluation.protocols.windowed import Windowed
-from posbench.evaluation.question import parse_length
 from posbench.evaluation.windows import Window, spread
 
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
@@ -125,10 +124,10 @@ def test_validation_is_of_the_training_length_whatever_is_asked() -> None:
 
 @pytest.mark.parametrize(("text", "length"), [("8k", 8192), ("4096", 4096), ("1M", 1 << 20), (" 2 ", 2)])
 def test_lengths_are_read_as_people_write_them(text: str, length: int) -> None:
-    assert parse_length(text) == length
+    assert parse_length("--length", text) == length
 
 
 @pytest.mark.parametrize("text", ["0", "1", "8q", "-1", "", "1.0001k", "k", "999999m", "8 k", "0x10"])
 def test_a_length_that_is_none_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="8k"):
-        parse_length(text)
+        parse_length("--length", text)

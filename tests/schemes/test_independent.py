@@ -67,11 +67,11 @@ def llama_like(model, base):
         LlamaConfig(
             vocab_size=VOCAB,
             hidden_size=m.d_model,
-            intermediate_size=m.ffn_dim,
+            intermediate_size=m.ffn_width,
             num_hidden_layers=m.num_layers,
             num_attention_heads=m.num_heads,
-            num_key_value_heads=m.num_kv_heads,
-            head_dim=m.head_dim,
+            num_key_value_heads=m.kv_heads,
+            head_dim=m.head_width,
             rms_norm_eps=m.norm_eps,
             tie_word_embeddings=m.tied_embeddings,
             rope_parameters={"rope_type": "default", "rope_theta": base},
@@ -82,7 +82,7 @@ def llama_like(model, base):
     theirs["lm_head.weight"] = ours["embedding.weight" if m.tied_embeddings else "unembedding.weight"]
     for n in range(m.num_layers):
         layer, block = f"model.layers.{n}.", f"blocks.{n}."
-        sizes = [m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.num_kv_heads * m.head_dim]
+        sizes = [m.num_heads * m.head_width, m.kv_heads * m.head_width, m.kv_heads * m.head_width]
         q, k, v = ours[block + "attention.qkv.weight"].split(sizes)
         gate, up = ours[block + "ffn.gate_up.weight"].chunk(2)
         theirs |= {

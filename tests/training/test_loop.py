@@ -68,7 +68,7 @@ def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_num
 def test_a_run_records_its_flops(config: Make) -> None:
     made = config("scheme=qk_rope")
     model, tokens = made.model, 12 * 4 * 32
-    matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.ffn_dim) + 257 * model.d_model
+    matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.ffn_width) + 257 * model.d_model
     attention = model.num_layers * 2 * 32 * model.d_model  # scores and sums over 16 keys on average, 2 FLOPs each
     assert train(made).manifest.training_flops == 3 * tokens * (2 * matrices + attention)
 

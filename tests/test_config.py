@@ -1,0 +1,52 @@
+"""What follows from other settings is computed where it is used: `replace` leaves nothing stale behind."""
+
+from dataclasses import replace
+
+import pytest
+
+from posbench import compose
+from posbench.composition import checked
+from posbench.runs.fingerprints import identity
+
+DEVICE = {"type": "cpu", "dtype": "float32", "compiled": False}
+
+
+def test_sizes_follow_the_width_of_the_stream() -> None:
+    model = compose(["model=tiny", "model.d_model=32", "model.num_heads=4"]).model
+    assert (model.head_width, model.ffn_width, model.kv_heads) == (8, 96, 4)
+    wider = replace(model, d_model=64)
+    assert (wider.head_width, wider.ffn_width, wider.kv_heads) == (16, 176, 4)
+    assert replace(model, num_heads=2).kv_heads == 2
+    given = replace(wider, head_dim=10, ffn_dim=7, num_kv_heads=1)
+    assert (given.head_width, given.ffn_width, given.kv_heads) == (10, 7, 1)
+
+
+def test_the_learning_rate_of_a_scheme_is_looked_up() -> None:
+    config = compose(["scheme=vo_rope", "train.lr=1e-3", "train.lr_of={vo_rope:5e-3}"])
+    assert config.row_train.lr == 5e-3
+    assert replace(config, train=replace(config.train, lr_of={"vo_rope": 1e-4})).row_train.lr == 1e-4
+    assert replace(config, train=replace(config.train, lr_of=None, lr=2e-3)).row_train.lr == 2e-3
+    assert compose(["scheme=vo_rope", "scheme.lr=7e-3", "train.lr_of={vo_rope:5e-3}"]).row_train.lr == 7e-3
+
+
+def test_a_run_is_identified_by_what_its_settings_came_to() -> None:
+    config = compose(["model=tiny", "train.lr_of={qk_rope:5e-3}"])
+    model, spelled_out = config.model, config.to_mapping()
+    spelled_out["model"] |= {"num_kv_heads": 4, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
+    spelled_out["scheme"]["lr"] = 5e-3  # as older runs recorded it
+    assert identity(checked(spelled_out), DEVICE) == identity(config, DEVICE)
+    assert identity(config, DEVICE)["scheme.lr"] == 5e-3 and identity(config, DEVICE)["model.num_kv_heads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("train.batch_size=0", "train.batch_size=0 is out of range: it must be 1 or more"),
+        ("train.warmup_ratio=1.5", "train.warmup_ratio=1.5 is out of range: it must lie between 0 and 1"),
+        ("train.lr_of={nope:-1}", "train.lr_of.nope=-1 is out of range"),
+        ("train.grad_clip=inf", "train.grad_clip=inf is out of range"),
+    ],
+)
+def test_a_rule_names_its_field(word: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace(".", r"\.")):
+        compose([word])
