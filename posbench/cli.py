@@ -212,9 +212,14 @@ def train(
         outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
-    from posbench.sweep_table import show_outcomes
+    from posbench.sweep_table import Trained, show_outcomes
 
     show_outcomes(outcomes, console())
+    for folder in dict.fromkeys(each.result.recordings for each in outcomes if isinstance(each.result, Trained)):
+        if folder is not None:
+            from posbench.tracking import offline_hint
+
+            say(offline_hint(folder))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         say(f"posbench: {outcome}")
@@ -248,12 +253,10 @@ def _train_job(config: Config) -> Trained:
     from posbench.sweep_table import Trained
 
     was_finished = _is_finished(run_folder(config))
-    run = train_run(config)
-    try:
-        loss = run.manifest.loss
-    except ConfigError:  # somebody took the folder away
-        loss = None
-    return Trained(loss, was_finished)
+    manifest = train_run(config).manifest
+    wandb = manifest.wandb or {}
+    is_recorded = wandb.get("mode") == "offline" and not was_finished
+    return Trained(manifest.loss, was_finished, wandb["folder"] if is_recorded else None)
 
 
 @app.command(context_settings=HYDRA)

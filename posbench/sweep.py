@@ -66,7 +66,7 @@ def run_application(
     In a sweep a job that fails does not keep the others from running. `say` receives what a sweep will run, which run
     begins, each failure when it happens, and all of them again where the sweep is interrupted. `is_finished` says of a
     run folder that it needs no training.
-    Returns: how each job of a sweep ended; nothing for a single run.
+    Returns: how each job of a sweep ended, or the single run, whose outcome has no name.
     Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder, and where
     every job of a sweep raised it; what the job of a single run raises; Stopped for Ctrl-C between two runs.
     """
@@ -161,7 +161,9 @@ class Task:
         """Raises: Stopped and KeyboardInterrupt in the sweep's own process, to end the whole sweep."""
         if self.progress is None:
             try:
-                return Outcome("", result=self.job(typed(composed)))
+                outcome = Outcome("", result=self.job(typed(composed)))
+                self.outcomes.append(outcome)
+                return outcome
             except Exception as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:  # a job of another sweeper
                     raise

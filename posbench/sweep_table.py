@@ -15,10 +15,11 @@ _MOST_SEEDS = 8  # columns
 
 @dataclass(frozen=True)
 class Trained:
-    """What a job of `posbench train` gives back: the final validation loss in nats/token, and whether it was there."""
+    """What a job of `posbench train` gives back."""
 
-    loss: float | None
-    was_finished: bool
+    loss: float | None  # of the final validation, nats/token
+    was_finished: bool  # before the job
+    recordings: str | None = None  # the folder where wandb recorded it offline
 
 
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:

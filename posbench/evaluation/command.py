@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.config import ConfigError
-from posbench.evaluation.charts import log_evaluations
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS
@@ -24,6 +23,7 @@ from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.readings import Result, row_name
+from posbench.tracking import offline_hint, open_tracker
 
 _MOST_NAMED = 10  # failures
 
@@ -155,12 +155,33 @@ def _evaluate(
         tell = scoring.results.append
         for variant in question.variants:
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
-        tracked = None if isinstance(run, PackedRun) else log_evaluations(run, say)
-        if tracked is not None:
-            run.update_manifest(wandb=tracked)
+        if not isinstance(run, PackedRun):
+            _track(run, say)
     except Exception as error:
         scoring.error = error
     return scoring
+
+
+def _track(run: Run, say: Callable[[str], object]) -> None:
+    """Send all stored results to the run's wandb run: figures `eval/<protocol>/<figure>@<length>`, and a table."""
+    manifest = run.manifest
+    tracker = open_tracker(run.config, run, manifest, say)
+    if tracker.record is None:
+        return
+    figures, rows = dict(manifest.figures), []  # those of training too: an offline recording replaces its summary
+    for result in (each for each in run.results()[0] if each.protocol in PROTOCOLS):
+        own = PROTOCOLS[result.protocol].figures(result.header)
+        place = "@".join(map(str, (result.length, *result.reading.under)))
+        figures |= {f"eval/{result.protocol}/{name}@{place}": value for name, value in own.items()}
+        under = " ".join(result.reading.under)
+        named = {"scheme": manifest.scheme, "seed": manifest.seed, "protocol": result.protocol}
+        rows.append({**named, "length": result.length, "under": under, **own})
+    tracker.summary(figures)
+    tracker.table("eval/results", rows)
+    tracker.finish()
+    run.update_manifest(wandb=tracker.record)
+    if tracker.record["mode"] == "offline":
+        say(offline_hint(tracker.record["folder"]))
 
 
 def _answer(run: Run, result: Result) -> Answer:

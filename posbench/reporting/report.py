@@ -89,7 +89,7 @@ def report(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
     if wandb:
-        from posbench.tracking.report_run import log_report
+        from posbench.tracking import log_report
 
         run = finished(chosen)[0].iloc[0]
         told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})

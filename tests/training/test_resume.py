@@ -23,8 +23,7 @@ from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 from posbench.model import Decoder
-from posbench.runs import Manifest, Run, run_folder, state_of
-from posbench.tracking import recordings
+from posbench.runs import Run, run_folder, state_of
 from posbench.training import folder, train
 from posbench.training import run as training_run
 from posbench.training.step import TrainingStep
@@ -204,21 +203,6 @@ def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, c
     (cut.path / "eval" / "validation").mkdir(parents=True)
     (cut.path / "eval" / "validation" / ".32.parquet.123.tmp").write_text("PAR1")
     assert digest(train(config()).path) == whole
-
-
-@pytest.mark.parametrize("step", [1, 6])
-def test_a_run_keeps_its_wandb_run(config: Make, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    ids = []
-
-    def opened(config: Config, run: Run, manifest: Manifest, notice: object) -> tracking.Tracker:
-        ids.append(recordings.stored_id(run) or recordings.new_id(config, run, manifest))
-        return tracking.Tracker()
-
-    monkeypatch.setattr(training_run, "open_tracker", opened)
-    monkeypatch.setattr(folder, "now", iter(map(str, range(100))).__next__)
-    cut_off(config(), step)
-    train(config())
-    assert len(ids) == 2 and ids[0] == ids[1]
 
 
 def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> None:

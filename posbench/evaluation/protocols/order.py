@@ -15,7 +15,7 @@ in nats per token:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
-    from posbench.runs.readings import Result
 
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 ROUNDING = 1e-5  # nats/token: float32 may lose so much where nothing is lost
@@ -57,7 +56,6 @@ class Order(Protocol):
     )
     texts: ClassVar[tuple[str, ...]] = ("document",)
     counts: ClassVar[Mapping[str, str]] = {"documents": "rows", "targets": "targets"}
-    chart: ClassVar[tuple[str, str] | None] = ("eval/order/lost*", "eval/order/distance")
     figure_names: ClassVar[tuple[str, ...]] = ("reach", "lost_order", "lost_identity")
     headline: ClassVar[str] = "reach of order in tokens"
 
@@ -99,14 +97,6 @@ class Order(Protocol):
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         return {name: header.get(name) for name in self.figure_names}
-
-    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
-        """One point a bucket, at its middle on a log scale."""
-        sums = result.sums(list(self.groups))
-        values = {score.name: score.of(sums) for score in self.scores}
-        for start, end in sums.index:
-            at = {f"eval/order/{name}@{result.length}": float(value[start, end]) for name, value in values.items()}
-            yield {"eval/order/distance": middle(start, end), **at}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """The reach, from the least to the greatest of the seeds where they differ; `?` where it is not known."""
@@ -224,11 +214,6 @@ def reach(ends: Iterable[int], lows: Iterable[float]) -> int | None:
             break
         farthest = int(end) - 1
     return farthest
-
-
-def middle(start: int, end: int) -> float:
-    """Of a bucket's distances, on a log scale."""
-    return math.sqrt(start * (end - 1))
 
 
 def _document(split: Split, token: int) -> int:

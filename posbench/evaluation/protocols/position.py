@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from posbench.config import EvaluationConfig
     from posbench.data import Split
-    from posbench.runs.readings import Result
 
 BUCKETS_AN_OCTAVE = 2
 
@@ -35,19 +34,12 @@ class Position(Windowed):
     has_gaps: ClassVar[bool] = True
     texts: ClassVar[tuple[str, ...]] = ("document",)
     counts: ClassVar[Mapping[str, str]] = {"targets": "targets"}
-    chart: ClassVar[tuple[str, str] | None] = ("eval/position/nll*", "eval/position/token")
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         return tabulate_positions(losses, windows, split, bos_id)
-
-    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
-        """One point a bucket that has targets, at its middle."""
-        sums = result.windows.groupby(list(self.groups))[["nll", "targets"]].sum()
-        for (start, end), nll, targets in sums[sums["targets"] > 0].itertuples():
-            yield {"eval/position/token": (start + end - 1) / 2, f"eval/position/nll@{result.length}": nll / targets}
 
 
 def bucket_edges(length: int) -> np.ndarray:

@@ -6,7 +6,7 @@ A header is what stands beside the stored rows in `eval/`: the figures that `sco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from posbench.config import Config, EvaluationConfig
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
-    from posbench.runs.readings import Result
 
 Advance = Callable[[int], object]  # is told the tokens that were read
 
@@ -64,9 +63,6 @@ class Protocol(ABC):
     texts: ClassVar[tuple[str, ...]] = ()  # columns: rows that agree in them are one text, for intervals over texts
     counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
 
-    # Where its figures stand in charts: the metrics, and the metric that is their x axis.
-    chart: ClassVar[tuple[str, str] | None] = None
-    figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
 
     @abstractmethod
@@ -124,10 +120,6 @@ class Protocol(ABC):
         nll = header.get("nll_mean")
         value = None if nll is None else perplexity(nll)
         return {"nll": nll, "perplexity": value, "bits_per_byte": header.get("bits_per_byte")}
-
-    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
-        """The points of its chart that one result gives; each names the x axis and the metrics."""
-        yield from ()
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""

@@ -12,7 +12,7 @@ The three readings end with the same tokens at the same positions. Two scores, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
-    from posbench.runs.readings import Result
 
 SHUFFLED = "shuffled_nll"  # the column that older results lack
 
@@ -49,7 +48,6 @@ class Retrieval(Protocol):
     )
     texts: ClassVar[tuple[str, ...]] = ("document", "start")  # a trial each
     counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
-    chart: ClassVar[tuple[str, str] | None] = ("eval/retrieval/drop", "eval/retrieval/gap")
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
     headline: ClassVar[str] = "benefit of repetition, nats/token,"
 
@@ -85,12 +83,6 @@ class Retrieval(Protocol):
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         return {"drop": header.get("drop")}
-
-    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
-        """One point a gap."""
-        values = {f"eval/retrieval/{name}": value for name, value in self.figures(result.header).items()}
-        if "gap" in result.header:
-            yield {"eval/retrieval/gap": result.header["gap"], **values}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """The mean drop."""

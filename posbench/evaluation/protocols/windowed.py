@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
-    from posbench.runs.readings import Result
 
 
 class Windowed(Protocol):
@@ -64,15 +63,6 @@ class ByLength(Windowed):
     """Perplexity against length, on the test split."""
 
     is_by_length: ClassVar[bool] = True
-
-    @property
-    def chart(self) -> tuple[str, str] | None:  # type: ignore[override]
-        return f"eval/{self.name}/*", "eval/length"
-
-    def curve(self, result: Result) -> Iterator[dict[str, float | None]]:
-        """One point a length."""
-        values = {f"eval/{self.name}/{name}": value for name, value in self.figures(result.header).items()}
-        yield {"eval/length": result.length, **values}
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:

@@ -1,0 +1,158 @@
+"""A run is shown in wandb, here offline: what is logged, under which id, and that it never stops the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posbench import tracking
+from posbench.api import evaluate
+from posbench.config import Config
+from posbench.runs import Run, run_folder
+from posbench.training import train
+from tests.training.conftest import after_step
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the machine is seen, and wandb's own folders are the test's."""
+    for name in os.environ:
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "of-wandb"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(tracking, "_unreachable", {})
+    monkeypatch.chdir(tmp_path)
+
+
+def recordings(run: Run) -> list[Path]:
+    return sorted((run.path.parents[1] / "wandb").iterdir())
+
+
+def records(recording: Path) -> list[dict[str, Any]]:
+    """What a recording holds, read by wandb's own reader."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def header(recording: Path) -> dict[str, Any]:
+    [found] = [record["run"] for record in records(recording) if record["type"] == "run"]
+    return dict(found)
+
+
+def history(recording: Path) -> list[dict[str, Any]]:
+    """Logged rows without wandb's own keys."""
+    items = [record["history"]["item"] for record in records(recording) if record["type"] == "history"]
+    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+
+
+def summary(recording: Path) -> dict[str, Any]:
+    found = [record["summary"]["update"] for record in records(recording) if record["type"] == "summary"]
+    return {key: value for update in found for key, value in update.items()}
+
+
+def as_logged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How rows of metrics.jsonl look in wandb."""
+    at = ("kind", "step", "tokens")
+    return [
+        {"tokens": row["tokens"], **{f"{row['kind']}/{key}": value for key, value in row.items() if key not in at}}
+        for row in rows
+    ]
+
+
+def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_path: Path) -> None:
+    def crash() -> None:
+        raise RuntimeError("the machine is on fire")
+
+    words = ("tracking=wandb", "scheme=vo_rope", "tracking.tags=[paper]", "tracking.notes=of section 4")
+    with pytest.raises(RuntimeError, match="fire"):
+        train(config(*words), observe=after_step(6, crash))
+    run = Run(run_folder(config(*words)))
+    [first] = recordings(run)
+    assert history(first) == as_logged(run.logged)
+    record = run.manifest.wandb
+    about = header(first)
+    assert record == {
+        "id": about["run_id"],
+        "project": "posbench",
+        "mode": "offline",
+        "folder": str(tmp_path / "runs/demo/wandb"),
+    }
+    assert (about["run_group"], about["job_type"], about["display_name"]) == ("demo", "train", "vo_rope/seed=00")
+    assert about["tags"] == ["vo_rope", "tiny", "files", "paper"] and about["notes"] == "of section 4"
+    sent = about["config"]["update"]
+    assert (sent["scheme"]["name"], sent["model"]["num_layers"], sent["seed"]) == ("vo_rope", 2, 0)
+    assert sent["fingerprints"]["data"] == run.manifest.fingerprints.data
+    assert not about.get("host") and not {"runs_dir", "tracking"} & set(sent) and "cache_dir" not in sent["data"]
+
+    train(config(*words))
+    [second] = [each for each in recordings(run) if each != first]
+    assert run.manifest.wandb == record and header(second)["run_id"] == record["id"]
+    assert history(second) == as_logged(run.logged)[2:], "from the checkpoint of step 4 on"
+    assert (summary(second)["loss"], summary(second)["tokens"]) == (run.manifest.loss, run.manifest.tokens)
+
+    evaluate(run, lengths=[64], protocols=["fixed"], quiet=True)
+    [third] = [each for each in recordings(run) if each not in (first, second)]
+    assert run.manifest.wandb == record and header(third)["run_id"] == record["id"]
+    [fixed] = [result for result in run.results()[0] if result.protocol == "fixed"]
+    figures = summary(third)
+    assert (figures["eval/fixed/nll@64"], figures["loss"]) == (fixed.header["nll_mean"], run.manifest.loss)
+    assert list(third.glob("files/media/table/eval/results_*.json"))
+
+
+def test_without_tracking_wandb_is_not_imported(words: list[str]) -> None:
+    code = "import sys\nfrom posbench import compose, train\n"
+    code += f"train(compose({words!r}), quiet=True)\nassert 'wandb' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("key", [None, "0123456789abcdef" * 2 + "fakekey0"])
+def test_without_a_key_or_a_server_it_records_offline(
+    config: Make, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody listens
+    if key is not None:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    for seed in (0, 1):
+        run = train(config("tracking=wandb", "tracking.init_timeout=2", "train.steps=2", f"seed={seed}"))
+        assert run.manifest.wandb is not None and run.manifest.wandb["mode"] == "offline"
+
+
+def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
+    config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def broken(**_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("wandb.init", broken)
+    run = train(config("tracking=wandb", "train.steps=2"))
+    assert run.is_finished and run.manifest.wandb is None
+    said = capsys.readouterr().err
+    assert "wandb cannot record here (disk full): not tracked" in said
+
+
+def test_the_folder_of_a_report_is_an_artifact(tmp_path: Path) -> None:
+    for name in ("report.html", "table.csv", "latex/loss.tex"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"this is {name}")
+    said = tracking.log_report(tmp_path, "demo", {"project": "ours", "entity": None})
+    assert (
+        said
+        == f"artifact report-demo of project ours: wandb recorded offline; upload with: wandb sync {tmp_path}/wandb"
+    )
+    [recording] = (tmp_path / "wandb").glob("offline-run-*")
+    about = header(recording)
+    assert (about["run_group"], about["job_type"], about["project"]) == ("demo", "report", "ours")
