@@ -52,6 +52,7 @@ _LOOKS = {
 }
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -134,20 +135,20 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def new_figure(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of a page's width, `height` in inches, with its panels in a list."""
+def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of this height and width in inches, with its panels, one below the other, in a list."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
-    return figure, list(figure.subplots(rows, columns, sharex=True, squeeze=False, **options).flat)
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
+    return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
 
 def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
     """Gap to the baseline of each scheme with its interval over seeds; seeds are dots."""
     of_all = c.losses.sub(c.losses[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
-    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes))
+    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
     validation = c.validation()
     for y, scheme in enumerate(c.schemes):
         colour, _, marker = look[scheme]
@@ -271,7 +272,11 @@ def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[
 
     look = looks(pd.concat([c.runs for c in groups.values()]))
     is_number = all(isinstance(value, int | float | np.number) for value in groups)
+    is_number = is_number and min(groups) > 0
     places = list(groups) if is_number else list(range(len(groups)))
+    firsts = [value[0] if isinstance(value, tuple) else "" for value in groups]
+    # Of several columns, a line joins only groups that agree in the first: a place without values parts the others.
+    breaks = [place - 0.5 for place in range(1, len(groups)) if firsts[place] != firsts[place - 1]]
     losses = {
         place: c.losses if is_loss else c.losses.sub(c.losses[c.wanted_baseline], axis=0).drop(columns=c.baseline)
         for place, c in zip(places, groups.values(), strict=True)
@@ -279,19 +284,22 @@ def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[
     }
     table = pd.DataFrame({place: of.mean() for place, of in losses.items()})
     table = table[table.notna().sum(axis=1) > 1]
-    lines = {str(scheme): (row.dropna().index, row.dropna()) for scheme, row in table.iterrows()}
+    lines = {}
+    for scheme, row in table.iterrows():
+        parted = pd.concat([row.dropna(), pd.Series(math.nan, index=breaks)]).sort_index()
+        lines[str(scheme)] = (parted.index, parted)
 
     def finish(axes: Axes) -> None:
-        if is_number and min(places) > 0:
+        if is_number:
             axes.set_xscale("log", base=2)
-        axes.set_xticks(places, [text_of(value) for value in groups], rotation=0 if len(places) < 6 else 20)
+        axes.set_xticks(places, [text_of(value).replace(" ", "\n") for value in groups])
         axes.minorticks_off()
         axes.set_ylabel("loss, nats/token" if is_loss else "gap to the baseline, nats/token")
         if not is_loss:
             axes.axhline(0, color=INK, linewidth=0.6)
 
     with style():
-        return {"trend": _lines(lines, look, finish, column, 4.1)} if lines else {}
+        return {"trend": _lines(lines, look, finish, column.replace(",", ", "), 4.1)} if lines else {}
 
 
 def _lines(
@@ -400,6 +408,8 @@ def encoded(figure: Figure, kind: str) -> bytes:
     canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)
     with style():
         getattr(canvas, f"print_{kind}")(buffer, metadata=metadata)  # `savefig` draws twice
+    if kind == "svg":  # two decimals of a point are more than can be seen
+        return re.sub(rb"(\d\.\d\d)\d+", rb"\1", buffer.getvalue())
     return buffer.getvalue()
 
 

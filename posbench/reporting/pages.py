@@ -33,9 +33,10 @@ def _together(leaders: Sequence[str]) -> str:
 
 
 def _verdicts(claims: Sequence[str]) -> str:
-    """`2 hold, 1 fails, 5 open`."""
-    counts = {word: claims.count(word) for word in ("holds", "fails", "open")}
-    return ", ".join(f"{n} {word.removesuffix('s') if n > 1 else word}" for word, n in counts.items() if n)
+    """`2 hold, 1 fails and 5 are open`."""
+    forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
+    counts = {word: claims.count(word) for word in forms}
+    return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])
 
 
 def environment() -> Environment:
@@ -50,6 +51,8 @@ def environment() -> Environment:
     made.filters |= {
         "words": words,
         "few": lambda names: words(names) if len(names) < 4 else str(len(names)),
+        "are": lambda names: "is" if len(names) == 1 else "are",
+        "have": lambda names: "has" if len(names) == 1 else "have",
         "together": _together,
         "verdicts": _verdicts,
         "table": tables.markdown,
@@ -102,10 +105,10 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
     def inline(match: re.Match[str]) -> str:
         stem = match[1]
         drawing = pictures.inline_svg(drawings[stem].decode(), stem)
-        return f"<figure>{drawing}<figcaption>{match[2]}</figcaption></figure>"
+        return f'<figure class="{stem}">{drawing}<figcaption>{match[2]}</figcaption></figure>'
 
     body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
-    first = re.compile(r'(<figure>.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
+    first = re.compile(r'(<figure.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
     body = first.sub(r'<div class="first">\1</div>', body, count=1)  # beside each other where there is room
     return (
         environment()
@@ -145,8 +148,14 @@ def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
 
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
-    if sum(2 + max(len(title), *cells[title].map(len)) for title in titles) > console.width:
+    def is_too_wide() -> bool:
+        return sum(1 + max(len(title), *cells[title].map(len)) for title in titles) > console.width
+
+    if is_too_wide():
         cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # they are in the report
+    if is_too_wide():
+        cells = cells.map(lambda cell: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", cell))
+        titles = [title.replace(" ", "\n") for title in titles]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for n, title in enumerate(titles):
         shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)

@@ -111,6 +111,11 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     drawn = pictures.draw_all(c)
     said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
+    always = {
+        "lower": [s for s in gaps if (gaps[s] < 0).all()],
+        "higher": [s for s in gaps if (gaps[s] > 0).all()],
+    }
+    losses = tables.loss_table(c)
     costs, same = tables.costs_table(c)
     position = tables.position_table(c)
     context = tables.context_table(c)
@@ -126,10 +131,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "margin": margin,
         "reach": REACH,
         "said": said,
-        "always": {
-            "better": [s for s in gaps if (gaps[s] < 0).all()],
-            "worse": [s for s in gaps if (gaps[s] > 0).all()],
-        },
+        "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
@@ -137,13 +139,15 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
         "figures": drawn,
         "tables": {
-            "loss": tables.loss_table(c),
+            "loss": losses,
             "costs": costs,
             "position": None if position.empty else position,
             "context": None if context.empty else context,
         },
         "same_costs": same,
         "sizes": _other_sizes(c),
+        "is_cut": any(" layers" in name for name in losses["scheme"]),
+        "has_absolute": not c.runs["is_relative"].astype(bool).all(),
         "ngrams": c.ngrams.to_dict("records"),
         "ngram_verdict": _ngram_verdict(c),
         "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
@@ -194,6 +198,7 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "protocol": name,
                 "text": text,
                 "caption": protocol.caption,
+                "longest": c.at(name, text=text)["length"].max(),
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
                 "rescaled": None if rescaled.empty else rescaled,
@@ -232,14 +237,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _ngram_verdict(c: Comparison) -> str:
-    """Which of them every scheme beats, and which none: `Every scheme beats n = 2; none beats n = 3, n = 5`."""
+    """Which of them every scheme beats, and which none: `Every scheme beats n=2; none clearly beats n=3 and n=5`."""
     kinds: dict[str, list[str]] = {}
     for n in c.ngrams.to_dict("records"):
         better = len(n["better"].split())
         who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(
             better, f"{better} of {len(c.schemes)} beat"
         )
-        kinds.setdefault(who, []).append(f"n = {n['order']}")
+        kinds.setdefault(who, []).append(f"n={n['order']}")
     text = "; ".join(f"{who} {words(which)}" for who, which in kinds.items())
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -286,14 +291,14 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
-    code = f"; {codes} states of the code" if codes > 1 else ""
+    code = f"; {codes} versions of the code" if codes > 1 else ""
     prints = ", ".join(f"{what} {distinct(f'fingerprint.{name}')[:12]}" for what, name in _PRINTS.items())
     facts = [
         ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
         settings("model"),
         settings("data", "tokenizer"),
         settings("train"),
-        ("runs", f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; {prints}"),
+        ("runs", f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}"),
     ]
     skipped = runs[runs["skipped_steps"] > 0]
     if len(skipped):

@@ -188,6 +188,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
         "leaders": leaders,
         "beaten": beaten,
         "by": float(of_beaten["difference"].min()) if beaten else math.nan,
+        "tied": not any(frozenset(pair) in better for pair in combinations(leaders, 2)),
         "between": [name for name in order if name not in leaders and name not in beaten],
         "decided": len(better),
         "pairs": len(pairs),

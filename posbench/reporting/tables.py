@@ -86,10 +86,10 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
             row[length_text(n) + " (trained)" * (n == T)] = (
                 perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
             )
-        last = of.loc[max(of.index)]
+        last = of.reindex([max(lengths)]).iloc[0]
         longest = length_text(max(lengths))
         if T in lengths and max(lengths) > T:
-            row[f"change from {length_text(T)} to {longest}"] = number(last["change"], sign=True)
+            row[f"change from {length_text(T)}"] = number(last["change"], sign=True)
         rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
     return frame(rows)
 
