@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention import Kind, Past
+from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
-from posbench.schemes import At, Scheme
+from posbench.schemes import Placement, Scheme
 
 
 class Linear(nn.Module):
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.d_model, sum(kind.heads.values()) * self.head_dim)  # the parts of the kind, packed
         self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
-    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
         B, T, _ = x.shape
         packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
         heads = self.kind.heads
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         q, k = parts.get("q"), parts.get("k")
         v = k if self.kind.shared_kv else parts["v"]
         assert v is not None
-        o = self.kind.mix(q, k, v, x, scheme, at, past)
+        o = self.kind.mix(q, k, v, x, scheme, at, cache)
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:
@@ -87,6 +87,6 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         self.ffn = SwiGLU(config)
 
-    def forward(self, x: Tensor, at: At, scheme: Scheme, past: Past | None = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), at, scheme, past)
+    def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), at, scheme, cache)
         return x + self.ffn(self.ffn_norm(x))

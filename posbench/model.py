@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention import Kind, Past, build_kind, check_kind
+from posbench.attention import Kind, KVCache, build_kind, check_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.layers import Block, Linear, RMSNorm
-from posbench.schemes import At, Layers, Shape, build_scheme
+from posbench.schemes import Layers, Placement, Shape, build_scheme
 from posbench.schemes.building import seed_of
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
@@ -89,29 +89,29 @@ class Decoder(nn.Module):
             cast(Block, block).attention.kind.may_compile = True
 
     def hidden(
-        self, tokens: Tensor, offset: int = 0, pasts: Sequence[Past] | None = None, positions: Tensor | None = None
+        self, tokens: Tensor, offset: int = 0, caches: Sequence[KVCache] | None = None, positions: Tensor | None = None
     ) -> Tensor:
         """The stream after the last norm, [B, T, C] in the compute dtype.
 
-        Arguments: pasts, from `self.pasts`, what each layer keeps of the tokens that came before these, one a layer; it
-        is extended by these. `offset` stays the position of the window's first token.
+        Arguments: caches, from `self.caches`, what each layer keeps of the tokens before these, one a layer; it is
+        extended by these. `offset` stays the position of the window's first token.
         """
-        if pasts is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
+        if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
-        begin, length = (pasts[0].filled, pasts[0].length) if pasts else (0, tokens.shape[1])
+        begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
         x, ats = self._embedded(tokens, offset, begin, length, positions)
-        given: Sequence[Past | None] = pasts or [None] * len(ats)
-        for block, scheme, at, past in zip(self.blocks, self.scheme, ats, given, strict=True):
-            x = block(x, at, scheme, past)
+        given: Sequence[KVCache | None] = caches or [None] * len(ats)
+        for block, scheme, at, cache in zip(self.blocks, self.scheme, ats, given, strict=True):
+            x = block(x, at, scheme, cache)
         return self.norm(x)
 
-    def pasts(self, length: int) -> list[Past]:
+    def caches(self, length: int) -> list[KVCache]:
         """Room for what each layer keeps of a window of `length` tokens that comes piece by piece."""
-        return [cast(Block, block).attention.kind.past(length) for block in self.blocks]
+        return [cast(Block, block).attention.kind.new_cache(length) for block in self.blocks]
 
     def _embedded(
         self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
-    ) -> tuple[Tensor, list[At]]:
+    ) -> tuple[Tensor, list[Placement]]:
         """The stream before the first layer, [B, T, C], and for each layer where its queries stand.
 
         Arguments: offset, the position of the window's first token; begin, tokens of it that came before these; length,
@@ -129,11 +129,11 @@ class Decoder(nn.Module):
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
-        ats: dict[int, At] = {}
+        ats: dict[int, Placement] = {}
         for row in self.scheme.rows:
             if row not in ats:
                 prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
-                ats[row] = At(prepared, first, offset, length, positions, reach)
+                ats[row] = Placement(prepared, first, offset, length, positions, reach)
         x = self.scheme.first.embed(self.embedding(tokens), ats[0].pos)
         return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
 
@@ -145,9 +145,9 @@ class Decoder(nn.Module):
         stream, ats = zip(*pairs, strict=True)
         pieces = list(stream)
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
-            past = cast(Block, block).attention.kind.past(length)
+            cache = cast(Block, block).attention.kind.new_cache(length)
             for m in range(len(pieces)):
-                pieces[m] = block(pieces[m], ats[m][n], scheme, past)
+                pieces[m] = block(pieces[m], ats[m][n], scheme, cache)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
 
     def forward(self, tokens: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """`posbench sample`: how a trained model continues a text. It only shows; the protocols of `posbench eval` measure.
 
-Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.Past`).
+Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def sample(
 def continued(model: Decoder, tokens: Tensor, length: int, drawing: Drawing) -> Iterator[int]:
     """Tokens drawn one after another behind `tokens` [1, T], until `length` are there."""
     generator = torch.Generator().manual_seed(drawing.seed)
-    pasts = model.pasts(length)
+    caches = model.caches(length)
     for _ in range(length - tokens.shape[1]):
-        logits = model.unembedding(model.hidden(tokens, pasts=pasts)[0, -1]).float().cpu()
+        logits = model.unembedding(model.hidden(tokens, caches=caches)[0, -1]).float().cpu()
         token = _drawn(logits, drawing, generator)
         yield token
         tokens = tokens.new_tensor([[token]])

@@ -1,4 +1,4 @@
-"""How large a decoder is: its parameters, the operations that its definition needs, and what it keeps of the past.
+"""How large a decoder is: its parameters, the operations that its definition needs, and what it caches.
 
 A model FLOP is one that the definition needs: 2 per matrix parameter and token forward, three times that with the
 backward pass; what mixing takes, the kind of attention says. Recomputation does not count.
@@ -13,7 +13,7 @@ import torch
 from posbench.attention import Kind, build_kind
 from posbench.config import Config
 from posbench.model import as_wide_as, shape_of
-from posbench.schemes import At, Scheme, build_scheme
+from posbench.schemes import Placement, Scheme, build_scheme
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def cache(config: Config, dtype: torch.dtype = torch.bfloat16) -> Cache:
 
 @torch.no_grad()
 def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
-    """Bytes of the past of one layer that was made for `length` tokens, after the first."""
-    shape, past = kind.shape, kind.past(length)
-    at = At(as_wide_as(torch.float32, scheme.prepare(torch.arange(1), length)), 0, 0, length)
+    """Bytes of the KV cache of one layer that was made for `length` tokens, after the first."""
+    shape, cache = kind.shape, kind.new_cache(length)
+    at = Placement(as_wide_as(torch.float32, scheme.prepare(torch.arange(1), length)), 0, 0, length)
     parts = {part: torch.zeros(1, heads, 1, shape.head_dim, dtype=dtype) for part, heads in kind.heads.items()}
     q, k = parts.get("q"), parts.get("k")
     v = k if kind.shared_kv else parts["v"]
     assert v is not None
-    kind.mix(q, k, v, torch.zeros(1, 1, shape.d_model, dtype=dtype), scheme, at, past)
-    return past.num_bytes
+    kind.mix(q, k, v, torch.zeros(1, 1, shape.d_model, dtype=dtype), scheme, at, cache)
+    return cache.num_bytes
 
 
 def _matrices(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""How scores become weights: kinds of attention by name, and the ways in which softmax attention runs (`ways`).
+"""How scores become weights: kinds of attention by name, and the kernels that softmax attention runs on (`kernels`).
 
 A position scheme says what happens to embeddings, q, k, v, o and scores; a kind applies its hooks. A kind of one's own
 is a class that extends `Kind`, named under the entry-point group `posbench.attention`.
@@ -7,14 +7,14 @@ is a class that extends `Kind`, named under the entry-point group `posbench.atte
 from __future__ import annotations
 
 from posbench.attention.decay import Decay
-from posbench.attention.kind import Kind, Past
+from posbench.attention.kind import Kind, KVCache
 from posbench.attention.linear import Linear
 from posbench.attention.softmax import Softmax
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Registry, check_options
 from posbench.schemes import Layers, Shape
 
-__all__ = ["KINDS", "Decay", "Kind", "Linear", "Past", "Softmax", "build_kind", "check_kind"]
+__all__ = ["KINDS", "Decay", "KVCache", "Kind", "Linear", "Softmax", "build_kind", "check_kind"]
 
 KINDS: Registry[Kind] = Registry(
     "kind of attention",

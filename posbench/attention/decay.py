@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from posbench.attention import sums
-from posbench.attention.kind import Kind, Past
+from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
-from posbench.schemes import At, Scheme, Shape
+from posbench.schemes import Placement, Scheme, Shape
 
 
 class Decay(Kind):
@@ -38,39 +38,46 @@ class Decay(Kind):
             raise ConfigError(f"scheme.attention.normalise={normalise!r} must be true or false")
         self.normalise = normalise
 
-    def ways(
+    def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         in_chunks = {"chunks": None} if any(scheme.log_decay() is not None for scheme in schemes) else {}
         return {**in_chunks, "quadratic": self._quadratic}
 
     def mix(
-        self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         in_chunks = scheme.log_decay() is not None and at.positions is None
-        way = self.way or (self._chunks if in_chunks else self._quadratic)
-        return scheme.o(way(scheme.v(v, pos_of_keys), gates, scheme, at, past).to(v.dtype), pos)
+        kernel = self.kernel or (self._chunks if in_chunks else self._quadratic)
+        return scheme.o(kernel(scheme.v(v, pos_of_keys), gates, scheme, at, cache).to(v.dtype), pos)
 
-    def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: At, past: Past | None) -> Tensor:
+    def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
         """In linear time. v [B, Hkv, T, D], behind its hook."""
         v, log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
         a = sums.heads_of(log_decay, self.shape.num_heads, v)
         if self.normalise:
             v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the last channel sums the weights
-        state = past.state[0] if past is not None and past.state else None
+        state = cache.state[0] if cache is not None and cache.state else None
         o, state = sums.running_sum(v, a, state)
-        if past is not None:
-            past.advance(v.shape[2])
-            past.state = (state,)
+        if cache is not None:
+            cache.advance(v.shape[2])
+            cache.state = (state,)
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
-    def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: At, past: Past | None) -> Tensor:
+    def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
         """The same under any bias, by blocks of queries."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
-        if past is not None:
-            v = cast(Tensor, past.extended(v)[0])
+        if cache is not None:
+            v = cast(Tensor, cache.extended(v)[0])
         bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), torch.zeros_like(v), gates, at)
         v = self._wide(v)
         rows = []

@@ -1,4 +1,4 @@
-"""A kind of attention: how scores become weights, which of a scheme's hooks apply, and what is kept of the past."""
+"""A kind of attention: how scores become weights, which of a scheme's hooks apply, and what is cached."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes import At, Gates, Scheme, Shape
+from posbench.schemes import Gates, Placement, Scheme, Shape
 from posbench.schemes.composite import Combined
 
 
-class Past:
+class KVCache:
     """What one layer keeps of the tokens before, as a window is read piece by piece.
 
     Rows of each token (`extended`: keys, values), or a state of fixed size that a recurrence carries on. Gates have a
-    past of their own, `gates`: their rows where a bias reads them, or their last sums.
+    cache of their own, `gates`: their rows where a bias reads them, or their last sums.
     """
 
     def __init__(self, length: int) -> None:
         self.length, self.filled = length, 0  # tokens
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
         self.state: tuple[Tensor, ...] = ()  # of fixed size
-        self.gates: dict[tuple[int, ...], Past] = {}  # by member where schemes are combined
+        self.gates: dict[tuple[int, ...], KVCache] = {}  # by member where schemes are combined
 
     def advance(self, tokens: int) -> None:
-        """So many more tokens are in. Raises: ConfigError where they are more than the past was made for."""
+        """So many more tokens are in. Raises: ConfigError where they are more than the cache was made for."""
         self.filled += tokens
         if self.filled > self.length:
-            raise ConfigError(f"{self.filled} tokens do not fit a past that was made for {self.length}: make it longer")
+            raise ConfigError(f"{self.filled} tokens do not fit a cache made for {self.length}: make it longer")
 
     def extended(self, *new: Tensor | None) -> tuple[Tensor | None, ...]:
         """All rows so far of each tensor, the `new` ones [B, heads, t, .] included. None stays None."""
@@ -48,7 +48,9 @@ class Past:
     def num_bytes(self) -> int:
         """Of memory, for all sequences of the batch."""
         tensors = [x for x in (*self.tensors, *self.state) if x is not None]
-        return sum(x.numel() * x.element_size() for x in tensors) + sum(past.num_bytes for past in self.gates.values())
+        return sum(x.numel() * x.element_size() for x in tensors) + sum(
+            cache.num_bytes for cache in self.gates.values()
+        )
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
@@ -70,7 +72,7 @@ class Kind(nn.Module, ABC):
 
     has_keys: bool = True  # may a bias read them?
     parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
-    way: Callable[..., Tensor] | None = None  # one of `ways`; None: the best for the scheme and the device
+    kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None: the best for the scheme and the device
     may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:
@@ -81,28 +83,32 @@ class Kind(nn.Module, ABC):
             raise ConfigError("scheme.attention.shared_kv=true needs a kind of attention that has keys and values")
         self.shape, self.shared_kv = shape, shared_kv
 
-    def placed(self, x: Tensor, scheme: Scheme, at: At, past: Past | None) -> tuple[Any, Any, Any]:
+    def placed(self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None) -> tuple[Any, Any, Any]:
         """The scheme's gates as `bias` takes them, what q and o get as `pos`, and what k and v get.
 
         Arguments: x, the stream behind the norm, [B, T, C]. Raises: ConfigError for gates of another form.
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
-        gates, H, Hkv = self._gates(scheme.gate(x, at.pos), scheme, past), self.shape.num_heads, self.shape.num_kv_heads
+        gates, H, Hkv = (
+            self._gates(scheme.gate(x, at.pos), scheme, cache),
+            self.shape.num_heads,
+            self.shape.num_kv_heads,
+        )
         pos = scheme.locate(at.pos, _with_heads(gates, H))
         of_keys = pos if Hkv == H else scheme.locate(at.pos, _with_heads(gates, Hkv))
         return _with_heads(gates, H, also_one=True), pos, of_keys
 
-    def _gates(self, gate: Any, scheme: Scheme, past: Past | None, path: tuple[int, ...] = ()) -> Any:
+    def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
         """`Gates` of what `gate` gave, in tuples where that is in tuples, with sums over all tokens so far."""
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
             each = enumerate(zip(gate, members, strict=True))
-            return tuple(self._gates(own, member, past, (*path, n)) for n, (own, member) in each)
+            return tuple(self._gates(own, member, cache, (*path, n)) for n, (own, member) in each)
         if gate is None:
             return None
         self._check_gate(gate, scheme)
-        own = None if past is None else past.gates.setdefault(path, type(past)(past.length))
+        own = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
         if own is None or scheme.overrides("bias"):
             rows = gate if own is None else cast(Tensor, own.extended(gate)[0])
             sums = rows.cumsum(2)
@@ -136,14 +142,14 @@ class Kind(nn.Module, ABC):
         """What multiplies q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
         return self.shape.head_dim**-0.5
 
-    def past(self, length: int) -> Past:
+    def new_cache(self, length: int) -> KVCache:
         """Room for what one layer keeps of a window of `length` tokens."""
-        return Past(length)
+        return KVCache(length)
 
-    def ways(
+    def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """The ways in which this kind may run, by name: `posbench verify` sets `way` to each. None: the usual one.
+        """The kernels this kind may run on, by name: `posbench verify` sets `kernel` to each. None: the usual one.
 
         Arguments: schemes, the distinct ones of the layers; has_bias, whether any of them adds to its scores.
         """
@@ -151,12 +157,19 @@ class Kind(nn.Module, ABC):
 
     @abstractmethod
     def mix(
-        self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
         """Values mixed for every query, with the hooks of the scheme applied.
 
         Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
-        stream behind the norm, [B, T, C]; scheme, of this layer; at, where the queries stand; past, what was kept of
+        stream behind the norm, [B, T, C]; scheme, of this layer; at, where the queries stand; cache, what was kept of
         the tokens before, to be extended, or None where the window is whole.
         Returns: [B, H, T, D], causal.
         """

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from posbench.attention import sums
-from posbench.attention.kind import Kind, Past
-from posbench.schemes import At, Scheme
+from posbench.attention.kind import Kind, KVCache
+from posbench.schemes import Placement, Scheme
 
 
 def features(x: Tensor) -> Tensor:
@@ -30,22 +30,29 @@ class Linear(Kind):
 
     has_keys = False
 
-    def ways(
+    def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         in_chunks = {"chunks": None} if any(scheme.log_decay() is not None for scheme in schemes) else {}
         return {**in_chunks, "quadratic": self._quadratic}
 
     def mix(
-        self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
         assert q is not None and k is not None
         q, k = features(q), features(k)
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         in_chunks = scheme.log_decay() is not None and at.positions is None
-        way = self.way or (self._chunks if in_chunks else self._quadratic)
+        kernel = self.kernel or (self._chunks if in_chunks else self._quadratic)
         turned_q, turned_k = scheme.q(q, pos), scheme.k(k, pos_of_keys)
-        o = way((q, turned_q), (k, turned_k), scheme.v(v, pos_of_keys), gates, scheme, at, past)
+        o = kernel((q, turned_q), (k, turned_k), scheme.v(v, pos_of_keys), gates, scheme, at, cache)
         return scheme.o(o.to(v.dtype), pos)
 
     def _chunks(
@@ -55,20 +62,20 @@ class Linear(Kind):
         v: Tensor,
         gates: Any,
         scheme: Scheme,
-        at: At,
-        past: Past | None,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
         """In linear time. qs [B, H, T, .], ks [B, Hkv, T, .]: as the denominator has them, and behind their hooks."""
         (q, turned_q), (k, turned_k), v = self._wide(qs), self._wide(ks), self._wide((v,))[0]
         log_decay = scheme.log_decay()
         assert log_decay is not None
         a = sums.heads_of(log_decay, self.shape.num_heads, q)
-        state, total = past.state if past is not None and past.state else (None, None)
+        state, total = cache.state if cache is not None and cache.state else (None, None)
         above, state = sums.products(turned_q, turned_k, v, a, state)
         totals, total = sums.running_sum(k, a, total)
-        if past is not None:
-            past.advance(q.shape[2])
-            past.state = (state, total)
+        if cache is not None:
+            cache.advance(q.shape[2])
+            cache.state = (state, total)
         return above / (q * totals).sum(-1, keepdim=True)
 
     def _quadratic(
@@ -78,13 +85,13 @@ class Linear(Kind):
         v: Tensor,
         gates: Any,
         scheme: Scheme,
-        at: At,
-        past: Past | None,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
         """The same under any bias, by blocks of queries."""
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # one is kept where they are one
-        if past is not None:
-            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], past.extended(k, turned_k, v))
+        if cache is not None:
+            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.extended(k, turned_k, v))
         bias = scheme.bias(qs[1], k if turned_k is None else turned_k, gates, at)
         (q, turned_q), v = self._wide(qs), self._wide((v,))[0]
         k, turned_k = self._wide((k, k if turned_k is None else turned_k))

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from posbench.attention import ways
-from posbench.attention.kind import Kind, Past
+from posbench.attention import kernels
+from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
-from posbench.schemes import At, Bias, Scheme
+from posbench.schemes import Bias, Placement, Scheme
 
 
 class Softmax(Kind):
@@ -23,28 +23,35 @@ class Softmax(Kind):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True
     ) -> Tensor:
-        """Attention behind the hooks, by `way` or the best there is: see `posbench.attention.ways`."""
-        if self.way is not None:
-            return self.way(q, k, v, bias, scale)
-        return ways.attend(q, k, v, bias, scale, reads_rows, self.may_compile)
+        """Attention behind the hooks, by `kernel` or the best there is: see `posbench.attention.kernels`."""
+        if self.kernel is not None:
+            return self.kernel(q, k, v, bias, scale)
+        return kernels.attend(q, k, v, bias, scale, reads_rows, self.may_compile)
 
-    def ways(
+    def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = "fused" if not has_bias else "masked" if device.type == "cpu" else "blocks"
         # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
-        flex = {"flex": ways.flex} if has_bias and self.shape.head_dim >= ways.FLEX_FROM else {}
-        return {usual: ways.attend, "blocks": ways.blocks, **flex}
+        flex = {"flex": kernels.flex} if has_bias and self.shape.head_dim >= kernels.FLEX_FROM else {}
+        return {usual: kernels.attend, "blocks": kernels.blocks, **flex}
 
     def mix(
-        self, q: Tensor | None, k: Tensor | None, v: Tensor, x: Tensor, scheme: Scheme, at: At, past: Past | None
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
     ) -> Tensor:
         assert q is not None and k is not None
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, past)
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         is_one = self.shared_kv and scheme.moves_k_and_v_alike
         q, k, values = scheme.q(q, pos), scheme.k(k, pos_of_keys), None if is_one else scheme.v(v, pos_of_keys)
-        if past is not None:
-            k, values = cast(tuple[Tensor, Tensor | None], past.extended(k, values))
+        if cache is not None:
+            k, values = cast(tuple[Tensor, Tensor | None], cache.extended(k, values))
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else slopes of heads alone
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(

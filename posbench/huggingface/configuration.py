@@ -22,13 +22,12 @@ class PosbenchConfig(PreTrainedConfig):
     """
 
     model_type = "posbench"
-    keys_to_ignore_at_inference = ("past_key_values",)
 
     sizes: dict[str, Any] | None = None
     scheme: dict[str, Any] | None = None
     context_length: int = 128
     vocab_size: int = 257
-    use_cache: bool = True
+    use_cache: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None

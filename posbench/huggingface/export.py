@@ -64,7 +64,7 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
     stock = stock_of(model.eval())
     with folder_beside(folder) as beside, _without_bars():
         theirs = _in_transformers(model, config, tokenizer, stock)
-        theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=theirs.config.use_cache)
+        theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         theirs.save_pretrained(beside)
         exported(tokenizer, config.train.context_length).save_pretrained(beside)
         again = AutoModelForCausalLM.from_pretrained(beside, dtype=torch.float32, local_files_only=True).eval()
@@ -102,9 +102,7 @@ def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock
     length = config.train.context_length
     special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
     if stock is None:
-        is_streaming = model.scheme.is_streaming
-        ours = PosbenchConfig.of(config, model.embedding.num_embeddings, use_cache=is_streaming, **special)
-        theirs: Any = PosbenchForCausalLM(ours)
+        theirs: Any = PosbenchForCausalLM(PosbenchConfig.of(config, model.embedding.num_embeddings, **special))
         theirs.decoder.load_state_dict(model.state_dict())
         return theirs.eval()
     cls: Any = getattr(transformers, stock.name)
@@ -122,7 +120,7 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
     length = min(context_length, _COMPARED)
     tokens = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
     expected: Tensor = model(tokens)
-    difference = float((theirs(tokens, use_cache=False).logits - expected).abs().max())
+    difference = float((theirs(tokens).logits - expected).abs().max())
     largest = float(expected.abs().max())
     if not difference <= TOLERANCE * max(1.0, largest):
         raise ConfigError(

@@ -22,7 +22,7 @@ from posbench.attention import Softmax
 from posbench.composition import choices, compose
 from posbench.model import build_model
 from posbench.reporting.figures import INK, encoded, new_figure, style
-from posbench.schemes import At, Gates, Layers, Scheme
+from posbench.schemes import Gates, Layers, Placement, Scheme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,13 +126,13 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     rows = np.unique(np.geomspace(1, longest, 200).round().astype(int))
     distances = np.concatenate(([0], rows))
     keys = torch.from_numpy(longest - distances)  # positions
-    everywhere = At(scheme.prepare(torch.arange(length), length), 0, 0, length)
+    everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
     gates, located, _ = Softmax(shape).placed(stream, scheme, everywhere, None)
     here, there = _rows(located, torch.tensor([longest])), _rows(located, keys)
 
     q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
-    at = At(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
+    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
     kept = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
     bias = scheme.bias(q, kept, _of_last(gates), at)
     if bias is not None:

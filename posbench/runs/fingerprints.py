@@ -43,7 +43,7 @@ _ASIDE_IN_TRAIN = (
 FORWARD = (
     "attention/kind.py",
     "attention/softmax.py",
-    "attention/ways.py",
+    "attention/kernels.py",
     "layers.py",
     "model.py",
     "schemes/base.py",

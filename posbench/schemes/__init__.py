@@ -7,16 +7,16 @@ package that names it under the entry-point group `posbench.schemes`: see `docs/
 
 from __future__ import annotations
 
-from posbench.schemes.base import At, Bias, Gates, Scheme, Shape
+from posbench.schemes.base import Bias, Gates, Placement, Scheme, Shape
 from posbench.schemes.building import SCHEMES, Layers, build_scheme, scheme_class, takes_option, with_option
 from posbench.schemes.rotary import Turn, rotate, turn
 
 __all__ = [
     "SCHEMES",
-    "At",
     "Bias",
     "Gates",
     "Layers",
+    "Placement",
     "Scheme",
     "Shape",
     "Turn",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.schemes.base import At, Bias, Scheme, Shape
+from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 def exponents(num_heads: int) -> Tensor:
@@ -40,7 +40,7 @@ class Alibi(Scheme):
         super().__init__(shape)
         self.register_buffer("exponents", exponents(shape.num_heads), persistent=False)
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         def penalty(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return torch.exp2(self.exponents[h]) * -at.distance(b, i, j)
 

@@ -31,7 +31,7 @@ class Shape:
     attention: str = "softmax"  # the kind of attention
 
 
-class At(NamedTuple):
+class Placement(NamedTuple):
     """Where a piece of a window stands: rows of queries and of keys as tokens of distance.
 
     `distance` is the same whether a window passes whole, in pieces or token by token.
@@ -201,7 +201,7 @@ class Scheme(nn.Module):
         """Attention output [B, H, T, D] at the query's position, before the output projection."""
         return x
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias | None:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
         """What is added to the scaled scores, as a function (b, h, i, j) of sequence, head, query row and key row.
 
         Pointwise on integer tensors of shapes that broadcast (0-d ones included), so that blocks, masks,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import At, Bias, Scheme, Shape, all_of, shortest
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, all_of, shortest
 
 
 class Interleaved(Scheme):
@@ -100,7 +100,7 @@ class Combined(Scheme):
             x = member.o(x, prepared)
         return x
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias | None:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
         each = zip(self.parts, gates, at.pos, strict=True)
         biases = [member.bias(q, k, own, at._replace(pos=prepared)) for member, own, prepared in each]
         terms = [bias for bias in biases if bias is not None]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.schemes.base import At, Bias, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 
 
 class Cope(Scheme):
@@ -26,7 +26,7 @@ class Cope(Scheme):
         super().__init__(shape)
         self.e = nn.Parameter(torch.zeros(whole("positions", positions, 2, "64 in the paper"), shape.head_dim))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         scores = scaled_scores(q, k, self.shape.head_dim)
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(k.shape[2], device=q.device)
         counted = scores.sigmoid().masked_fill(at.is_later(i, j), 0.0)

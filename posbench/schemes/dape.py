@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.schemes.alibi import Alibi
-from posbench.schemes.base import At, Bias, Shape, whole
+from posbench.schemes.base import Bias, Placement, Shape, whole
 from posbench.schemes.cope import scaled_scores
 
 
@@ -33,7 +33,7 @@ class Dape(Alibi):
         self.outer = self.normal(shape.num_heads, width)
         self.outer_constant = nn.Parameter(torch.zeros(shape.num_heads))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         alibi = super().bias(q, k, gates, at)
         scores = scaled_scores(q, k, self.shape.head_dim)  # [B, H, T, keys]
         B, H, T, keys = scores.shape

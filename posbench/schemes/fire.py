@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import At, Bias, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 
 
 def before_softplus(x: float) -> float:
@@ -40,7 +40,7 @@ class Fire(Scheme):
         self.output_weight = self.normal(shape.num_heads, hidden)
         self.output_bias = nn.Parameter(torch.zeros(shape.num_heads))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
         by_distance = torch.log1p(c * at.distances(q))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))

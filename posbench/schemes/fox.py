@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import At, Bias, Scheme, Shape
+from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 class Fox(Scheme):
@@ -30,7 +30,7 @@ class Fox(Scheme):
         """`ln sigmoid(w_h . x + b_h)`, [B, H, T, 1] in the weights' dtype, not rounded to that of x."""
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         until_query, until_key = gates.sum_at_query[..., 0], gates.sum_at_key[..., 0]
         return lambda b, h, i, j: until_query[b, h, i] - until_key[b, h, j]
 

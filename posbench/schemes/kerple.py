@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import At, Bias, Scheme, Shape
+from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
@@ -25,6 +25,6 @@ class Kerple(Scheme):
         self.a = nn.Parameter(torch.full((shape.num_heads,), ONE))  # before the softplus, as b
         self.b = nn.Parameter(torch.full((shape.num_heads,), ONE))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         a, b = F.softplus(self.a)[:, None], F.softplus(self.b)[:, None]
         return at.look_up(-a * torch.log1p(b * at.distances(q)))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.schemes.base import At, Bias, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 
 
 class Shaw(Scheme):
@@ -25,7 +25,7 @@ class Shaw(Scheme):
         super().__init__(shape)
         self.table = nn.Parameter(torch.zeros(whole("clip", clip, 1, "16 in the paper") + 1, shape.head_dim))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         wide = torch.promote_types(q.dtype, torch.float32)
         D, clip = self.shape.head_dim, len(self.table) - 1
         products = q[..., :D].to(wide) @ self.table.to(wide).t() * D**-0.5  # [B, H, T, clip + 1]

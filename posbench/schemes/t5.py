@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import At, Bias, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 
 
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -47,6 +47,6 @@ class T5(Scheme):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, shape.num_heads))
 
-    def bias(self, q: Tensor, k: Tensor, gates: Any, at: At) -> Bias:
+    def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         buckets = buckets_of(at.distances(q), len(self.table), self.max_distance)
         return at.look_up(self.table[buckets].t())

@@ -5,16 +5,16 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
     shift   the same tokens 37 positions on: logits as before (relative) or clearly others (absolute), as promised?
     norm    do q, k, v and o come out of their hooks as long as they went in, where the scheme promises it?
     trip    does the inverse rotation undo each rotated site?
-    kernel  V with O: is the output sum_j a_ij R_(j-i) v_j?
+    offset  V with O: is the output sum_j a_ij R_(j-i) v_j?
     future  do other tokens from t on leave the logits before t as they were?
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
             (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those of `posbench.reference`, the definition?
-    grad    are gradients of what the scheme learns, by every way of the kind, those of finite differences?
+    grad    are gradients of what the scheme learns, on every kernel of the kind, those of finite differences?
 
-and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: by every
-way that the kind of attention has, and piece by piece on what it keeps, are the logits those of the definition, but for
-roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores are rounded in
+and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
+kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
+for roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores are rounded in
 proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights; with
 `compiled` blocks are compiled too, as training has them (`training`).
 
@@ -71,7 +71,7 @@ PROPERTIES = (
     Property("shift", lambda s: not s.promises_relative, measures.shift, APART, at_least=True),
     Property("norm", lambda s: s.wide.scheme.keeps_norms, measures.norm, EXACT),
     Property("trip", measures.is_rotary, measures.round_trip, EXACT),
-    Property("kernel", measures.has_offset_kernel, measures.offset_kernel, EXACT),
+    Property("offset", measures.has_offset_form, measures.offset_form, EXACT),
     Property("future", _always, measures.future, EXACT),
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),

@@ -1,4 +1,4 @@
-"""Does a gradient reach what a scheme learns, the right one, by every way that attention runs?"""
+"""Does a gradient reach what a scheme learns, the right one, on every kernel that attention runs on?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kind
-from posbench.attention import ways as softmax_ways
+from posbench.attention import kernels as softmax_kernels
 from posbench.model import Block, Decoder
 from posbench.verify.specimen import VOCAB, Specimen
 
@@ -25,7 +25,7 @@ def learns(specimen: Specimen) -> bool:
 
 
 def gradients(specimen: Specimen) -> tuple[float, str]:
-    """The largest error of a learned tensor's gradient along a direction, in float64, and by which way of which tensor.
+    """The largest error of a learned tensor's gradient along a direction, float64; on which kernel, of which tensor.
 
     Of a random sum of the logits of about size 1, against its central difference when the tensor moves that way: every
     entry by +1 or -1, drawn once, so that no entry's share can be missing. Of several steps the one that agrees best
@@ -42,11 +42,11 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
         for name in learned
     }
     errors = {}
-    for path, way in _kind(model).ways(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
-        if way is softmax_ways.flex:
+    for path, kernel in _kind(model).kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
+        if kernel is softmax_kernels.flex:
             continue  # on a CPU it has no gradient, and is never used for training there
         for block in model.blocks:
-            cast(Block, block).attention.kind.way = way
+            cast(Block, block).attention.kind.kernel = kernel
         with torch.enable_grad(), warnings.catch_warnings():
             scalar = _scalar(model, specimen, weights)
             found = torch.autograd.grad(scalar, list(learned.values()), allow_unused=True)

@@ -81,7 +81,7 @@ def round_trip(specimen: Specimen) -> float:
     return worst
 
 
-def has_offset_kernel(specimen: Specimen) -> bool:
+def has_offset_form(specimen: Specimen) -> bool:
     """Whether values and outputs turn together under softmax attention."""
     return bool(_turning_values(specimen)) and isinstance(_kind(specimen.wide), Softmax)
 
@@ -94,12 +94,12 @@ def _kind(model: Decoder) -> Kind:
     return cast(Block, model.blocks[0]).attention.kind
 
 
-def offset_kernel(specimen: Specimen) -> float:
+def offset_form(specimen: Specimen) -> float:
     """How far V with O is from `sum_j a_ij R_(j-i) v_j`, which knows distances alone."""
-    return max(_offset_kernel_of(specimen, scheme) for scheme in _turning_values(specimen))
+    return max(_offset_form_of(specimen, scheme) for scheme in _turning_values(specimen))
 
 
-def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
+def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
     x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
@@ -126,7 +126,7 @@ def _offset_kernel_of(specimen: Specimen, scheme: Rotary) -> float:
 def future(specimen: Specimen) -> float:
     """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
 
-    And when so many follow that attention runs another way, unless the scheme says that their number matters.
+    And when so many follow that attention runs on another kernel, unless the scheme says that their number matters.
     """
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
     before = model(tokens)
@@ -151,8 +151,8 @@ def growth(specimen: Specimen) -> float:
 def decode(specimen: Specimen) -> float:
     """How far the logits are off when tokens come one by one, and each layer has what its kind kept of those before."""
     model, tokens = specimen.wide, specimen.tokens
-    pasts = model.pasts(specimen.length)
-    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, pasts)) for t in range(specimen.length)]
+    caches = model.caches(specimen.length)
+    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(specimen.length)]
     return distance(torch.cat(steps, dim=1), model(tokens, offset=SHIFT))
 
 
@@ -174,7 +174,7 @@ def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled:
 def path_errors(
     specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Each path that can run here, and its error: every way of the kind, in pieces, each hook alone, and training's.
+    """Each path that can run here, and its error: every kernel of the kind, in pieces, each hook alone, and training's.
 
     Arguments: devices, by default the CPU and, where there is one, a GPU.
     """
@@ -188,11 +188,11 @@ def path_errors(
         narrow = copy.deepcopy(specimen.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = specimen.tokens.to(device)
-        ways = _kind(narrow).ways(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
-        for path, way, piece in [*((name, way, None) for name, way in ways.items()), ("pieces", None, PIECE)]:
+        kernels = _kind(narrow).kernels(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
+        for path, kernel, piece in [*((name, each, None) for name, each in kernels.items()), ("pieces", None, PIECE)]:
             narrow.piece = piece
             for block in narrow.blocks:
-                cast(Block, block).attention.kind.way = way
+                cast(Block, block).attention.kind.kernel = kernel
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch

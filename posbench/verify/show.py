@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NARROW = 5  # characters of a number in the table
-TOGETHER = {"trip": "turn", "kernel": "turn"}  # certificates that share a column, which shows the worst of them
+TOGETHER = {"trip": "turn", "offset": "turn"}  # certificates that share a column, which shows the worst of them
 
 
 def verify(words: Sequence[str] | None, console: Console, compiled: bool = False) -> bool:
@@ -90,13 +90,13 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     )
     yield (
         f"norm turn future decode fp64: largest error in float64, at most {EXACT:g} (turn: "
-        "trip, a rotation undone, and kernel, V with O; fp64: posbench/reference)"
+        "trip, a rotation undone, and offset, V with O; fp64: posbench/reference)"
     )
     yield f"grad: gradient of the scheme's parameters, checked numerically: error at most {SLOPE:g}"
     limits = ", ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
         f"fp32 bf16: rounding error (root mean square) at position {FAR:,}, in units of the format's precision (limit: "
-        f"{limits}). The largest of every way that attention runs, reading in pieces, and each hook alone; on a GPU or "
+        f"{limits}). The largest of every kernel of attention, of reading in pieces and of each hook alone; on a GPU or "
         "with --compiled also gradients of all weights, with --compiled also compiled blocks. Where hooks make q and k "
         "longer, it is divided by how much"
     )

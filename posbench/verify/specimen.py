@@ -20,7 +20,7 @@ from posbench.attention import Kind
 from posbench.composition import compose, read_row
 from posbench.config import Config, ConfigError, SchemeConfig
 from posbench.model import Block, Decoder, build_model
-from posbench.schemes import At, Scheme, with_option
+from posbench.schemes import Placement, Scheme, with_option
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
@@ -186,9 +186,9 @@ class Specimen:
                 return True
         return False
 
-    def _at(self, scheme: Scheme, first: int, device: str) -> At:
+    def _at(self, scheme: Scheme, first: int, device: str) -> Placement:
         positions = torch.arange(first, first + self.length, device=device)
-        return At(scheme.prepare(positions, self.length), first, first, self.length)
+        return Placement(scheme.prepare(positions, self.length), first, first, self.length)
 
     @property
     def _kind(self) -> Kind:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posbench.attention.ways import COMPILED_FROM
+from posbench.attention.kernels import COMPILED_FROM
 from posbench.model import Block, Decoder
 from posbench.verify.specimen import VOCAB, Specimen
 
@@ -52,7 +52,7 @@ def training_errors(
     least = FLOOR * sum(sizes) / len(sizes)
     for how in ("eager", *(["compiled"] if compiled else [])):
         for block in narrow.blocks:
-            cast(Block, block).attention.kind.way = None
+            cast(Block, block).attention.kind.kernel = None
         narrow.piece = None
         if how == "compiled":
             torch.compiler.reset()

@@ -111,10 +111,10 @@ def test_the_state_does_not_grow(name):
     model = built(name)
     sizes = set()
     for length in (70, 140):
-        pasts = model.pasts(length)
+        caches = model.caches(length)
         for begin in range(0, length, 35):
-            model.hidden(random_tokens(length)[:, begin : begin + 35], 0, pasts)
-        sizes.add(pasts[0].num_bytes)
+            model.hidden(random_tokens(length)[:, begin : begin + 35], 0, caches)
+        sizes.add(caches[0].num_bytes)
     assert sizes == {H * D * 4 if name.startswith("decay") else H * D * (D + 1) * 4}
 
 
@@ -122,8 +122,8 @@ def test_the_state_does_not_grow(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
     model = built(name)
-    with pytest.raises(ConfigError, match="9 tokens do not fit a past that was made for 8"):
-        model.hidden(random_tokens(9), 0, model.pasts(8))
+    with pytest.raises(ConfigError, match="9 tokens do not fit a cache made for 8"):
+        model.hidden(random_tokens(9), 0, model.caches(8))
 
 
 CAPTURED = [(name, dtype, "aot_eager") for name in ROWS for dtype in (torch.float32, torch.bfloat16)]
@@ -176,7 +176,7 @@ def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified(kind, optio
     failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
     assert failed == {} and certificate.defined and certificate.measured == "relative"
     schemes = list(build_scheme(config.scheme, shape_of(config)))
-    assert "chunks" not in build_kind(config.scheme, shape_of(config)).ways(schemes, True, None)
+    assert "chunks" not in build_kind(config.scheme, shape_of(config)).kernels(schemes, True, None)
 
 
 class DefinedGentle(reference.Definition):

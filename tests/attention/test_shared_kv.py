@@ -77,13 +77,13 @@ def test_with_qkvo_the_output_is_a_sum_of_keys_turned_by_distance():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name, caches", CACHES.items())
-def test_what_is_equal_behind_its_hooks_is_kept_once(name, caches):
+@pytest.mark.parametrize("name, count", CACHES.items())
+def test_what_is_equal_behind_its_hooks_is_kept_once(name, count):
     model = built(name)
-    pasts = model.pasts(20)
+    caches = model.caches(20)
     tokens = random_tokens(20)
-    pieces = [model.hidden(tokens[:, t : t + 5], 3, pasts) for t in range(0, 20, 5)]
-    assert [past.num_bytes for past in pasts] == [20 * caches * HKV * D * 8] * 2
+    pieces = [model.hidden(tokens[:, t : t + 5], 3, caches) for t in range(0, 20, 5)]
+    assert [cache.num_bytes for cache in caches] == [20 * count * HKV * D * 8] * 2
     assert (torch.cat(pieces, dim=1) - model.hidden(tokens, 3)).abs().max() < 1e-12
 
 

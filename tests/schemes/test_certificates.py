@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from posbench.attention import Past, ways
+from posbench.attention import KVCache, kernels
 from posbench.composition import choices, compose, conf_dir
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, alibi, rotary, scheme_class, transformer_xl
@@ -99,11 +99,11 @@ def scaled_bias(self, q, k, gates, at):
 
 Rotary, Alibi = rotary.Rotary, alibi.Alibi
 FAULTS = {
-    "the inverse negates the cosine too": (rotary, "turn", turn_with(negate_cos=True), "fp64 trip kernel"),
-    "pairs interleaved": (rotary, "turn", turn_with(interleaved=True), "fp64 kernel"),
-    "a temperature in the cosine and sine": (rotary, "turn", turn_with(temperature=1.1), "norm fp64 kernel"),
-    "o not inverted": (Rotary, "o", lambda self, x, pos: rotary.turn(x, pos), "shift kernel fp64"),
-    "o left out": (Rotary, "o", lambda self, x, pos: x, "shift kernel fp64"),
+    "the inverse negates the cosine too": (rotary, "turn", turn_with(negate_cos=True), "fp64 trip offset"),
+    "pairs interleaved": (rotary, "turn", turn_with(interleaved=True), "fp64 offset"),
+    "a temperature in the cosine and sine": (rotary, "turn", turn_with(temperature=1.1), "norm fp64 offset"),
+    "o not inverted": (Rotary, "o", lambda self, x, pos: rotary.turn(x, pos), "shift offset fp64"),
+    "o left out": (Rotary, "o", lambda self, x, pos: x, "shift offset fp64"),
     "v rotated twice": (Rotary, "v", lambda self, x, pos: rotary.turn(rotary.turn(x, pos), pos), "shift trip fp64"),
     "positions in bfloat16": (Rotary, "angles", angles_in(torch.bfloat16), "fp64"),
     "angles in float32": (Rotary, "angles", angles_in(torch.float32), "fp64 fp32"),
@@ -134,12 +134,12 @@ def test_a_pair_that_bfloat16_leaves_as_it_came_is_noticed(name, pair, monkeypat
     assert failures(certify(certificate_config(name, [ONE_LAYER]))) == {"bf16"}
 
 
-def zeros_for(way):
-    return lambda q, *rest: torch.zeros_like(way(q, *rest))
+def zeros_for(kernel):
+    return lambda q, *rest: torch.zeros_like(kernel(q, *rest))
 
 
 def forgetful(extended):
-    """`Past.extended` whose keys and values of earlier pieces are gone."""
+    """`KVCache.extended` whose keys and values of earlier pieces are gone."""
 
     def broken(self, *new):
         return tuple(
@@ -151,11 +151,11 @@ def forgetful(extended):
 
 
 PATHS = {
-    "fused": (ways, "fused", zeros_for, ["nope", "qkvo_rope"]),
-    "masked": (ways, "masked", zeros_for, ["alibi"]),
-    "blocks": (ways, "blocks", zeros_for, ["alibi", "nope", "sinusoidal"]),
-    "flex": (ways, "flex", zeros_for, ["alibi"]),
-    "pieces": (Past, "extended", forgetful, ["alibi", "nope", "sinusoidal"]),
+    "fused": (kernels, "fused", zeros_for, ["nope", "qkvo_rope"]),
+    "masked": (kernels, "masked", zeros_for, ["alibi"]),
+    "blocks": (kernels, "blocks", zeros_for, ["alibi", "nope", "sinusoidal"]),
+    "flex": (kernels, "flex", zeros_for, ["alibi"]),
+    "pieces": (KVCache, "extended", forgetful, ["alibi", "nope", "sinusoidal"]),
 }
 
 
@@ -168,15 +168,15 @@ def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
         assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
 
 
-def without_gradient(way):
-    """A way that attention runs whose bias gets no gradient."""
-    return lambda q, k, v, bias, *rest: way(q, k, v, lambda *at: bias(*at).detach(), *rest)
+def without_gradient(kernel):
+    """A kernel whose bias gets no gradient."""
+    return lambda q, k, v, bias, *rest: kernel(q, k, v, lambda *at: bias(*at).detach(), *rest)
 
 
 @pytest.mark.parametrize("name", ["t5", "fire", "cope", "fox"])
 @pytest.mark.parametrize("path", ["masked", "blocks"])
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
-    monkeypatch.setattr(ways, path, without_gradient(getattr(ways, path)))
+    monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
         error, where = gradients(Specimen.of(certificate_config(name, [ONE_LAYER])))
     assert error > SLOPE and where.startswith(f"{path}, ")
@@ -240,22 +240,22 @@ def test_gradients_of_all_weights_are_those_of_float64(name, how):
     assert beyond(name, how) == {}
 
 
-def narrow_way(monkeypatch, way):
-    """The CPU's usual way of biased attention replaced, but for the float64 that it is held to."""
-    exact = ways.masked
+def narrow_kernel(monkeypatch, kernel):
+    """The CPU's usual kernel for biased attention replaced, but for the float64 that it is held to."""
+    exact = kernels.masked
     monkeypatch.setattr(
-        ways, "masked", lambda q, *rest: exact(q, *rest) if q.dtype == torch.float64 else way(exact, q, *rest)
+        kernels, "masked", lambda q, *rest: exact(q, *rest) if q.dtype == torch.float64 else kernel(exact, q, *rest)
     )
 
 
 @pytest.mark.parametrize("how", FORMATS)
 def test_a_gradient_that_misses_a_term_is_noticed(how, monkeypatch):
-    narrow_way(monkeypatch, lambda exact, q, k, v, *rest: exact(q, k, v.detach(), *rest))
+    narrow_kernel(monkeypatch, lambda exact, q, k, v, *rest: exact(q, k, v.detach(), *rest))
     assert any("qkv" in path for path in beyond("alibi", how))
 
 
 def test_a_learned_bias_without_gradient_is_noticed(monkeypatch):
-    narrow_way(monkeypatch, lambda exact, *rest: without_gradient(exact)(*rest))
+    narrow_kernel(monkeypatch, lambda exact, *rest: without_gradient(exact)(*rest))
     assert set(beyond("t5", "fp32")) == {"eager gradient of scheme.layers.0.table"}
 
 

@@ -17,11 +17,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-from posbench.attention.ways import attend
+from posbench.attention.kernels import attend
 from posbench.composition import compose
 from posbench.config import SchemeConfig
 from posbench.model import build_model
-from posbench.schemes import At, Shape, build_scheme
+from posbench.schemes import Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.schemes.t5 import buckets_of
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
@@ -54,7 +54,7 @@ def scheme_of(kind, shape=SHAPE, **options):
 def whole(scheme, q=None, k=None, offset=0, length=T):
     """The bias of every pair of tokens of a window that begins at position `offset`, [1 or B, H, T, T]."""
     q = random(1, scheme.shape.num_heads, length, D) if q is None else q
-    at = At(scheme.prepare(torch.arange(offset, offset + q.shape[2]), q.shape[2]), offset, offset, q.shape[2])
+    at = Placement(scheme.prepare(torch.arange(offset, offset + q.shape[2]), q.shape[2]), offset, offset, q.shape[2])
     bias, rows = scheme.bias(q, k, None, at), torch.arange(q.shape[2])
     b, h = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[1])[:, None, None]
     return bias(b, h, rows[:, None], rows).expand(len(q), -1, -1, -1)

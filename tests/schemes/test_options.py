@@ -9,7 +9,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine import plugins
 from posbench.model import build_model, check_scheme
-from posbench.schemes import SCHEMES, At, Scheme, Shape, build_scheme
+from posbench.schemes import SCHEMES, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.rotary import Rotary
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
 from tests.schemes.trials import trial
@@ -74,7 +74,7 @@ def test_the_base_class_unchanged_is_nope_and_so_is_a_rotation_of_no_site():
     for scheme in (Scheme(SHAPE), Rotary(SHAPE, [])):
         pos = scheme.prepare(torch.arange(5), 5)
         assert scheme.is_relative and all(getattr(scheme, hook)(x, pos) is x for hook in ("embed", "q", "k", "v", "o"))
-        assert scheme.gate(x, pos) is None and scheme.bias(x, x, None, At(pos, 0, 0, 5)) is None
+        assert scheme.gate(x, pos) is None and scheme.bias(x, x, None, Placement(pos, 0, 0, 5)) is None
 
 
 LEARNED, NOPE = ({"name": name, "kind": name} for name in ("learned", "nope"))

@@ -258,12 +258,12 @@ def test_the_shared_parts_of_every_kind_are_drawn_alike():
 
 def test_a_past_that_is_full_takes_no_more():
     model = build_model(certificate_config("nope"), VOCAB)
-    pasts = model.pasts(4)
+    caches = model.caches(4)
     with torch.no_grad():
-        model.hidden(random_tokens(3), 0, pasts)
-        assert pasts[0].num_bytes == 4 * 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32, 4 tokens
-        with pytest.raises(ConfigError, match="6 tokens do not fit a past that was made for 4"):
-            model.hidden(random_tokens(3), 0, pasts)
+        model.hidden(random_tokens(3), 0, caches)
+        assert caches[0].num_bytes == 4 * 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32, 4 tokens
+        with pytest.raises(ConfigError, match="6 tokens do not fit a cache made for 4"):
+            model.hidden(random_tokens(3), 0, caches)
 
 
 FLOPS = {  # of one layer, a token of a window of T

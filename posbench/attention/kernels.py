@@ -1,4 +1,4 @@
-"""How causal softmax attention runs. Four ways to the same numbers, picked from what the scheme needs and the device.
+"""Kernels of causal softmax attention: four that give the same numbers, picked by what the scheme needs and the device.
 
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
     blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
@@ -228,7 +228,7 @@ def attend(
     reads_rows: bool = True,
     may_compile: bool = False,
 ) -> Tensor:
-    """Causal attention by the best of the ways above that can carry `bias`.
+    """Causal attention by the fastest of the kernels above that can carry `bias`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
     are kept; bias, None or a function of rows; scale, what multiplies q . k; reads_rows, as in `flex`; may_compile,

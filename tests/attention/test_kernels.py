@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from posbench.attention.ways import attend, blocks, causal_tiles, kernel_options, masked
+from posbench.attention.kernels import attend, blocks, causal_tiles, kernel_options, masked
 from posbench.reference.biases import alibi_slopes
-from posbench.schemes import At, Shape
+from posbench.schemes import Placement, Shape
 from posbench.schemes.alibi import Alibi
 
 # Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
@@ -39,14 +39,14 @@ def alibi_of(q, k, dtype=torch.float64, first=0):
     """ALiBi's bias for the queries `q`, which are the last of the keys `k`; the first key is at position `first`."""
     H, D = q.shape[1], q.shape[3]
     scheme = Alibi(Shape(H * D, H, k.shape[1], D)).to(dtype)
-    return scheme.bias(q, k, None, At(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
+    return scheme.bias(q, k, None, Placement(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
 
 
-def scaled(way, **options):
-    return lambda q, k, v, bias: way(q, k, v, bias, q.shape[3] ** -0.5, **options)
+def scaled(kernel, **options):
+    return lambda q, k, v, bias: kernel(q, k, v, bias, q.shape[3] ** -0.5, **options)
 
 
-WAYS = {
+KERNELS = {
     "attend": scaled(attend),
     "blocks": scaled(blocks),
     "blocks of 8": scaled(blocks, block=8),
@@ -55,29 +55,29 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("T", [1, 2, 37, 127, 128, 129, 300, 640])
-def test_every_way_equals_the_definition(T, dtype, biased, way):
+def test_every_kernel_equals_the_definition(T, dtype, biased, kernel):
     B, H, Hkv, D = (2, 6, 2, 16) if T < 200 else (1, 3, 1, 8)
     q, k, v = random_heads(B, H, Hkv, T, D, dtype)
     bias = alibi_of(q, k, torch.promote_types(dtype, torch.float32)) if biased else None
-    out = WAYS[way](q, k, v, bias)
+    out = KERNELS[kernel](q, k, v, bias)
     assert out.dtype == dtype and out.shape == q.shape
     rounding, roundings = ROUNDING[dtype]
     error = (out.double() - defined(q, k, v, alibi_slopes(H) if biased else None)).abs().max()
     assert error <= roundings * rounding * v.double().abs().max()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("last", [1, 8, 129, 299])
-def test_fewer_queries_than_keys_are_the_last_ones(last, biased, way):
+def test_fewer_queries_than_keys_are_the_last_ones(last, biased, kernel):
     q, k, v = random_heads(2, 6, 2, 300, 16, torch.float64)
     queries = q[:, :, -last:]
     bias = alibi_of(queries, k, first=1000) if biased else None
-    rows = WAYS[way](queries, k, v, bias)
+    rows = KERNELS[kernel](queries, k, v, bias)
     expected = defined(q, k, v, alibi_slopes(6) if biased else None)[:, :, -last:]
     assert (rows - expected).abs().max() <= 1e-13
 
@@ -88,12 +88,12 @@ def test_a_bias_of_nothing_is_no_bias():
     assert torch.allclose(nothing, scaled(attend)(q, k, v, None), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(way):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(kernel):
     q, k, _ = random_heads(2, 4, 2, 150, 16, torch.float64)
     v = k[..., :6].contiguous() + 1
     c = torch.randn(2, 4, 150, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    out = WAYS[way](q, k, v, lambda b, h, i, j: c[b, h, i] - c[b, h, j])
+    out = KERNELS[kernel](q, k, v, lambda b, h, i, j: c[b, h, i] - c[b, h, j])
     keys, values = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     scores = q @ keys.transpose(-2, -1) / 4 + c[..., :, None] - c[..., None, :]
     causal = torch.ones(150, 150, dtype=torch.bool).tril()
