@@ -14,7 +14,7 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
 
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
 kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
-for roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores are rounded in
+for roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores round in
 proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights; with
 `compiled` blocks are compiled too, as training has them (`training`).
 

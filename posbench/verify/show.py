@@ -96,7 +96,7 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     limits = ", ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
         f"fp32 bf16: rounding error (root mean square) at position {FAR:,}, in units of the format's precision (limit: "
-        f"{limits}). The largest of every kernel of attention, of reading in pieces and of each hook alone; on a GPU or "
+        f"{limits}). The largest of every kernel, of reading in pieces and of each hook alone; on a GPU or "
         "with --compiled also gradients of all weights, with --compiled also compiled blocks. Where hooks make q and k "
         "longer, it is divided by how much"
     )
