@@ -53,7 +53,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
             for own, new in zip(module.buffers(recurse=False), made.buffers(recurse=False), strict=True):
                 own.copy_(new)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **others: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **others: Any) -> dict[str, Any]:  # type: ignore[override]
         """The whole window each time: schemes differ in what could be cached, and exports are scored, not served."""
         return {"input_ids": input_ids, "attention_mask": others.get("attention_mask")}
 
