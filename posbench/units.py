@@ -22,15 +22,29 @@ def whole_number(value: Any, thousand: int = 1000) -> int | None:
     return int(number) if number == number.to_integral_value() else None
 
 
-def short_count(count: int) -> str:
+def short_count(count: float) -> str:
     """`2.05M`: three digits and a unit."""
-    size, unit = next((each for each in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if count >= each[0]), (1, ""))
-    return f"{float(f'{count / size:.3g}'):g}{unit}"
+    return _short(count, "", "k", "M", "B", "T")
 
 
 def short_bytes(count: float) -> str:
     """`1.2 GB`: three digits and a unit."""
-    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if count >= size:
-            return f"{count / size:.3g} {name}"
-    return f"{count / 1e3:.3g} kB"
+    return _short(count, " B", " kB", " MB", " GB", " TB")
+
+
+def _short(count: float, *units: str) -> str:
+    power = next((n for n in range(len(units) - 1, 0, -1) if count >= 1000**n), 0)
+    return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
+
+
+def short_length(tokens: int) -> str:
+    """`8k` for 8192: the number itself where it is not a multiple of 1024."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `5.2 min`, `33 h`, `2.4 days`: two digits or more, and the largest unit of which there are two."""
+    units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    count = seconds / size
+    return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"

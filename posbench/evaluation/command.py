@@ -24,6 +24,7 @@ from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.readings import Result, row_name
 from posbench.tracking import offline_hint, open_tracker
+from posbench.units import short_length
 
 _MOST_NAMED = 10  # failures
 
@@ -303,8 +304,3 @@ def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]
         console.print(
             "Each row is the mean over its own seeds; `posbench report` compares over the seeds that all rows have."
         )
-
-
-def short_length(length: int) -> str:
-    """`8k` for 8192, the number itself where it is not a multiple of 1024."""
-    return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -17,7 +17,8 @@ import numpy as np
 
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.statistics import decided, equivalent
-from posbench.reporting.tables import half, length_text, short_count, single_options, text_of
+from posbench.reporting.tables import half, single_options, text_of
+from posbench.units import short_count, short_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -261,7 +262,7 @@ def by_option(c: Comparison, cells: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(schemes)), schemes)
     axes.set_ylim(len(schemes) - 0.5, -0.6)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"perplexity at {length_text(int(cells['length'].iloc[0]))} tokens (left is better)")
+    axes.set_xlabel(f"perplexity at {short_length(int(cells['length'].iloc[0]))} tokens (left is better)")
     figure.legend(loc="outside upper right", ncols=6, frameon=False, fontsize=8)
     return figure
 
@@ -381,11 +382,11 @@ def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> Non
     """Lengths in tokens on a log scale, the training length marked."""
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
-    axes.set_xticks(shown, [length_text(n) for n in shown])
+    axes.set_xticks(shown, [short_length(n) for n in shown])
     axes.minorticks_off()
     axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
-    axes.annotate(f"trained at {length_text(training_length)}", (training_length, 1), (3, -1), **where)
+    axes.annotate(f"trained at {short_length(training_length)}", (training_length, 1), (3, -1), **where)
 
 
 def log_numbers(axes: Axes) -> None:

@@ -11,6 +11,7 @@ from posbench.config import ConfigError
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.table import COLUMNS
+from posbench.units import short_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,7 @@ def environment() -> Environment:
         "verdicts": _verdicts,
         "table": tables.markdown,
         "number": tables.number,
-        "length_text": tables.length_text,
+        "length_text": short_length,
         "round_down": tables.round_down,
         "round_up": lambda value: f"{value:.2g}",
     }

@@ -20,6 +20,7 @@ from posbench.reporting.pages import environment, show, words, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
 from posbench.table import config_of, read, settings_of
+from posbench.units import short_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,7 +228,7 @@ def _models(c: Comparison) -> str:
     parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
     return (
         f"{_count(len(c.schemes), 'position scheme')}, {_count(len(c.seeds), 'seed')}; models of "
-        f"{tables.short_count(parameters)} parameters after {tables.short_count(runs['tokens'].iloc[0])} tokens of "
+        f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
         f"{c.config['data']['name']}, context {c.training_length}"
     )
 

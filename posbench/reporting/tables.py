@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.reporting.statistics import decided, interval, letters, verdict
+from posbench.units import short_count, short_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,13 +84,13 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         row = {"scheme": scheme}
         for n in shown:
             half_width = least.get(n, math.nan) if n != T else least.min()
-            row[length_text(n) + " (trained)" * (n == T)] = (
+            row[short_length(n) + " (trained)" * (n == T)] = (
                 perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
             )
         last = of.reindex([max(lengths)]).iloc[0]
-        longest = length_text(max(lengths))
+        longest = short_length(max(lengths))
         if T in lengths and max(lengths) > T:
-            row[f"change from {length_text(T)}"] = number(last["change"], sign=True)
+            row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
         rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
     return frame(rows)
 
@@ -339,22 +340,9 @@ def whole(value: Any) -> str:
     return DASH if math.isnan(value) else f"{value:,.0f}"
 
 
-def short_count(count: float) -> str:
-    """`166k`, `1.02M`, `1.2B`."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{float(f'{count / size:.3g}'):g}{unit}"
-    return f"{count:g}"
-
-
 def flops_text(flops: Any) -> str:
     """`6.15e12`, a dash for NaN."""
     return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
-
-
-def length_text(tokens: int) -> str:
-    """`512`, `1k`, `8k`, `1001`: short where it is a whole number of 1024."""
-    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
 
 
 def text_of(value: Any) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from posbench.units import short_count
+
 SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -51,7 +53,7 @@ class TrainingProgress:
             return
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
         rate = row.get("tokens_per_second")
-        speed = "first step" if rate is None else f"{_short(rate)} tok/s"
+        speed = "first step" if rate is None else f"{short_count(rate)} tok/s"
         if not self.bar.disable:
             self.bar.update(self.task, loss=loss, speed=speed)
         elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
@@ -65,7 +67,3 @@ class TrainingProgress:
 def _is_worker() -> bool:
     """Whether this process is one of several of a sweep, whose bars would overwrite each other."""
     return multiprocessing.current_process().name != "MainProcess"
-
-
-def _short(number: float) -> str:
-    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
