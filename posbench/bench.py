@@ -27,20 +27,19 @@ from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.machine.speed import matmul_rate
 from posbench.model import Decoder, build_model
-from posbench.size import cache, num_parameters, training_flops_per_token
+from posbench.size import cache, num_parameters, training_flops_per_token, vocab_size
 from posbench.training.step import TrainingStep
 
-VOCAB_SIZE = 4096
 WARMUP_STEPS = 3
 
 
 class Contender:
     """The training step of one scheme on random tokens, with its measurements."""
 
-    def __init__(self, config: Config, device: Device) -> None:
+    def __init__(self, config: Config, device: Device, vocab_size: int) -> None:
         self.device = device
-        self.step = TrainingStep(config, build_model(config, VOCAB_SIZE), device)
-        self.tokens = random_tokens(config.train.batch_size, config.train.context_length, device)
+        self.step = TrainingStep(config, build_model(config, vocab_size), device)
+        self.tokens = random_tokens(config.train.batch_size, config.train.context_length, vocab_size, device)
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
         self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
@@ -102,10 +101,10 @@ class Contender:
         }
 
 
-def random_tokens(batch: int, length: int, device: Device) -> torch.Tensor:
+def random_tokens(batch: int, length: int, vocab_size: int, device: Device) -> torch.Tensor:
     """[batch, length + 1] int64 on the device, the same every time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(VOCAB_SIZE, (batch, length + 1), generator=generator).to(device.torch)
+    return torch.randint(vocab_size, (batch, length + 1), generator=generator).to(device.torch)
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
@@ -121,13 +120,14 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
-    contenders = _contenders(configs, device)
+    entries = vocab_size(first)
+    contenders = _contenders(configs, device, entries)
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
             contender.measure(steps, next(iter(contenders.values())))
-    sizes = {name: sizes_of(config, contenders[name], device.dtype) for name, config in configs.items()}
+    sizes = {name: sizes_of(config, contenders[name], device.dtype, entries) for name, config in configs.items()}
     stated_rate = datasheet_rate(device.describe()["name"])
     figures = {
         name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates), stated_rate)
@@ -137,7 +137,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "what": "training step",
         "device": device.describe(),
         "model": first.model.name,
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": entries,
         "context_length": first.train.context_length,
         "batch_size": first.train.batch_size,
         "rounds": rounds,
@@ -148,24 +148,24 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     }
 
 
-def sizes_of(config: Config, contender: Contender, dtype: torch.dtype) -> dict[str, float]:
+def sizes_of(config: Config, contender: Contender, dtype: torch.dtype, vocab_size: int) -> dict[str, float]:
     """What a scheme has by its definition: parameters, FLOPs of training a token, bytes that it keeps of the past."""
     kept = cache(config, dtype)
     of_scheme = sum(parameter.numel() for parameter in contender.step.model.scheme.parameters())
     return {
-        "parameters": sum(num_parameters(config, VOCAB_SIZE).values()) + of_scheme,
-        "flops_per_token": training_flops_per_token(config, VOCAB_SIZE),
+        "parameters": sum(num_parameters(config, vocab_size).values()) + of_scheme,
+        "flops_per_token": training_flops_per_token(config, vocab_size),
         "cache_bytes_per_token": kept.bytes_per_token,
         "state_bytes": kept.state_bytes,
     }
 
 
-def _contenders(configs: dict[str, Config], device: Device) -> dict[str, Contender]:
+def _contenders(configs: dict[str, Config], device: Device, vocab_size: int) -> dict[str, Contender]:
     contenders: dict[str, Contender] = {}
     for name, config in configs.items():
         held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
         device.reset_peak_memory()
-        contender = Contender(config, device)
+        contender = Contender(config, device, vocab_size)
         # A process on a CPU has one resident set: its peak tells of the first scheme only.
         contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
         contenders[name] = contender
@@ -183,11 +183,12 @@ def bench_evaluation(
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
+    entries = vocab_size(first)
     figures: dict[str, dict[str, Any]] = {name: {} for name in configs}
     for length in lengths:
-        tokens = random_tokens(1, length, device)
+        tokens = random_tokens(1, length, entries, device)
         for name, config in configs.items():
-            model = build_model(config, VOCAB_SIZE).to(device.torch).eval()
+            model = build_model(config, entries).to(device.torch).eval()
             model.compute_dtype = device.dtype
             if device.compiled:
                 model.allow_compiled_attention()

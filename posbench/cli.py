@@ -264,21 +264,23 @@ def plan(
     ctx: typer.Context,
     words: Overrides = None,
     device: Annotated[str, typer.Option(help="The GPU: H100, H200, A100, L40S, RTX 4090.")] = "H100",
-    mfu: Annotated[float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.")] = 0.4,
-    gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.")] = 1,
+    mfu: Annotated[
+        float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.", min=1e-6, max=1)
+    ] = 0.4,
+    gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.", min=1)] = 1,
     flops: Annotated[
-        float | None, typer.Option(help="FLOP/s of the GPU, instead of the datasheet's.", show_default=False)
+        float | None, typer.Option(help="FLOP/s of the GPU, instead of the datasheet's.", min=1e6, show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours, disk. Nothing is trained.
+    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, disk, hours on a GPU and on this machine.
 
     `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
     """
     from posbench import plan as planning
 
-    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, flops)
+    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, flops, time_here=True)
     if as_json:
         typer.echo(planning.as_json(planned))
     else:

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from posbench.attention import build_kind
@@ -19,12 +19,15 @@ from posbench.data.preparation import prepared_tokens
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.model import shape_of
-from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token
+from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
-from posbench.units import short_bytes
+from posbench.units import duration, short_bytes, short_count
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+MOST_SECONDS = 20.0  # that timing this machine may take
 
 
 @dataclass(frozen=True)
@@ -54,28 +57,39 @@ class Plan:
     gpus: int
     hours: float  # GPU-hours of all runs: training, its validation and evaluation
     wall_hours: float  # with `gpus` of them busy all the time
+    machine: str | None  # the device of this machine, where it was timed
+    machine_hours: float | None  # of all runs on it, one after another
     memory_bytes: dict[str, int]  # per GPU while training, one process a run
     disk_bytes: dict[str, int]
 
 
 def plan(
-    words: Sequence[str], device: str = "H100", mfu: float = 0.4, gpus: int = 1, flops_per_second: float | None = None
+    words: Sequence[str],
+    device: str = "H100",
+    mfu: float = 0.4,
+    gpus: int = 1,
+    flops_per_second: float | None = None,
+    time_here: bool = False,
 ) -> Plan:
     """The cost of the runs that `posbench train -m WORDS` would make.
 
     Arguments: device, a name of `posbench.machine.costs.DATASHEET`; mfu, the share of its rate that training reaches;
-    flops_per_second, a rate in place of the datasheet's.
-    Raises: ConfigError for what train would refuse, an unknown device or a share out of range.
+    flops_per_second, a rate in place of the datasheet's; time_here, whether to time a few steps on this machine.
+    Raises: ConfigError for what train would refuse, and for an unknown device.
     """
-    rate = _rate(device, mfu, gpus, flops_per_second)
+    rate = DATASHEET.get(device) if flops_per_second is None else flops_per_second
+    if rate is None:
+        raise ConfigError(
+            f"--device {device!r} is not known{nearest(device, DATASHEET)} (known: {', '.join(DATASHEET)}); or give "
+            "--flops its FLOP/s"
+        )
     configs, seeds = _rows(words)
     costs = [_cost(config) for config in configs]
     first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
     text_tokens = prepared_tokens(first)
-    training, validation, evaluation = (
-        seeds * sum(getattr(cost, name) for cost in costs) for name in ("training", "validation", "evaluation")
-    )
-    hours = (training + validation + evaluation) / mfu / rate / 3600
+    flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
+    hours = sum(flops.values()) / mfu / rate / 3600
+    machine, machine_rate = _timed(first, mfu) if time_here else (None, None)
     runs = seeds * len(configs)
     return Plan(
         experiment=first.experiment_name,
@@ -89,15 +103,17 @@ def plan(
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
         epochs=costs[0].tokens / text_tokens if text_tokens else None,
-        training_flops=training,
-        validation_flops=validation,
-        evaluation_flops=evaluation,
+        training_flops=flops["training"],
+        validation_flops=flops["validation"],
+        evaluation_flops=flops["evaluation"],
         device=device if flops_per_second is None else "as given",
         flops_per_second=rate,
         mfu=mfu,
         gpus=gpus,
         hours=hours,
         wall_hours=math.ceil(runs / gpus) / runs * hours,
+        machine=machine,
+        machine_hours=sum(flops.values()) / machine_rate / 3600 if machine_rate else None,
         memory_bytes=largest.memory,
         disk_bytes={
             # One more than is kept while the newest is written.
@@ -107,21 +123,22 @@ def plan(
     )
 
 
-def _rate(device: str, mfu: float, gpus: int, flops_per_second: float | None) -> float:
-    """FLOP/s that the hours are counted by. Raises: ConfigError for an option that is unknown or out of range."""
-    if not 1e-6 <= mfu <= 1:
-        raise ConfigError(f"--mfu {mfu} must be from 1e-6 to 1: 0.4 is usual, and posbench bench measures it")
-    if gpus < 1:
-        raise ConfigError(f"--gpus {gpus} must be at least 1")
-    if flops_per_second is None and device not in DATASHEET:
-        raise ConfigError(
-            f"--device {device!r} is not known{nearest(device, DATASHEET)} (known: {', '.join(DATASHEET)}); or give "
-            "--flops its FLOP/s"
-        )
-    rate = DATASHEET[device] if flops_per_second is None else flops_per_second
-    if not 1e6 <= rate <= 1e24:
-        raise ConfigError(f"--flops {rate} must be a number of FLOP/s from 1e6 to 1e24, such as 989e12")
-    return rate
+def _timed(config: Config, mfu: float) -> tuple[str, float]:
+    """This machine's device, and the model FLOP/s of training steps on it, not compiled.
+
+    Where a few steps would take too long, that is the share `mfu` of the rate of a matrix product.
+    """
+    from posbench.bench import WARMUP_STEPS, Contender
+    from posbench.machine.device import choose_device
+    from posbench.machine.speed import matmul_rate
+
+    config = replace(config, train=replace(config.train, compile=False))
+    device, entries = choose_device(config.train), vocab_size(config)
+    flops_per_token = training_flops_per_token(config, entries)
+    rate = mfu * matmul_rate(device)
+    if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
+        rate = Contender(config, device, entries).rate(3) * flops_per_token
+    return device.describe()["name"], rate
 
 
 def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
@@ -130,12 +147,9 @@ def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in swept.items()))
-    made = [[*single, *combination] for combination in combinations]
-    trunks = [compose(of_run) for of_run in made]
-    branches = [
-        compose([*of_run, *more]) for of_run, trunk in zip(made, trunks, strict=True) for more in trunk.branch_words()
-    ]
-    return [*trunks, *branches], seeds
+    trunks = [(of_run, compose(of_run)) for each in combinations for of_run in [[*single, *each]]]
+    branches = [compose([*of_run, *more]) for of_run, trunk in trunks for more in trunk.branch_words()]
+    return [*(trunk for _, trunk in trunks), *branches], seeds
 
 
 @dataclass(frozen=True)
@@ -145,26 +159,26 @@ class _Cost:
     vocab_size: int
     parameters: dict[str, int]
     tokens: int
-    training: float
-    validation: float
-    evaluation: float
+    flops: dict[str, float]
     memory: dict[str, int]
     kept_bytes: int  # of the checkpoints that are kept: weights and two moments in float32
 
 
 def _cost(config: Config) -> _Cost:
-    vocab_size = _vocab_size(config)
-    parameters = num_parameters(config, vocab_size)
+    entries = vocab_size(config)
+    parameters = num_parameters(config, entries)
     train = config.train
     tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
     return _Cost(
-        vocab_size=vocab_size,
+        vocab_size=entries,
         parameters=parameters,
         tokens=tokens,
-        training=tokens * training_flops_per_token(config, vocab_size),
-        validation=_validation_flops(config, vocab_size),
-        evaluation=_evaluation_flops(config, vocab_size),
-        memory=training_memory(config, vocab_size),
+        flops={
+            "training": tokens * training_flops_per_token(config, entries),
+            "validation": _validation_flops(config, entries),
+            "evaluation": _evaluation_flops(config, entries),
+        },
+        memory=training_memory(config, entries),
         kept_bytes=12 * sum(parameters.values()) * config.train.keep_checkpoints,
     )
 
@@ -215,23 +229,6 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
     )
 
 
-def _vocab_size(config: Config) -> int:
-    """Of the model's table, where it can be told before the text is read."""
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    tokenizer = config.tokenizer
-    if tokenizer.kind == "file":
-        from posbench.data.tokenization import file_content
-
-        try:
-            return len(json.loads(file_content(tokenizer))["model"]["vocab"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"tokenizer.path={tokenizer.path} cannot be read ({error}): fix it, or give model.vocab_size=..."
-            ) from error
-    return {"bytes": 257}.get(tokenizer.kind, tokenizer.vocab_size)
-
-
 def show(plan: Plan, console: Console) -> None:
     """Print the plan as a table of two columns."""
     from rich.table import Table
@@ -246,9 +243,9 @@ def show(plan: Plan, console: Console) -> None:
         "experiment": plan.experiment + (f" (after {plan.source})" if plan.source else ""),
         "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds"
         + (f" x {settings} other settings" if settings > 1 else ""),
-        "parameters": f"{_big(total)}: {_big(plan.parameters_body)} in the layers, "
-        f"{_big(plan.parameters_embedding)} in the embeddings",
-        "tokens": f"{_big(plan.tokens_a_run)} per run, {_big(plan.tokens_in_all)} in all; context "
+        "parameters": f"{short_count(total)}: {short_count(plan.parameters_body)} in the layers, "
+        f"{short_count(plan.parameters_embedding)} in the embeddings",
+        "tokens": f"{short_count(plan.tokens_a_run)} per run, {short_count(plan.tokens_in_all)} in all; context "
         f"{plan.context_length:,}",
         "epochs": "unknown until the text is prepared (posbench prepare)"
         if plan.epochs is None
@@ -258,11 +255,17 @@ def show(plan: Plan, console: Console) -> None:
         "memory": f"{short_bytes(sum(memory.values()))} per GPU (estimate): weights, gradients and moments "
         f"{short_bytes(memory['state'])}, activations {short_bytes(memory['activations'])}, "
         f"logits {short_bytes(memory['logits'])}",
-        "time": f"{_hours(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} "
-        f"TFLOP/s" + (f"; {_hours(plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
+        "on a GPU": duration(3600 * plan.hours)
+        + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
+        + f" on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} TFLOP/s"
+        + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
+        "here": f"about {duration(3600 * (plan.machine_hours or 0))} on this machine ({plan.machine}), one run at a "
+        "time",
         "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
         + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }
+    if plan.machine is None:
+        del rows["here"]
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
@@ -271,18 +274,3 @@ def show(plan: Plan, console: Console) -> None:
 def as_json(plan: Plan) -> str:
     """The plan as JSON, with its units in the names of the fields."""
     return json.dumps(asdict(plan), indent=2)
-
-
-def _big(count: float) -> str:
-    for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{name}"
-    return f"{count:g}"
-
-
-def _hours(hours: float) -> str:
-    if hours >= 48:
-        return f"{hours:,.0f} hours ({hours / 24:,.1f} days)"
-    if hours >= 1:
-        return f"{hours:.1f} hours"
-    return f"{60 * hours:.1f} minutes" if hours > 1 / 60 else f"{3600 * hours:.2g} seconds"

@@ -24,6 +24,20 @@ class Cache:
     state_bytes: float  # of a recurrence, whatever the length
 
 
+def vocab_size(config: Config) -> int:
+    """V, the rows of the model's table, before any text is read: a tokenizer of a file or of the hub is opened.
+
+    Raises: ConfigError where that cannot be read.
+    """
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    if config.tokenizer.kind in ("file", "hub"):
+        from posbench.data import tokenization
+
+        return tokenization.vocab_size(tokenization.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
+    return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
+
+
 def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
     """Parameters without the scheme's own: `embedding` (both tables when untied) and `body` (the rest)."""
     model = config.model

@@ -44,7 +44,7 @@ def short_length(tokens: int) -> str:
 
 def duration(seconds: float) -> str:
     """`42 s`, `5.2 min`, `33 h`, `2.4 days`: two digits or more, and the largest unit of which there are two."""
-    units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+    units = ((31_536_000, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     count = seconds / size
     return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"
