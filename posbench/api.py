@@ -63,8 +63,8 @@ def evaluate(
 
     from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
-    from posbench.runs.named import runs_named
-    from posbench.runs.readings import perplexity
+    from posbench.runs.finding import runs_named
+    from posbench.runs.results import perplexity
 
     question = Question(
         lengths=tuple(parse_length("lengths", length) for length in lengths),
@@ -88,8 +88,8 @@ def evaluate(
             "seed": answer.seed,
             "protocol": answer.result.protocol,
             "length": answer.result.length,
-            "under": " ".join(answer.result.reading.words),
-            "data": answer.result.reading.data or "",
+            "under": " ".join(answer.result.key.options),
+            "data": answer.result.key.data or "",
             "loss": answer.result.header["nll_mean"],
             "perplexity": perplexity(answer.result.header["nll_mean"]),
             "bits_per_byte": answer.result.header.get("bits_per_byte"),

@@ -411,7 +411,7 @@ def evaluate(
     """
     from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
-    from posbench.runs.named import runs_named
+    from posbench.runs.finding import runs_named
 
     question = Question(
         lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
@@ -527,7 +527,7 @@ def report(
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
     from posbench.runs import find_runs
-    from posbench.runs.named import experiment_named
+    from posbench.runs.finding import experiment_named
 
     folder = experiment_named(name, runs_dir)
     if any(run.path == folder for run in find_runs(folder)):
@@ -546,7 +546,7 @@ def list_runs(
     Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
     """
     from posbench import listing
-    from posbench.runs.named import runs_named
+    from posbench.runs.finding import runs_named
 
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
@@ -567,7 +567,7 @@ def compare(
 ) -> None:
     """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
     from posbench.reporting.compare import compare as compare_runs
-    from posbench.runs.named import runs_named
+    from posbench.runs.finding import runs_named
 
     compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
 
@@ -595,8 +595,7 @@ def pack(
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    from posbench.runs.finding import pack_experiment
-    from posbench.runs.named import experiment_named
+    from posbench.runs.finding import experiment_named, pack_experiment
 
     if experiment == "":
         raise ConfigError("a name is empty: give posbench pack EXPERIMENT")
@@ -624,7 +623,7 @@ def sample(
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
-    from posbench.runs.named import runs_named
+    from posbench.runs.finding import runs_named
     from posbench.sampling import Drawing
     from posbench.sampling import sample as draw
     from posbench.scheme_file import name_file
@@ -659,7 +658,7 @@ def export(
     `posbench export demo/vo_rope/seed=0 vo_rope_hf`, and then `AutoModelForCausalLM.from_pretrained("vo_rope_hf")`
     """
     from posbench.huggingface import export_run
-    from posbench.runs.named import run_named
+    from posbench.runs.finding import run_named
     from posbench.scheme_file import name_file
 
     if "" in (run, str(folder)):
@@ -713,7 +712,7 @@ def schemes(
         return
     from posbench.machine.files import check_writable
     from posbench.reporting.scheme_plots import plot_schemes
-    from posbench.runs.named import runs_named
+    from posbench.runs.finding import runs_named
 
     check_writable(plot, "plot")
     plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], console(), config_dir)

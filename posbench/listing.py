@@ -16,7 +16,7 @@ from posbench.config import ConfigError
 from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
-from posbench.runs.readings import Reading
+from posbench.runs.results import ResultKey
 from posbench.units import short_bytes, short_count
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _VALIDATION = "validation"  # on its own text that of training, which every fini
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One reading."""
+    """One result."""
 
     length: int  # tokens
     under: tuple[str, ...] = ()  # words that held at evaluation alone; `data=<name>`: on that text
@@ -137,8 +137,8 @@ def _process(run: Run) -> str | None:
 
 
 def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
-    readings = [reading for reading in run.evaluated() if reading.under or reading.protocol != _VALIDATION]
-    groups = groupby(readings, key=lambda each: each.protocol)
+    keys = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
+    groups = groupby(keys, key=lambda each: each.protocol)
     return {name: [Evaluated(each.length, each.under) for each in group] for name, group in groups}
 
 
@@ -207,10 +207,10 @@ def _state_in_words(row: Listed) -> str:
 
 
 def _lengths_in_words(evaluated: dict[str, list[Evaluated]]) -> str:
-    """`fixed 64-2048 (9), validation 128 on pg19`: the shortest and the longest length, and how many readings."""
+    """`fixed 64-2048 (9), validation 128 on pg19`: the shortest and the longest length, and how many results."""
     lengths: dict[tuple[str, str], list[int]] = {}
-    for protocol, each in ((protocol, each) for protocol, readings in evaluated.items() for each in readings):
-        text = Reading(protocol, each.length, each.under).data
+    for protocol, each in ((protocol, each) for protocol, results in evaluated.items() for each in results):
+        text = ResultKey(protocol, each.length, each.under).data
         lengths.setdefault((protocol, f" on {text}" if text else ""), []).append(each.length)
     parts = []
     for (protocol, on), here in lengths.items():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.runs import Manifest, Run
-    from posbench.runs.readings import Result
+    from posbench.runs.results import Result
 
 NGRAM = "ngram"  # the protocol of the rows of n-gram models
 SETTINGS = ("model.", "train.", "scheme.", "device.")  # groups of the configuration whose fields are columns
@@ -156,7 +156,7 @@ class _Rows:
     """Tidy rows as they are collected, column by column."""
 
     def __init__(self) -> None:
-        self.keys: list[dict[str, Any]] = []  # what all rows of one reading and metric have in common
+        self.keys: list[dict[str, Any]] = []  # what all rows of one result and metric have in common
         self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models are among the rows
         self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
 
@@ -189,8 +189,8 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         return _unreadable(run, str(error))
     faults = [*map(str, damaged), *_add_results(number, manifest, stored, rows)]
     logged = _logged(run, faults)
-    final = next((r for r in stored if _protocol(r).is_loss_table and not r.reading.under), None)
-    lost = any(each.reading.protocol == "validation" and not each.reading.under for each in damaged)
+    final = next((r for r in stored if _protocol(r).is_loss_table and not r.key.under), None)
+    lost = any(each.key.protocol == "validation" and not each.key.under for each in damaged)
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     if final:
         _add_ngrams(manifest, stored, rows)
@@ -259,14 +259,17 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
     for result in stored:
         if result.protocol not in PROTOCOLS or result.protocol == NGRAM:
             continue
-        protocol, reading = _protocol(result), result.reading
+        protocol, known_by = _protocol(result), result.key
         columns = {name: result.table[name].to_numpy() for name in result.table.column_names}
         lacking = protocol.lacking(columns)
         if lacking:
-            yield f"{manifest.run_name}, {reading}: it lacks the column {lacking!r}"
+            yield f"{manifest.run_name}, {known_by}: it lacks the column {lacking!r}"
             continue
-        key = _key(number, manifest, reading.protocol, reading.length, reading.step or 0, _task(result, columns))
-        key |= {"under": " ".join(w for w in reading.words if not w.startswith("step=")), "text": reading.data or ""}
+        key = _key(number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _task(result, columns))
+        key |= {
+            "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
+            "text": known_by.data or "",
+        }
         targets = columns["targets"].astype(float)
         place = {"document": columns[(protocol.texts or ("document",))[-1]]}
         place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)

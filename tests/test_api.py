@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import posbench
-from posbench.runs.readings import perplexity
+from posbench.runs.results import perplexity
 from tests.conftest import small_run
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from posbench.listing import _lengths_in_words, as_json, exit_status, list_runs, show, unpacked
-from posbench.machine.lock import hold
+from posbench.machine.lock import locked
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.finding import pack_experiment
 from posbench.training import train
@@ -38,7 +38,7 @@ def experiment(config, tmp_path):
 
 
 def test_every_run_says_what_has_become_of_it(experiment):
-    with hold(experiment / "vo_rope" / "seed=1"):
+    with locked(experiment / "vo_rope" / "seed=1"):
         rows = list_runs(find_runs(experiment))
     assert [row.state for row in rows] == [FINISHED, RUNNING, INTERRUPTED, DIED, UNREADABLE]
     assert [(row.seed, row.step, row.tokens) for row in rows[:4]] == [

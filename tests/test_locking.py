@@ -15,43 +15,43 @@ from pathlib import Path
 import pytest
 
 from posbench.config import ConfigError
-from posbench.machine.lock import hold, is_held
+from posbench.machine.lock import is_locked, locked
 
 
 def test_a_second_one_is_refused_with_process_and_host_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "demo"
-    with hold(folder):
-        assert is_held(folder)
+    with locked(folder):
+        assert is_locked(folder)
         with (
             pytest.raises(ConfigError, match=f"by process {os.getpid()} on {socket.gethostname()} since 20"),
-            hold(folder),
+            locked(folder),
         ):
             pass
-        assert is_held(folder)
-    assert not is_held(folder) and not (tmp_path / "runs").exists()
+        assert is_locked(folder)
+    assert not is_locked(folder) and not (tmp_path / "runs").exists()
 
 
 def test_what_was_written_in_it_stays(tmp_path: Path) -> None:
-    with hold(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         (tmp_path / "run" / "metrics.jsonl").touch()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom posbench.machine.lock import hold\n"
-        "with hold(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+        "import sys, time\nfrom pathlib import Path\nfrom posbench.machine.lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    assert is_held(tmp_path)
-    with pytest.raises(ConfigError, match=f"process {process.pid} on"), hold(tmp_path):
+    assert is_locked(tmp_path)
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"), locked(tmp_path):
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert (tmp_path / ".lock").exists() and not is_held(tmp_path)
-    with hold(tmp_path):
+    assert (tmp_path / ".lock").exists() and not is_locked(tmp_path)
+    with locked(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
 
 
@@ -64,7 +64,7 @@ def test_never_two_at_once_though_the_file_comes_and_goes(tmp_path: Path) -> Non
         nonlocal inside
         while time.monotonic() < until:
             try:
-                with hold(tmp_path / "run"):
+                with locked(tmp_path / "run"):
                     with guard:
                         inside += 1
                         most[0] = max(most[0], inside)
@@ -87,6 +87,6 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match=r"cannot write to .*choose another runs_dir"),
-        hold(tmp_path / "file" / "run"),
+        locked(tmp_path / "file" / "run"),
     ):
         pass

@@ -82,5 +82,5 @@ def test_committed_packs_are_few_small_and_whole() -> None:
     assert len(runs) == 417
     for run in (run for run in runs if run.manifest.seed == 0):
         results, damaged = run.results()
-        [final] = [each for each in results if each.protocol == "validation" and not each.reading.under]
+        [final] = [each for each in results if each.protocol == "validation" and not each.key.under]
         assert not damaged and final.loss == pytest.approx(run.manifest.loss, abs=1e-9) and len(run.logged) > 20

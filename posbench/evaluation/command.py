@@ -22,7 +22,7 @@ from posbench.evaluation.question import Question
 from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
-from posbench.runs.readings import Result, row_name
+from posbench.runs.results import Result, row_name
 from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 
@@ -41,12 +41,12 @@ class Answer:
     @property
     def row(self) -> str:
         """Its name in a table."""
-        return row_name(self.scheme, self.result.reading.words)
+        return row_name(self.scheme, self.result.key.options)
 
     @property
     def table(self) -> tuple[str, str]:
         """Which table it stands in: of an experiment, and of its text where that is another; and the protocol."""
-        text = self.result.reading.data
+        text = self.result.key.data
         return (f"{self.experiment} on {text}" if text else self.experiment), self.result.protocol
 
 
@@ -172,9 +172,9 @@ def _track(run: Run, say: Callable[[str], object]) -> None:
     figures, rows = dict(manifest.figures), []  # those of training too: an offline recording replaces its summary
     for result in (each for each in run.results()[0] if each.protocol in PROTOCOLS):
         own = PROTOCOLS[result.protocol].figures(result.header)
-        place = "@".join(map(str, (result.length, *result.reading.under)))
+        place = "@".join(map(str, (result.length, *result.key.under)))
         figures |= {f"eval/{result.protocol}/{name}@{place}": value for name, value in own.items()}
-        under = " ".join(result.reading.under)
+        under = " ".join(result.key.under)
         named = {"scheme": manifest.scheme, "seed": manifest.seed, "protocol": result.protocol}
         rows.append({**named, "length": result.length, "under": under, **own})
     tracker.summary(figures)
@@ -195,7 +195,7 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
-            lengths.setdefault(row_name(result.protocol, result.reading.under), []).append(short_length(result.length))
+            lengths.setdefault(row_name(result.protocol, result.key.under), []).append(short_length(result.length))
     parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
     if parts:
         done = [f"scored {'; '.join(parts)}"]

@@ -13,7 +13,7 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.question import Question
 from posbench.runs import Manifest, Run
-from posbench.runs.readings import Reading, Result, store
+from posbench.runs.results import Result, ResultKey, store
 from posbench.scheme_file import name_file
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class _Scorer:
         config = self.run.config_under(self.question.under)
         return build_scheme(config.scheme, shape_of(config)).longest
 
-    def reading(self, protocol: Protocol, length: int) -> Reading:
-        return Reading(protocol.name, length, self.under)
+    def key(self, protocol: Protocol, length: int) -> ResultKey:
+        return ResultKey(protocol.name, length, self.under)
 
     def settings(self, protocol: Protocol) -> EvaluationConfig:
         settings = protocol.settings(self.run.config)
@@ -189,7 +189,7 @@ class _Scorer:
         return {
             result.length: result
             for result in stored
-            if result.reading == self.reading(protocol, result.length)
+            if result.key == self.key(protocol, result.length)
             and self._has_same_text(result)
             and protocol.has_facts(result.header)
             and self._has_same_settings(protocol, result)
@@ -200,7 +200,7 @@ class _Scorer:
         return {
             result.length
             for result in stored
-            if result.reading == self.reading(protocol, result.length) and not self._has_same_text(result)
+            if result.key == self.key(protocol, result.length) and not self._has_same_text(result)
         }
 
     def _has_same_text(self, result: Result) -> bool:
@@ -260,7 +260,7 @@ class _Scorer:
         header["weights"] = (
             self.run.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
         )
-        return store(self.run, self.reading(protocol, length), rows, header)
+        return store(self.run, self.key(protocol, length), rows, header)
 
     def _device(self, protocol: Protocol) -> Device:
         """Where to compute: in the number format of training unless another is asked for."""

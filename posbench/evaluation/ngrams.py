@@ -24,7 +24,7 @@ from posbench.evaluation.kneser_ney import KneserNey
 from posbench.evaluation.protocols import NGRAM, VALIDATION
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
-from posbench.runs.readings import Reading, store
+from posbench.runs.results import ResultKey, store
 
 ORDERS = (2, 3, 5)
 
@@ -54,7 +54,7 @@ def add_ngrams(
         which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
         try:
             rows, header = ngram_scores(run, corpus_of(run))
-            store(holder or run, Reading(NGRAM.name, run.config.train.context_length), rows, header)
+            store(holder or run, ResultKey(NGRAM.name, run.config.train.context_length), rows, header)
         except NotTheSame as why:
             notice(f"{which}: no n-gram models, because {why}")
         except (ConfigError, OSError) as error:
@@ -70,7 +70,7 @@ def _holder(run: Run, batches: str | None) -> Run | None:
     """The run of the experiment, or of a copy on its own, that holds n-gram losses of these batches."""
     for each in [run, *find_runs(run.path.parents[1])]:
         with suppress(ConfigError):  # what is wrong with another run is not said here
-            if any(reading.protocol == NGRAM.name for reading in each.evaluated()):
+            if any(key.protocol == NGRAM.name for key in each.evaluated()):
                 held = (result.header for result in each.results()[0] if result.protocol == NGRAM.name)
                 if any(header["batches"] == batches for header in held):
                     return each
@@ -100,7 +100,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     losses = {order: -np.log(of_order) for order, of_order in probabilities(read).items()}
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
     scored = ["document", "start", "targets", "bytes"]
-    own = next((each.windows for each in run.results()[0] if each.reading == Reading(VALIDATION.name, length)), None)
+    own = next((each.windows for each in run.results()[0] if each.key == ResultKey(VALIDATION.name, length)), None)
     if own is None or not np.array_equal(own[scored], tables[ORDERS[0]][scored]):
         raise NotTheSame(f"{run.name} was validated on other windows or another text than this posbench would choose")
     means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posbench.config import DataConfig
 from posbench.evaluation.protocols import VALIDATION, protocol_named
-from posbench.runs.readings import check_words, data_word, variants
+from posbench.runs.results import check_options, combinations, text_option
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Question:
 
     lengths: tuple[int, ...] = ()  # tokens
     protocols: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()  # words of the scheme that hold at evaluation alone; several values: `variants`
+    under: tuple[str, ...] = ()  # options of the scheme at evaluation alone; several values: `variants`
     data: DataConfig | None = None  # another text than the run was trained on
     at_step: int | None = None  # of older weights; None: the last step's
     device: str = "auto"
@@ -37,19 +37,19 @@ class Question:
         for name in self.protocols:
             protocol_named(name)
         for variant in self.variants:
-            check_words(variant.under)
+            check_options(variant.under)
         _ = self.text_words
 
     @property
     def variants(self) -> list[Question]:
         """A question for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
-        combinations = variants(self.under)
-        return [self] if combinations == [self.under] else [replace(self, under=under) for under in combinations]
+        every = combinations(self.under)
+        return [self] if every == [self.under] else [replace(self, under=under) for under in every]
 
     @property
     def text_words(self) -> tuple[str, ...]:
-        """The word of a reading that names the text; none for a run's own."""
-        return () if self.data is None else (data_word(self.data.name),)
+        """The option of a result that names the text; none for a run's own."""
+        return () if self.data is None else (text_option(self.data.name),)
 
     def protocols_of(self, own: Sequence[str]) -> Sequence[str]:
         """The names of those to score by; `own`, of the run's configuration."""

@@ -18,14 +18,14 @@ from filelock import FileLock, Timeout
 from posbench.config import ConfigError
 from posbench.machine.files import read_json
 
-_PATIENCE_SECONDS = 0.5  # for a reader that asks `is_held`, and a holder that is just leaving
+_PATIENCE_SECONDS = 0.5  # for a reader that asks `is_locked`, and a holder that is just leaving
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process alone. It is made where it is missing, and removed again if it stays empty.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process alone. It is made where it is missing, and removed again if it stays empty.
 
-    Raises: ConfigError naming the holder's process and host, or why the folder cannot be written.
+    Raises: ConfigError naming the process and host that hold the lock, or why the folder cannot be written.
     """
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     path = folder / ".lock"
@@ -45,7 +45,7 @@ def hold(folder: Path) -> Iterator[None]:
         ) from error
     try:
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        with suppress(OSError):  # on a full disk it is held all the same, without a name
+        with suppress(OSError):  # on a full disk it is locked all the same, without a name
             path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
@@ -56,8 +56,8 @@ def hold(folder: Path) -> Iterator[None]:
                 place.rmdir()
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a living process holds `folder`. Changes nothing, and works in a folder that cannot be written."""
+def is_locked(folder: Path) -> bool:
+    """Whether a living process holds the lock of `folder`. Changes nothing; works in a folder that is read-only."""
     try:
         with (folder / ".lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

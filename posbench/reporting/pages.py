@@ -149,6 +149,7 @@ def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
 
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
+
     def is_too_wide() -> bool:
         return sum(1 + max(len(title), *cells[title].map(len)) for title in titles) > console.width
 

@@ -299,7 +299,10 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
         settings("model"),
         settings("data", "tokenizer"),
         settings("train"),
-        ("runs", f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}"),
+        (
+            "runs",
+            f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
+        ),
     ]
     skipped = runs[runs["skipped_steps"] > 0]
     if len(skipped):

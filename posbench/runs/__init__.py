@@ -1,7 +1,7 @@
 """The run folder, whole: where it is, what is in it, and how it is read back."""
 
 from posbench.runs.finding import INTERRUPTED, UNREADABLE, find_runs, holds_runs, load_run, run_at, state_of
-from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, Manifest, TornManifest
+from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, DamagedFile, Manifest
 from posbench.runs.run import Run, append_metrics, read_metrics, remove_unfinished, run_folder
 
 __all__ = [
@@ -12,9 +12,9 @@ __all__ = [
     "RUNNING",
     "STOPPED",
     "UNREADABLE",
+    "DamagedFile",
     "Manifest",
     "Run",
-    "TornManifest",
     "append_metrics",
     "find_runs",
     "holds_runs",

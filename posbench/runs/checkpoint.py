@@ -133,10 +133,8 @@ def _sums(checkpoint: Path) -> dict[str, str]:
     """File -> SHA-256, as they were written. Raises: TornCheckpoint."""
     try:
         lines = (checkpoint / SUMS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise TornCheckpoint(f"{SUMS} is missing") from None
-    except (OSError, ValueError):
-        raise TornCheckpoint(f"{SUMS} cannot be read") from None
+    except (OSError, ValueError) as error:
+        raise TornCheckpoint(f"{SUMS} {'is missing' if isinstance(error, OSError) else 'cannot be read'}") from None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
@@ -152,7 +150,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def manifest_in(checkpoint: Path) -> Manifest:
     """The manifest that an intact checkpoint keeps. Raises: ConfigError for one of another format."""
-    return parse(read_state(checkpoint).get("manifest"), checkpoint / STATE)
+    return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 
 def weights_digest(folder: Path, step: int) -> str:
@@ -223,7 +221,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
         one = differing[0]
         raise ConfigError(
             f"the checkpoint's weights are not this model's ({one} is {given.get(one, 'missing')}, and the model's is "
-            f"{shapes.get(one, 'missing')}): it belongs to another configuration"
+            f"{shapes.get(one, 'missing')}): it belongs to another configuration, or --under changes the parameters"
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once

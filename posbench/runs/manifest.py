@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from functools import cache
+import json
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from posbench.config import ConfigError
 
@@ -15,8 +14,8 @@ FORMAT = 2
 FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
 
 
-class TornManifest(ConfigError):
-    """`run.json` is missing, or is not what was written."""
+class DamagedFile(ConfigError):
+    """A file of a run is missing, or is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -91,50 +90,33 @@ class Manifest:
     @property
     def figures(self) -> dict[str, float | None]:
         """Single figures of a finished run, as trackers show them: final losses, costs, tokens, FLOPs."""
-        costs = {} if self.costs is None else dataclasses.asdict(self.costs)
+        costs = {} if self.costs is None else asdict(self.costs)
         losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
 
 
-def parse(content: Any, file: Path) -> Manifest:
-    """The manifest that `file` holds as plain data.
+@lru_cache(maxsize=256)  # a report asks every run for its own several times
+def parse(content: bytes, file: Path) -> Manifest:
+    """The manifest in that JSON. Fields that this version does not know are passed over.
 
-    Raises: TornManifest where a field is missing or of a wrong kind; ConfigError where its format is unknown.
+    Raises: DamagedFile where it is torn or a field is missing; ConfigError where its format is unknown.
     """
-    number = content.get("format") if isinstance(content, dict) else None
-    if isinstance(number, int) and number != FORMAT:
-        remedy = "upgrade posbench" if number > FORMAT else "read the run with the posbench that wrote it"
-        raise ConfigError(f"{file} is of format {number}; this posbench reads format {FORMAT}: {remedy}")
     try:
-        manifest: Manifest = _parsed(Manifest, content, "")
-    except ValueError as error:
-        raise TornManifest(
-            f"{file} is not a valid manifest ({error}): give the run's train command again, or delete the folder"
-        ) from None
-    return manifest
+        written = json.loads(content)
+        number = int(written["format"])
+        if number == FORMAT:
+            prints, costs = written["fingerprints"], written.get("costs")
+            nested = {"fingerprints": _known(Fingerprints, prints), "costs": costs and _known(Costs, costs)}
+            manifest: Manifest = _known(Manifest, written | nested)
+            return manifest
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedFile(
+            f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
+            "checkpoint, or delete the folder"
+        ) from error
+    remedy = "upgrade posbench" if number > FORMAT else "read the run with the posbench that wrote it"
+    raise ConfigError(f"{file} is of format {number}; this posbench reads format {FORMAT}: {remedy}")
 
 
-def _parsed(kind: Any, value: Any, name: str) -> Any:
-    """`value` as what a field's type says. Raises: ValueError naming the field."""
-    if isinstance(kind, UnionType):  # `kind | None`
-        return None if value is None else _parsed(get_args(kind)[0], value, name)
-    if kind in (Manifest, Fingerprints, Costs) and isinstance(value, dict):
-        fields = dataclasses.fields(kind)
-        for missing in (f.name for f in fields if f.name not in value and _is_required(f)):
-            raise ValueError(f"{name}{missing} is missing")
-        known = [f.name for f in fields if f.name in value]
-        return kind(**{each: _parsed(_hints(kind)[each], value[each], f"{name}{each}.") for each in known})
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is not Any and not isinstance(value, get_origin(kind) or kind):
-        raise ValueError(f"{name[:-1] or 'it'} is {str(value)[:40]!r}")
-    return value
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _known(kind: Any, content: dict[str, Any]) -> Any:
+    return kind(**{each.name: content[each.name] for each in fields(kind) if each.name in content})

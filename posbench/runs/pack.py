@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.config import ConfigError, check_name
-from posbench.machine.files import sync_folder
-from posbench.runs import readings
-from posbench.runs.manifest import Manifest
-from posbench.runs.readings import Damaged, NotAResult, Reading, Result
+from posbench.config import ConfigError
+from posbench.machine.files import sum_of, sync_folder
+from posbench.runs.manifest import DamagedFile, Manifest
+from posbench.runs.results import Damaged, NotAResult, Result, ResultKey, check_header, parquet, read_parquet
 from posbench.runs.run import Run
 
 if TYPE_CHECKING:
@@ -40,8 +37,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
-_UNREADABLE = (OSError, KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error)
-_RUN = re.compile(r"([^/]+)/seed=[0-9]{1,9}")
+_RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]{1,9}")  # nothing that leads elsewhere than into the experiment's folder
 _SMALLEST = ("brotli", 11)  # compression of tables, and its level
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
@@ -63,18 +59,10 @@ class Pack:
 
         Raises: ConfigError.
         """
-        with self._explained():
-            index = json.loads(self.read(INDEX))
-            number = index["format"]
-            if number != FORMAT:
-                raise ConfigError(f"{self.file} is of format {number}; this posbench reads format {FORMAT}")
-            check_name("experiment", index["experiment"])
-            for name in index["runs"]:
-                match = _RUN.fullmatch(name)
-                if match is None:
-                    raise ValueError(f"{name!r} is not a run")
-                check_name("scheme", match[1])
-            return dict(index)
+        index: dict[str, Any] = json.loads(self.read(INDEX))
+        if index.get("format") != FORMAT or not all(map(_RUN.fullmatch, index["runs"])):
+            raise ConfigError(f"{self.file} is not a pack of format {FORMAT}: upgrade posbench")
+        return index
 
     @property
     def runs(self) -> list[Run]:
@@ -85,47 +73,32 @@ class Pack:
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
         """Run -> the rows of its metrics.jsonl. Raises: ConfigError."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self.table(METRICS).to_pylist():
+        for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
         return rows
 
     @cached_property
-    def results(self) -> dict[str, list[tuple[dict[str, Any], pyarrow.Table]]]:
-        """Run -> the headers of its results, with the windows. Raises: ConfigError."""
+    def results(self) -> dict[str, list[tuple[ResultKey, dict[str, Any], pyarrow.Table]]]:
+        """Run -> its results: key, header, windows. Raises: ConfigError."""
         results = defaultdict(list)
+        tables: dict[str, pyarrow.Table] = {}
         ends: Counter[str] = Counter()
-        with self._explained():
-            for entry in self.index["results"]:
-                header = entry["header"]
-                table = self.table(f"windows-{header['protocol']}.parquet")
-                start = ends[header["protocol"]]
-                ends[header["protocol"]] = start + entry["rows"]
-                results[entry["run"]].append((header, table.slice(start, entry["rows"])))
+        for entry in self.index["results"]:
+            key, start = _key(entry["header"]), ends[entry["header"]["protocol"]]
+            if not start:
+                tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
+            windows = tables[key.protocol].slice(start, entry["rows"])
+            ends[key.protocol] += entry["rows"]
+            results[entry["run"]].append((key, entry["header"], windows))
         return results
 
     def read(self, name: str) -> bytes:
-        """One of the zip's files. Raises: ConfigError."""
-        with self._explained(), zipfile.ZipFile(self.file) as archive:
-            return archive.read(name)
-
-    def table(self, name: str) -> pyarrow.Table:
-        """One of its parquet files. Raises: ConfigError."""
-        if name not in self._tables:
-            with self._explained():
-                self._tables[name] = readings.read_parquet(self.read(name))
-        return self._tables[name]
-
-    @cached_property
-    def _tables(self) -> dict[str, pyarrow.Table]:
-        return {}
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+        """One of the zip's files, whose checksum is compared. Raises: ConfigError."""
         try:
-            yield
-        except (*_UNREADABLE, NotAResult) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{self.file} cannot be read ({why}): restore it from a copy") from error
+            with zipfile.ZipFile(self.file) as archive:
+                return archive.read(name)
+        except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise ConfigError(f"{self.file} cannot be read ({error}): restore it from a copy") from error
 
 
 @dataclass(frozen=True)
@@ -146,7 +119,7 @@ class PackedRun(Run):
     def content(self, name: str) -> bytes:
         number = self.pack.index["runs"][self.key].get(name)
         if number is None:
-            raise FileNotFoundError(2, "it was not packed", str(self.path / name))
+            raise DamagedFile(f"{self.pack.file} does not hold {name} of {self.key}")
         return str(self.pack.index["texts"][number]).encode()
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -158,20 +131,20 @@ class PackedRun(Run):
         return self.pack.metrics.get(self.key, [])
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
-        results, damaged = super().results()
-        manifest, weights = self.manifest, self.weights
-        for header, table in self.pack.results.get(self.key, []):
-            reading = _reading(header)
+        of_folder, damaged = super().results()
+        results = {}
+        for key, header, table in self.pack.results.get(self.key, []):
             try:
-                readings.check_header(manifest, weights, reading, header)
-                held = [name for name in table.column_names if table[name].null_count < len(table)]
-                results.append(Result(reading, header, table.select(held)))
+                check_header(self.manifest, self.weights, key, header)
+                stored = [name for name in table.column_names if table[name].null_count < len(table)]
+                results[key] = Result(key, header, table.select(stored))
             except NotAResult as why:
-                damaged.append(Damaged(reading, self.pack.file, str(why), self.remedy))
-        return sorted({each.reading: each for each in reversed(results)}.values(), key=lambda r: r.reading), damaged
+                damaged.append(Damaged(key, self.pack.file, str(why), self.remedy))
+        results |= {result.key: result for result in of_folder}
+        return [results[key] for key in sorted(results)], damaged
 
-    def evaluated(self) -> list[Reading]:
-        packed = (_reading(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
+    def evaluated(self) -> list[ResultKey]:
+        packed = (_key(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
         return sorted({*super().evaluated(), *packed})
 
     @property
@@ -197,16 +170,11 @@ class PackedRun(Run):
                 f"{self.pack.file} is a pack that has results but no {what}: use the run folders that it was packed "
                 "from, or a pack that was written with --weights"
             )
-        content = self.pack.read(f"{self.key}/{MODEL}")
-        if hashlib.sha256(content).hexdigest() != self.weights:
-            raise ConfigError(
-                f"the weights of {self.name} in {self.pack.file} do not match their checksum: {self.remedy}"
-            )
-        put_weights(model, load(content))
+        put_weights(model, load(self.pack.read(f"{self.key}/{MODEL}")))
 
 
-def _reading(header: Mapping[str, Any]) -> Reading:
-    return Reading(header["protocol"], header["length"], tuple(header["under"]))
+def _key(header: dict[str, Any]) -> ResultKey:
+    return ResultKey(header["protocol"], header["length"], tuple(header["under"]))
 
 
 def packs_of(experiment: Path) -> list[Pack]:
@@ -240,19 +208,14 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
 def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
     """Write finished runs of one experiment to a zip. Notice is told what of them is left out, and why."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(beside, "w") as archive:
-            digests = _write_weights(archive, runs) if weights else {}
-            for name, content in _members(experiment_in(output).name, runs, digests, notice):
-                method = zipfile.ZIP_DEFLATED if name == INDEX else zipfile.ZIP_STORED
-                archive.writestr(zipfile.ZipInfo(name, _WRITTEN), content, method, compresslevel=9)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.rename(output)
-        sync_folder(output.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+    beside = output.with_name(f".{output.name}.tmp")
+    with zipfile.ZipFile(beside, "w") as archive:
+        digests = _add_weights(archive, runs) if weights else {}
+        index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
+        _add_runs(archive, runs, index, notice)
+    sum_of(beside, sync=True)
+    beside.rename(output)
+    sync_folder(output.parent)
 
 
 def free_name(experiment: Path) -> Path:
@@ -263,45 +226,45 @@ def free_name(experiment: Path) -> Path:
     return file
 
 
-def _members(
-    experiment: str, runs: list[Run], digests: dict[str, str], notice: Callable[[str], object]
-) -> Iterator[tuple[str, bytes]]:
+def _add_runs(
+    archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], notice: Callable[[str], object]
+) -> None:
+    """Write the index, completed, and all tables."""
     import pyarrow
 
     texts: dict[str, int] = {}
     files: dict[str, dict[str, int]] = {}
     logged: list[dict[str, Any]] = []
-    results: list[tuple[Reading, str, Result]] = []
+    results: list[tuple[ResultKey, str, Result]] = []
     for run in runs:
-        key = "/".join(run.path.parts[-2:])
-        names = ["run.json", "config.yaml", "tokenizer.json", *(Path(name).name for name in run.manifest.scheme_files)]
-        held = {name: run.content(name).decode() for name in names if (run.path / name).is_file()}
-        files[key] = {name: texts.setdefault(text, len(texts)) for name, text in held.items()}
+        name = "/".join(run.path.parts[-2:])
+        of_run = ["run.json", "config.yaml", "tokenizer.json", *(Path(file).name for file in run.manifest.scheme_files)]
+        held = {file: run.content(file).decode() for file in of_run if (run.path / file).is_file()}
+        files[name] = {file: texts.setdefault(text, len(texts)) for file, text in held.items()}
         try:
-            logged += [{"run": key, **row} for row in run.logged]
+            logged += [{"run": name, **row} for row in run.logged]
         except ConfigError as error:
             notice(f"{error}. The curve of {run.name} is left out")
-        of_run, damaged = run.results()
-        results += [(result.reading, key, result) for result in of_run]
+        stored, damaged = run.results()
+        results += [(result.key, name, result) for result in stored]
         for each in damaged:
             notice(f"{each}. It is left out")
-    tables: dict[str, list[pyarrow.Table]] = defaultdict(list)
-    headers = []
-    for reading, key, result in sorted(results, key=lambda each: each[:2]):
-        tables[reading.protocol].append(result.table)
-        headers.append({"run": key, "rows": len(result.table), "header": result.header})
-    index: dict[str, Any] = {"format": FORMAT, "experiment": experiment, "runs": files, "weights": digests}
-    index |= {"texts": list(texts), "results": headers}
-    yield INDEX, json.dumps(index, separators=(",", ":")).encode()
+    results.sort(key=lambda each: each[:2])
+    headers = [{"run": name, "rows": len(result.table), "header": result.header} for _, name, result in results]
+    index |= {"runs": files, "texts": list(texts), "results": headers}
+    content = json.dumps(index, separators=(",", ":")).encode()
+    archive.writestr(zipfile.ZipInfo(INDEX, _WRITTEN), content, zipfile.ZIP_DEFLATED, compresslevel=9)
     columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
-    rows = pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})
-    yield METRICS, readings.parquet(rows, *_SMALLEST)
-    for protocol in sorted(tables):
-        joined = pyarrow.concat_tables(tables[protocol], promote_options="permissive").combine_chunks()
-        yield f"windows-{protocol}.parquet", readings.parquet(joined, *_SMALLEST)
+    tables = {METRICS: pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})}
+    for protocol in sorted({key.protocol for key, _, _ in results}):
+        windows = [result.table for key, _, result in results if key.protocol == protocol]
+        joined = pyarrow.concat_tables(windows, promote_options="permissive").combine_chunks()
+        tables[f"windows-{protocol}.parquet"] = joined
+    for name, table in tables.items():
+        archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, *_SMALLEST))
 
 
-def _write_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
+def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
     """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
     import torch
     from safetensors.torch import load_file, save
@@ -310,9 +273,9 @@ def _write_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
 
     digests = {}
     for run in runs:
-        key = "/".join(run.path.parts[-2:])
+        name = "/".join(run.path.parts[-2:])
         tensors = load_file(last_weights(run.path / "checkpoints", run.manifest))
-        content = save({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
-        digests[key] = hashlib.sha256(content).hexdigest()
-        archive.writestr(zipfile.ZipInfo(f"{key}/{MODEL}", _WRITTEN), content)
+        content = save({each: tensor.to(torch.bfloat16) for each, tensor in tensors.items()})
+        digests[name] = hashlib.sha256(content).hexdigest()
+        archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)
     return digests

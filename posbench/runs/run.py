@@ -27,9 +27,9 @@ import yaml
 from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
 from posbench.machine.files import remove_leftovers, write_json
-from posbench.runs import readings
-from posbench.runs.manifest import FINISHED, Manifest, TornManifest, parse
-from posbench.runs.readings import Damaged, Reading, Result
+from posbench.runs import results
+from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
+from posbench.runs.results import Damaged, Result, ResultKey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,22 +55,23 @@ class Run:
         return f"delete the folder {self.path} and train it again"
 
     def content(self, name: str) -> bytes:
-        """One of the run's files, whole. Raises: OSError; ConfigError."""
-        return (self.path / name).read_bytes()
+        """One of the run's files. Raises: DamagedFile where it is missing; ConfigError where it may not be read."""
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedFile(
+                f"{self.path} is not a run: it has no {name} (give a folder such as runs/demo/vo_rope/seed=0; if the "
+                f"file was lost, {self.remedy})"
+            ) from None
+        except OSError as error:
+            raise _unreadable(self.path / name, error) from error
 
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
-        file = self.path / "config.yaml"
+        content, file = self.content("config.yaml"), self.path / "config.yaml"
         try:
-            return copy.deepcopy(_checked(self.content(file.name)))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{self.path} is not a run: it has no config.yaml (give a folder such as runs/demo/vo_rope/seed=0; "
-                f"if the file was lost, {self.remedy})"
-            ) from None
-        except OSError as error:
-            raise _unreadable(file, error) from error
+            return copy.deepcopy(_parsed(content))
         except ConfigError as error:
             raise ConfigError(
                 f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
@@ -80,22 +81,8 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """`run.json`. Raises: TornManifest where it is missing or torn, ConfigError where it is of another format."""
-        file = self.path / "run.json"
-        try:
-            content = json.loads(self.content(file.name))
-        except (FileNotFoundError, NotADirectoryError):
-            raise TornManifest(
-                f"{self.path} is not a run: it has no run.json (give a folder such as runs/demo/vo_rope/seed=0)"
-            ) from None
-        except OSError as error:
-            raise _unreadable(file, error) from error
-        except ValueError as error:
-            raise TornManifest(
-                f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
-                "checkpoint, or delete the folder"
-            ) from error
-        return parse(content, file)
+        """`run.json`. Raises: DamagedFile where it is missing or torn, ConfigError where it is of another format."""
+        return parse(self.content("run.json"), self.path / "run.json")
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write `run.json` in one step."""
@@ -110,7 +97,7 @@ class Run:
         """Whether training reached its last step."""
         try:
             return self.manifest.status == FINISHED
-        except TornManifest:
+        except DamagedFile:
             return False
 
     @property
@@ -137,20 +124,17 @@ class Run:
         """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
         from posbench.data.tokenization import tokenizer_in
 
-        file = self.path / "tokenizer.json"
-        try:
-            content = self.content(file.name)
-        except OSError as error:
-            raise ConfigError(f"the tokenizer {file} cannot be read ({error.strerror or error}): restore it") from error
-        return tokenizer_in(content, str(file), self.manifest.fingerprints.tokenizer)
+        return tokenizer_in(
+            self.content("tokenizer.json"), str(self.path / "tokenizer.json"), self.manifest.fingerprints.tokenizer
+        )
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
-        """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by reading."""
-        return readings.results_of(self)
+        """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by key."""
+        return results.results_of(self)
 
-    def evaluated(self) -> list[Reading]:
-        """The readings that there are by the names of their files, sorted: for an overview, nothing is checked."""
-        return readings.names_in(self.path / "eval")
+    def evaluated(self) -> list[ResultKey]:
+        """The results that there are by the names of their files, sorted: for an overview, nothing is checked."""
+        return results.keys_in(self.path / "eval")
 
     @property
     def weights(self) -> str | None:
@@ -159,7 +143,7 @@ class Run:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Words by which results that are scored from it are told from those of the run as it was trained."""
+        """Options by which results of its weights are told from those of the run as it was trained."""
         return ()
 
     @property
@@ -207,24 +191,12 @@ class Run:
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the intact steps), if the
         configuration is another run's, or if those options change the model's parameters.
         """
-        from safetensors import SafetensorError
-
         from posbench.model import build_model
 
         self.check_config()
         self.check_scheme_files(scheme_changed)
-        manifest = self.manifest
-        model = build_model(self.config, manifest.vocab_size)
-        if under:
-            trained, model = model, build_model(self.config_under(under), manifest.vocab_size)
-            _check_same_parameters(trained, model, under)
-        try:
-            self.put_weights(model, at_step)
-        except (SafetensorError, RuntimeError) as error:  # no such file; or of other shapes
-            raise ConfigError(
-                f"{self.path / 'checkpoints'} does not hold this run's weights ({str(error).splitlines()[0]}): "
-                f"{self.remedy}"
-            ) from error
+        model = build_model(self.config_under(under) if under else self.config, self.manifest.vocab_size)
+        self.put_weights(model, at_step)
         return model.eval()
 
     def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
@@ -233,39 +205,38 @@ class Run:
 
         load_weights(self.path / "checkpoints", model, self.manifest, at_step)
 
-    def config_under(self, words: Sequence[str]) -> Config:
+    def config_under(self, options: Sequence[str]) -> Config:
         """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
 
-        Raises: ConfigError for words that are not options.
+        Raises: ConfigError for what is not an option.
         """
         from omegaconf import OmegaConf
 
         from posbench.composition import checked
         from posbench.schemes import with_option
 
-        readings.check_words(words)
+        results.check_options(options)
         mapping = self.config.to_mapping()
         scheme = mapping["scheme"]
-        for word in words:
-            changed = OmegaConf.to_container(OmegaConf.from_dotlist([word]))
+        for option in options:
+            changed = OmegaConf.to_container(OmegaConf.from_dotlist([option]))
             assert isinstance(changed, dict)
-            if "." in word.partition("=")[0]:
-                merged = OmegaConf.merge(OmegaConf.create(scheme), OmegaConf.create(changed))
-                scheme = OmegaConf.to_container(merged)
+            if "." in option.partition("=")[0]:
+                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), OmegaConf.create(changed)))
             else:
-                [(option, value)] = changed.items()
-                scheme = with_option(scheme, str(option), value)
+                [(name, value)] = changed.items()
+                scheme = with_option(scheme, str(name), value)
         return checked({**mapping, "scheme": scheme})
 
-    def refusal_of(self, words: Sequence[str]) -> str | None:
-        """Why the scheme has no options such as the words, a sentence; None where it has them."""
+    def refusal_of(self, options: Sequence[str]) -> str | None:
+        """Why the scheme has no such options, a sentence; None where it has them."""
         from posbench.schemes import takes_option
 
         row = self.config.scheme.to_mapping()
-        keys = [word.partition("=")[0] for word in words]
-        if any(key in ("rescale", "factor") and not takes_option(row, key) for key in keys):
+        names = [option.partition("=")[0] for option in options]
+        lacking = [name for name in names if "." not in name and not takes_option(row, name)]
+        if {"rescale", "factor"} & set(lacking):
             return "it has no rotation whose frequencies could be rescaled"
-        lacking = [key for key in keys if "." not in key and not takes_option(row, key)]
         return f"{lacking[0]} is not an option of this scheme" if lacking else None
 
 
@@ -274,7 +245,7 @@ _REMOVED = {"train": ("cuda_graph",), "launch": ("nproc",)}
 
 
 @lru_cache(maxsize=256)
-def _checked(content: bytes) -> Config:
+def _parsed(content: bytes) -> Config:
     """The configuration in that YAML, not to be changed: a report asks every run for its own several times.
 
     Raises: ValueError; yaml.YAMLError; ConfigError.
@@ -292,17 +263,6 @@ def _checked(content: bytes) -> Config:
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{file} cannot be read ({error.strerror or error}): check its permissions and its disk")
-
-
-def _check_same_parameters(trained: Decoder, changed: Decoder, under: Sequence[str]) -> None:
-    ours, theirs = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in (trained, changed))
-    differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-    if differing:
-        one = differing[0]
-        raise ConfigError(
-            f"--under {' '.join(under)} changes the parameters ({one} is {ours.get(one, 'missing')} as trained and "
-            f"{theirs.get(one, 'missing')} under it): train a model with these options instead"
-        )
 
 
 def run_folder(config: Config) -> Path:
@@ -327,14 +287,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         whole, _, _ = path.read_bytes().rpartition(b"\n") if path.is_file() else (b"", b"", b"")
     except OSError as error:
         raise _unreadable(path, error) from error
-    rows = []
-    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
-        try:
-            rows.append(json.loads(line))
-            _ = [rows[-1][name] + 0 for name in ("step", "tokens")], rows[-1]["kind"] + ""
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path}, line {number} is not a row of metrics: the file is damaged") from None
-    return rows
+    try:
+        rows = [json.loads(line) for line in whole.splitlines()]
+        _ = [(row["step"], row["tokens"], row["kind"]) for row in rows]
+        return rows
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} has a line that is not a row of metrics: the file is damaged") from None
 
 
 def remove_unfinished(folder: Path) -> None:

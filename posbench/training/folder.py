@@ -17,7 +17,7 @@ from posbench.data import Corpus
 from posbench.machine.device import Device
 from posbench.machine.files import write_text
 from posbench.model import Decoder
-from posbench.runs import Manifest, Run, TornManifest, checkpoint, fingerprints
+from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.branch import trunk_checkpoint
@@ -80,7 +80,7 @@ def manifest_before(run: Run, notice: Notice = lambda text: None) -> Manifest | 
     """`run.json`, or the manifest in the newest intact checkpoint; None where the folder has neither."""
     try:
         return run.manifest
-    except TornManifest:
+    except DamagedFile:
         newest = checkpoint.newest(run.path / "checkpoints", lambda text: None)
         if newest is None:
             return None

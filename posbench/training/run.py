@@ -22,13 +22,13 @@ from posbench.console import console as new_console
 from posbench.data import Batches, Corpus, prepare
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.machine.device import choose_device
-from posbench.machine.lock import hold
+from posbench.machine.lock import locked
 from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.signals import StopSignals
 from posbench.model import build_model, check_scheme
 from posbench.runs import Run, checkpoint
 from posbench.runs.manifest import Costs, Manifest
-from posbench.runs.readings import Reading, perplexity, store
+from posbench.runs.results import ResultKey, perplexity, store
 from posbench.tracking import Tracker, open_tracker
 from posbench.training import folder
 from posbench.training.loop import Died, Notice, Training, log_validation, train_steps, validation_scores
@@ -79,7 +79,7 @@ def _train(
         batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
         model = build_model(config, corpus.vocab_size)
         manifest = folder.first_manifest(config, corpus, model, device)
-        with hold(run.path) if processes.is_first else nullcontext():
+        with locked(run.path) if processes.is_first else nullcontext():
             manifest = processes.broadcast(folder.continued(run, manifest, notice) if processes.is_first else None)
             if processes.is_first:
                 notice(_size_line(run, manifest))
@@ -209,7 +209,7 @@ def finish(training: Training, peak_memory_bytes: int | None) -> None:
     if training.is_first:
         weights = checkpoint.weights_digest(training.run.path / "checkpoints", training.state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
-        store(training.run, Reading(VALIDATION.name, config.train.context_length), rows, header)
+        store(training.run, ResultKey(VALIDATION.name, config.train.context_length), rows, header)
     log_validation(training, header)
     if training.is_first:
         _close(training, header)

@@ -66,7 +66,7 @@ def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
     assert said.status == 2 and "ideas/faded.py has changed since mine/faded/seed=0 was trained" in said.error
     assert "has a copy, runs/mine/faded/seed=0/faded.py), or add --scheme-changed" in said.error
     assert posbench("eval", "mine", "--length", "80", "--scheme-changed").status == 0
-    assert ("file=changed",) in [result.reading.words for result in run.results()[0] if result.length == 80]
+    assert ("file=changed",) in [result.key.options for result in run.results()[0] if result.length == 80]
     assert re.search(
         r"file ideas/faded\.py: \w+ -> \w+\. Give the new run its own name", posbench("train", *words).refusal
     )

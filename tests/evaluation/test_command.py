@@ -17,7 +17,7 @@ from posbench.evaluation import Question
 from posbench.evaluation.command import Answer, _show, evaluate_runs
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.runs import Run
-from posbench.runs.readings import Reading, Result
+from posbench.runs.results import Result, ResultKey
 from posbench.training import train
 
 NAMES = ("learned", "nope")
@@ -75,7 +75,7 @@ def test_a_loss_that_is_not_finite_is_not_a_result(
 def test_no_zero_has_a_minus() -> None:
     console = Console(file=io.StringIO(), width=100)
     results = [
-        Result(Reading("retrieval", length), {"targets_total": 9, "drop": drop}, pyarrow.table({}))
+        Result(ResultKey("retrieval", length), {"targets_total": 9, "drop": drop}, pyarrow.table({}))
         for length, drop in {64: -0.00004, 128: -0.0006}.items()
     ]
     _show(console, "demo", "retrieval", [Answer("demo", "nope", 0, result) for result in results])
@@ -102,13 +102,13 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
             assert re.search(rf"\n{name} · {rescaling} +\d+\.\d\d +\d+\.\d\d\n", text)
-    stored = {each.reading.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
+    stored = {each.key.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
     assert stored.keys() == {("rescale=pi",), ("rescale=yarn",)}
     said(*ROWS, under=())
-    plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.reading == Reading("fixed", 64)]
+    plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.key == ResultKey("fixed", 64)]
     again = said("qk_rope", under=("rescale=yarn", "factor=1"))
-    same = {each.reading: each for each in runs["qk_rope"].results()[0]}
-    assert same[Reading("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss and "yarn x1" in again
+    same = {each.key: each for each in runs["qk_rope"].results()[0]}
+    assert same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss and "yarn x1" in again
     assert len({plain.loss, *(each.loss for each in stored.values())}) == 3
     with pytest.raises(ConfigError, match=r"cannot be used with nope: it has no rotation .*Name runs of a scheme"):
         said("nope", under=("rescale=yarn",))

@@ -20,7 +20,7 @@ from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.kneser_ney import KneserNey, discounts
 from posbench.evaluation.ngrams import ORDERS, text_read, windows_read
 from posbench.runs import Run, find_runs
-from posbench.runs.readings import Result
+from posbench.runs.results import Result
 from posbench.training import train
 
 V, LONGEST = 4, 4

@@ -24,7 +24,7 @@ from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import places
 from posbench.model import Decoder, build_model
 from posbench.runs import Run
-from posbench.runs.readings import Result
+from posbench.runs.results import Result
 from posbench.training import train
 
 Make = Callable[..., Config]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from posbench.evaluation.charts import evaluated, length_charts
 from rich.console import Console
 
 import posbench
@@ -18,12 +19,11 @@ from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.data import preparation
 from posbench.evaluation import Question, text_named
-from posbench.evaluation.charts import evaluated, length_charts
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.texts import corpus_for
 from posbench.runs import Run, find_runs
 from posbench.runs.finding import pack_experiment
-from posbench.runs.readings import Reading, Result
+from posbench.runs.results import Result, ResultKey
 from posbench.training import train
 from tests.conftest import small_run
 
@@ -81,7 +81,7 @@ def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_a
     texts = write(notes, seed=1)
     own = run.results()[0]
     [result] = ask(run, notes)
-    assert result.reading == Reading("validation", T, ("data=notes",)) and result.reading.data == "notes"
+    assert result.key == ResultKey("validation", T, ("data=notes",)) and result.key.data == "notes"
     tokens = torch.tensor([token for text in texts for token in (BOS, *text.encode())])
     windows = tokens[: (len(tokens) - 1) // T * T + 1].unfold(0, T + 1, T)
     targets = windows[:, 1:].flatten()
@@ -92,7 +92,7 @@ def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_a
     assert (result.header["split"], result.header["documents"], result.header["overlap"]) == ("whole", 3, 0.0)
     assert (run.path / "eval/validation/32@data=notes.parquet").is_file()
     after = run.results()[0]
-    assert [each.reading for each in after] == [own[0].reading, result.reading] and after[0].loss == own[0].loss
+    assert [each.key for each in after] == [own[0].key, result.key] and after[0].loss == own[0].loss
     [row] = posbench.results(run.path).to_dict("records")
     assert row["loss"] == run.manifest.loss and row["damaged"] is None
     rows = posbench.results(run.path, tidy=True)
@@ -103,8 +103,8 @@ def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_a
 def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, notes: Path, tmp_path: Path) -> None:
     results, text = said(run, notes, lengths=(16, 64))
     under = ("data=notes",)
-    wanted = [Reading("validation", T, under), Reading("fixed", 16, under), Reading("fixed", 64, under)]
-    assert [result.reading for result in results] == wanted
+    wanted = [ResultKey("validation", T, under), ResultKey("fixed", 16, under), ResultKey("fixed", 64, under)]
+    assert [result.key for result in results] == wanted
     assert "demo on notes: perplexity by length in tokens (fixed" in text and "\nnope " in text
     frame = posbench.evaluate(run, lengths=[16], data=["files", f"data.path={notes}", "data.name=notes"], quiet=True)
     assert frame[["protocol", "under", "data"]].to_numpy().tolist() == [
@@ -113,7 +113,7 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
     ]
     pack_experiment(run.path.parents[1], tmp_path / "packed.zip", print)
     [packed] = find_runs(tmp_path / "packed.zip")
-    assert [(r.reading, r.loss) for r in packed.results()[0]] == [(r.reading, r.loss) for r in run.results()[0]]
+    assert [(r.key, r.loss) for r in packed.results()[0]] == [(r.key, r.loss) for r in run.results()[0]]
     assert length_charts(results) == {}, "wandb's chart by length is of the runs' own text"
     assert "eval/fixed/nll@64@data=notes" in evaluated(results[-1]).summary
 
@@ -127,7 +127,7 @@ def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(ru
     assert "the text of data=notes has changed since validation was scored at 32, so it is scored again" in text
     assert second.loss == other.loss != first.loss
     assert "another text" not in said(run, notes)[1]
-    names = [result.reading.data for result in run.results()[0]]
+    names = [result.key.data for result in run.results()[0]]
     assert names == [None, "diary", "notes"] and run.results()[1] == []
 
 
@@ -137,9 +137,9 @@ def test_what_was_scored_on_one_text_is_not_a_result_on_another(run: Run, notes:
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"32@data=notes.{suffix}", folder / f"32.{suffix}")
         shutil.move(folder / f"32@data=notes.{suffix}", folder / f"32@data=pg19.{suffix}")
-    why = "its header is of another reading, validation at 32 data=notes"
-    assert {(each.reading.data, each.why) for each in run.results()[1]} == {(None, why), ("pg19", why)}
-    remedies = {each.reading.data: each.remedy for each in run.results()[1]}
+    assert {each.key.data for each in run.results()[1]} == {None, "pg19"}
+    assert all("its header says under=['data=notes']" in each.why for each in run.results()[1])
+    remedies = {each.key.data: each.remedy for each in run.results()[1]}
     assert remedies["pg19"] == f"posbench eval {run.path} --protocol validation --length 32 --data pg19"
 
 

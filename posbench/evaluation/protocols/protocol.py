@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from posbench.runs.readings import perplexity
+from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,42 +8,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-from posbench.composition import compose
 from posbench.config import ConfigError
-from posbench.evaluation import Question
-from posbench.evaluation.command import evaluate_runs
 from posbench.runs import Run
-from posbench.runs.readings import Reading, Result
-from posbench.training import train
-from tests.conftest import small_run
-
-WORDS = ("evaluation.targets=16", "train.steps=4", "train.checkpoint_every=2")
-
-
-@pytest.fixture(scope="session")
-def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs, vo_rope with results of two protocols."""
-    words = [*small_run(documents, cache, tmp_path_factory.mktemp("trained")), *WORDS]
-    runs = [train(compose([*words, f"scheme={name}"])) for name in ("nope", "vo_rope")]
-    evaluate(runs[1], lengths=(32, 64), protocols=("fixed",))
-    return runs[1].path.parents[2]
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Run:
-    """A copy of vo_rope's."""
-    shutil.copytree(trained, tmp_path / "runs")
-    return Run(tmp_path / "runs" / "demo" / "vo_rope" / "seed=0")
-
-
-def evaluate(run: Run, **question: Any) -> list[Result]:
-    given = {"device": "cpu", "dtype": "float32", **question}
-    return [answer.result for answer in evaluate_runs([run], Question(**given), Console(quiet=True))]
+from posbench.runs.results import ResultKey
+from tests.runs.conftest import Evaluate
 
 
 def torn(file: Path) -> None:
@@ -70,12 +41,12 @@ def torn_header(file: Path) -> None:
     [
         (torn, "it cannot be read"),
         (flipped, "it cannot be read"),
-        (without_header, ".json is missing"),
-        (torn_header, ".json cannot be read"),
+        (without_header, "it cannot be read"),
+        (torn_header, "it cannot be read"),
     ],
 )
 def test_a_damaged_result_is_named_and_made_again_by_the_remedy(
-    run: Run, protocol: str, length: int, harm: Callable[[Path], None], why: str
+    run: Run, evaluate: Evaluate, protocol: str, length: int, harm: Callable[[Path], None], why: str
 ) -> None:
     before, _ = run.results()
     file = run.path / "eval" / protocol / f"{length}.parquet"
@@ -89,15 +60,14 @@ def test_a_damaged_result_is_named_and_made_again_by_the_remedy(
     assert [r.loss for r in run.results()[0]] == [r.loss for r in before]
 
 
-def test_results_of_another_run_are_not_this_runs(run: Run) -> None:
-    other = Run(run.path.parents[1] / "nope" / "seed=0")
+def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) -> None:
+    other = Run(run.path.with_name("seed=1"))
     [before] = [result.loss for result in other.results()[0] if result.protocol == "validation"]
     shutil.rmtree(other.path / "eval")
     shutil.copytree(run.path / "eval", other.path / "eval")
     results, damaged = other.results()
-    assert not results and {damage.why for damage in damaged} == {
-        "it is of another run (demo/vo_rope/seed=0 here, the run's is demo/nope/seed=0)"
-    }
+    assert not results
+    assert {damage.why for damage in damaged} == {"its header says run=demo/vo_rope/seed=0, not demo/vo_rope/seed=1"}
     evaluate(other, protocols=("validation",))
     assert [result.loss for result in other.results()[0]] == [before]
 
@@ -105,9 +75,9 @@ def test_results_of_another_run_are_not_this_runs(run: Run) -> None:
 def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> None:
     fingerprints = run.manifest.fingerprints
     run.update_manifest(weights="0" * 64)
-    assert {damage.why.partition(" (")[0] for damage in run.results()[1]} == {"it is of other weights"}
+    assert not run.results()[0] and all("says weights=" in damage.why for damage in run.results()[1])
     run.update_manifest(fingerprints=type(fingerprints)(**{**vars(fingerprints), "data": "1" * 64}))
-    assert {damage.why.partition(" (")[0] for damage in run.results()[1]} == {"it is of other text"}
+    assert not run.results()[0] and all("says data=" in damage.why for damage in run.results()[1])
 
 
 def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -> None:
@@ -115,13 +85,13 @@ def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"64.{suffix}", folder / f"128.{suffix}")
     [damage] = run.results()[1]
-    assert damage.reading == Reading("fixed", 128) and damage.why == "its header is of another reading, fixed at 64"
+    assert damage.key == ResultKey("fixed", 128) and damage.why == "its header says length=64, not 128"
 
 
-def test_words_of_the_scheme_at_evaluation_are_a_reading_of_their_own(run: Run) -> None:
+def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
     [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [changed] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("base=1e2",))
-    assert changed.reading == Reading("fixed", 64, ("base=1e2",)) and changed.loss != trained.loss
+    assert changed.key == ResultKey("fixed", 64, ("base=1e2",)) and changed.loss != trained.loss
     assert (run.path / "eval/fixed/64@base=1e2.parquet").is_file()
     assert changed.header["weights"] == trained.header["weights"] == run.manifest.weights
     same = run.load_model(under=["base=10000.0"])
@@ -129,7 +99,7 @@ def test_words_of_the_scheme_at_evaluation_are_a_reading_of_their_own(run: Run) 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("options", "says"),
     [
         (("bass=1",), r"scheme\.bass is"),
         (("base",), r"--under 'base' is not an option of a scheme"),
@@ -138,21 +108,23 @@ def test_words_of_the_scheme_at_evaluation_are_a_reading_of_their_own(run: Run) 
         (("base=../../x",), r"is not an option of a scheme"),
     ],
 )
-def test_words_that_no_scheme_can_take_are_refused(run: Run, words: tuple[str, ...], says: str) -> None:
+def test_options_that_no_scheme_can_take_are_refused(run: Run, options: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        run.load_model(under=words)
+        run.load_model(under=options)
 
 
-def test_older_weights_are_a_reading_of_their_own(run: Run) -> None:
+def test_older_weights_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
     [last] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [older] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=2)
-    assert older.reading.under == ("step=2",) and older.reading.step == 2 and older.loss != last.loss
+    assert older.key.under == ("step=2",) and older.key.step == 2 and older.loss != last.loss
     [same] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=4)
-    assert same.reading.under == (), "the last step is what is read anyway"
+    assert same.key.under == (), "the last step is what is read anyway"
 
 
 @pytest.mark.parametrize("why", ["does not match the checksum", "is missing"])
-def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run: Run, why: str) -> None:
+def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
+    run: Run, evaluate: Evaluate, why: str
+) -> None:
     checkpoints = run.path / "checkpoints"
     (checkpoints / "step=00000004" / "optimizer.safetensors").unlink()
     run.load_model()  # which needs no optimizer
@@ -171,7 +143,9 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run: 
         run.load_model()
 
 
-def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_scored_again(run: Run) -> None:
+def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_scored_again(
+    run: Run, evaluate: Evaluate
+) -> None:
     header = run.path / "eval/fixed/64.json"
     before = header.read_bytes()
     with pytest.raises(ConfigError, match=r"already has fixed at 64 in float32, and --dtype bfloat16 .* --again"):
@@ -182,7 +156,7 @@ def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_score
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
 
 
-def test_what_a_killed_evaluation_left_is_removed_after_an_hour(run: Run) -> None:
+def test_what_a_killed_evaluation_left_is_removed_after_an_hour(run: Run, evaluate: Evaluate) -> None:
     place = run.path / "eval/fixed"
     for name, hours in ((".64.parquet.123.tmp", 2), (".32.parquet.456.tmp", 0)):
         (place / name).write_bytes(b"PAR1")

@@ -1,0 +1,55 @@
+"""Two finished and evaluated runs of two seeds, trained once for all tests of run folders and packs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from posbench.composition import compose
+from posbench.evaluation import Question
+from posbench.evaluation.command import evaluate_runs
+from posbench.runs import Run
+from posbench.runs.results import Result
+from posbench.training import train
+from tests.conftest import small_run
+
+WORDS = ("evaluation.targets=16", "train.steps=4", "train.checkpoint_every=2", "scheme=vo_rope")
+Evaluate = Callable[..., list[Result]]
+
+
+@pytest.fixture(scope="session")
+def evaluate() -> Evaluate:
+    """Score a run as `posbench eval` does, by default with the protocol `fixed`."""
+
+    def score(run: Run, **question: Any) -> list[Result]:
+        asked = Question(**{"device": "cpu", "dtype": "float32", "protocols": ("fixed",), **question})
+        return [answer.result for answer in evaluate_runs([run], asked, Console(quiet=True))]
+
+    return score
+
+
+@pytest.fixture(scope="session")
+def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory, evaluate: Evaluate) -> Path:
+    runs = tmp_path_factory.mktemp("trained") / "runs"
+    for seed in (0, 1):
+        run = train(compose([*small_run(documents, cache, runs), *WORDS, f"seed={seed}"]))
+        evaluate(run, lengths=(32, 64), protocols=("fixed", "ngram"))
+    evaluate(Run(runs / "demo/vo_rope/seed=0"), lengths=(64,), under=("base=1e2",))
+    return runs
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
+
+
+@pytest.fixture
+def run(runs: Path) -> Run:
+    """Seed 0 of the copy."""
+    return Run(runs / "demo/vo_rope/seed=0")
