@@ -323,6 +323,7 @@ def prepare(
     config = compose(_words(words, ctx, config_dir))
     from posbench.data import prepare as prepare_text
     from posbench.data.overlap import overlap_lines
+    from posbench.data.preparation import warnings
 
     noticed: list[str] = []  # on stderr, where the text was not prepared before
 
@@ -340,7 +341,7 @@ def prepare(
             f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens "
             f"{split.num_bytes:>16,} bytes"
         )
-    for line in overlap_lines(corpus.overlap, config.data.name):
+    for line in [*overlap_lines(corpus.overlap), *warnings(corpus, config.data.name)]:
         if line not in noticed:
             results.out(line)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.attention import build_kind
 from posbench.composition import compose
 from posbench.config import Config, ConfigError, nearest
-from posbench.data.preparation import prepared_tokens
+from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.costs import DATASHEET
 from posbench.model import shape_of
@@ -86,7 +86,7 @@ def plan(
     configs, seeds = _rows(words)
     costs = [_cost(config) for config in configs]
     first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
-    text_tokens = prepared_tokens(first)
+    text = find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
     machine, machine_rate = _timed(first, mfu) if time_here else (None, None)
@@ -102,7 +102,7 @@ def plan(
         context_length=first.train.context_length,
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
-        epochs=costs[0].tokens / text_tokens if text_tokens else None,
+        epochs=costs[0].tokens / text.train.num_tokens if text is not None else None,
         training_flops=flops["training"],
         validation_flops=flops["validation"],
         evaluation_flops=flops["evaluation"],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.data.tokenization import find_bos
+from posbench.data.tokenizer import find_bos
 
 if TYPE_CHECKING:
     from posbench.model import Decoder

@@ -32,9 +32,9 @@ def vocab_size(config: Config) -> int:
     if config.model.vocab_size is not None:
         return config.model.vocab_size
     if config.tokenizer.kind in ("file", "hub"):
-        from posbench.data import tokenization
+        from posbench.data import tokenizer
 
-        return tokenization.vocab_size(tokenization.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
+        return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
     return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
 
 

@@ -18,7 +18,7 @@ from posbench.bench import bench_training
 from posbench.cli import app
 from posbench.composition import choices, conf_dir
 from posbench.config import TokenizerConfig
-from posbench.data.tokenization import TOKENIZERS
+from posbench.data.tokenizer import TOKENIZERS
 from posbench.model import Decoder
 from posbench.plan import plan, training_memory
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posbench.config import ConfigError
-from posbench.data.tokenization import find_bos
+from posbench.data.tokenizer import find_bos
 from posbench.model import build_model
 from posbench.runs import Run
 from posbench.sampling import Drawing, continued, sample

@@ -27,7 +27,7 @@ from posbench import ConfigError, compose, load_run
 from posbench.composition import checked
 from posbench.config import TokenizerConfig, check_name
 from posbench.data import prepare
-from posbench.data.tokenization import TOKENIZERS
+from posbench.data.tokenizer import TOKENIZERS
 from posbench.runs import Run, run_folder
 from tests.cli.commands import trained  # noqa: F401
 from tests.conftest import small_run

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError
-from posbench.data.shards import Split
+from posbench.data.corpus import Split
 
 
 class Batches:

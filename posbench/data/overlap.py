@@ -1,7 +1,9 @@
 """How much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
 
-The hashes of the held-out grams are held in memory; train streams past them. Measured once, when a corpus is made, and
-kept in its manifest:
+A word is a run of letters, digits and underscores, with its case; every character beyond ASCII counts as a letter.
+13 words in a row are the unit by which GPT-3 looked for test text in its training text (Brown et al. 2020, appendix C).
+Texts are compared by hashes of these: those of the held-out text are held in memory, and train streams past them. The
+result is stored with the corpus:
 
     "overlap": {"words": 13, "one_in": 1, "splits": {"validation": {
         "grams": 52_113,             # looked up (one in `one_in`, chosen by their hashes, where there are very many)
@@ -12,42 +14,116 @@ kept in its manifest:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.data.grams import WORDS, Hashes, gram_hashes
-from posbench.data.shards import Corpus, Split
+from posbench.data.corpus import Corpus, Split
+from posbench.data.tokenizer import pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+Hashes = NDArray[np.uint64]
+
+GRAM_WORDS = 13
 WARN_ABOVE = 0.05  # of the 13-grams
 MOST_GRAMS = 1 << 24  # held in memory: 128 MiB
 _MOST_NAMED = 5  # documents
 _FEWEST_GRAMS = 100  # of a document that is named: of shorter ones the share says little
 _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB that tells of most grams at once that they are not held out
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
+_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
+_IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
+_NEIGHBOURS = 8  # documents beside it in the list of a gram that each document is compared with
 
-Name = Callable[[str, int, str], str]  # split, number of the document, its text -> what to call it
-Shares = dict[str, float]  # split -> how much of it occurs in train
+
+def gram_hashes(text: str) -> Hashes:
+    """A hash of every 13 words in a row of `text`, in their order, uint64 [words - 12] (empty for shorter text)."""
+    words = np.concatenate([_word_hashes(piece.encode()) for piece in pieces(text)])
+    count = max(0, len(words) - GRAM_WORDS + 1)
+    grams = np.zeros(count, np.uint64)
+    for n in range(GRAM_WORDS):
+        grams = _mixed(grams * _BASE + words[n : n + count])
+    return grams
 
 
-def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Name) -> dict[str, Any]:
-    """What the manifest holds about the splits that are not train."""
+def _word_hashes(data: bytes) -> Hashes:
+    """Of each word: the polynomial of its bytes in `_BASE`, modulo 2^64."""
+    bytes_ = np.frombuffer(data, np.uint8)
+    inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
+    edges = np.flatnonzero(inside[1:] != inside[:-1])
+    begins, ends = edges[::2], edges[1::2]
+    powers = np.cumprod(np.full(len(bytes_), _BASE))  # wraps around
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(powers * (bytes_ + np.uint64(1)))))
+    inverses = np.cumprod(np.full(len(bytes_) + 1, _INVERSE))
+    return _mixed((sums[ends] - sums[begins]) * inverses[begins])
+
+
+def _mixed(hashes: Hashes) -> Hashes:
+    """Every bit spread over all bits (the end of splitmix64)."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
+
+
+def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
+    """Documents in groups of near-duplicates: for each document the number of the first one of its group.
+
+    Two documents are linked if more than `share` of the distinct grams of the smaller one stand in the other, and a
+    group holds whatever is linked to its members. A gram that many documents hold is looked at in neighbouring ones
+    only, which costs little and loses nothing but links between documents that are linked through others.
+    """
+    distinct = [np.unique(grams) for grams in documents]
+    sizes = np.array([len(grams) for grams in distinct])
+    grams = np.concatenate(distinct)
+    holders = np.repeat(np.arange(len(documents)), sizes)
+    order = np.argsort(grams, kind="stable")
+    grams, holders = grams[order], holders[order]
+    pairs = [
+        holders[:-lag][same] * len(documents) + holders[lag:][same]
+        for lag in range(1, _NEIGHBOURS + 1)
+        for same in [grams[:-lag] == grams[lag:]]
+    ]
+    codes, shared = np.unique(np.concatenate(pairs), return_counts=True)
+    firsts, seconds = codes // len(documents), codes % len(documents)
+    linked = shared > share * np.minimum(sizes[firsts], sizes[seconds])
+    heads = list(range(len(documents)))
+    for first, second in zip(firsts[linked].tolist(), seconds[linked].tolist(), strict=True):
+        low, high = sorted((_head(heads, first), _head(heads, second)))
+        heads[high] = low
+    return [_head(heads, number) for number in range(len(documents))]
+
+
+def _head(heads: list[int], number: int) -> int:
+    while heads[number] != number:
+        number = heads[number]
+    return number
+
+
+def measure_overlap(
+    tokenizer: Tokenizer, splits: Mapping[str, Split], name: Callable[[str, int, str], str]
+) -> dict[str, Any]:
+    """How much of the splits that are not train also occurs in train, as it is stored with the corpus.
+
+    Arguments: name, of a document, given its split, its number in it and how its text begins.
+    """
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
     one_in = 1
-    grams: dict[str, list[Hashes]] = {key: [] for key in held_out}
-    for key, split in held_out.items():
-        for number in range(split.num_documents):
-            grams[key].append(_sampled(gram_hashes("".join(texts(tokenizer, split.document(number)))), one_in))
-            while sum(len(each) for of_split in grams.values() for each in of_split) > MOST_GRAMS:
-                one_in *= 2
-                grams = {k: [_sampled(each, one_in) for each in of_split] for k, of_split in grams.items()}
+    while sum(split.num_tokens for split in held_out.values()) > one_in * MOST_GRAMS:  # a gram is a token or more
+        one_in *= 2
+    grams = {
+        key: [
+            _sampled(gram_hashes("".join(_decoded(tokenizer, split.document(n)))), one_in)
+            for n in range(split.num_documents)
+        ]
+        for key, split in held_out.items()
+    }
     known = np.unique(np.concatenate([np.empty(0, np.uint64), *(each for some in grams.values() for each in some)]))
-    in_train = _seen(known, tokenizer, splits["train"], one_in)
+    in_train = _in_train(known, tokenizer, splits["train"], one_in)
     measured = {}
     for key, split in held_out.items():
         hits = np.array([int(in_train[np.searchsorted(known, each)].sum()) for each in grams[key]])
@@ -55,39 +131,24 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split], name: Nam
         shares = hits / np.maximum(totals, 1)
         long_enough = np.flatnonzero(totals >= _FEWEST_GRAMS)
         worst = long_enough[np.argsort(-shares[long_enough], kind="stable")][:_MOST_NAMED]
+        names = {n: name(key, n, next(_decoded(tokenizer, split.document(n)), "")) for n in worst.tolist()}
         measured[key] = {
             "grams": int(totals.sum()),
             "share": float(hits.sum() / max(1, totals.sum())),
             "documents_above": int((shares[long_enough] > WARN_ABOVE).sum()),
-            "worst": [
-                {
-                    "name": name(key, int(n), next(texts(tokenizer, split.document(n)), "")),
-                    "grams": int(totals[n]),
-                    "share": float(shares[n]),
-                }
-                for n in worst
-            ],
+            "worst": [{"name": names[n], "grams": int(totals[n]), "share": float(shares[n])} for n in names],
         }
-    return {"words": WORDS, "one_in": one_in, "splits": measured}
+    return {"words": GRAM_WORDS, "one_in": one_in, "splits": measured}
 
 
-def overlap_between(trained_on: Corpus, held_out: Corpus) -> Shares:
-    """How much of the held-out splits of one text occurs in the train split of another; they share a tokenizer."""
-    splits = {split.name: split for split in (held_out.validation, held_out.test)}
-    measured = measure_overlap(
-        held_out.tokenizer, {**splits, "train": trained_on.train}, lambda split, number, text: f"document {number:,}"
-    )
+def overlap_between(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
+    """How much of each held-out split of one text occurs in the train split of another; they share a tokenizer."""
+    splits = {"train": trained_on.train, **{split.name: split for split in (held_out.validation, held_out.test)}}
+    measured = measure_overlap(held_out.tokenizer, splits, lambda split, number, text: f"document {number:,}")
     return {name: split["share"] for name, split in measured["splits"].items()}
 
 
-def parsed_shares(content: Any) -> Shares:
-    """Shares as they were stored. Raises: ValueError where these are none."""
-    if not isinstance(content, dict) or not all(isinstance(share, float) for share in content.values()):
-        raise ValueError("it holds no shares")
-    return dict(content)
-
-
-def texts(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
+def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
     """The text of a document's tokens (its BOS first), a block at a time."""
     for start in range(1, len(document), _BLOCK):
         yield tokenizer.decode(document[start : start + _BLOCK].tolist(), skip_special_tokens=False)
@@ -95,17 +156,17 @@ def texts(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
 
 def _sampled(hashes: Hashes, one_in: int) -> Hashes:
     """Those of one in `one_in` possible hashes (a power of two), the same ones in every text."""
-    return hashes[(hashes >> np.uint64(32)) & np.uint64(one_in - 1) == 0] if one_in > 1 else hashes
+    return hashes[(hashes >> np.uint64(32)) & np.uint64(one_in - 1) == 0]
 
 
-def _seen(known: Hashes, tokenizer: Tokenizer, train: Split, one_in: int) -> NDArray[np.bool_]:
+def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split, one_in: int) -> NDArray[np.bool_]:
     """Which of the `known` hashes (ascending) are those of grams of the train text."""
     seen = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
     may_be_known[known & mask] = True
     for number in range(train.num_documents):
-        for text in texts(tokenizer, train.document(number)):
+        for text in _decoded(tokenizer, train.document(number)):
             grams = _sampled(gram_hashes(text), one_in)
             grams = grams[may_be_known[grams & mask]]
             places = np.searchsorted(known, grams)
@@ -114,8 +175,8 @@ def _seen(known: Hashes, tokenizer: Tokenizer, train: Split, one_in: int) -> NDA
     return seen
 
 
-def overlap_lines(overlap: Mapping[str, Any], data: str) -> list[str]:
-    """What was measured, in lines to print: a table by split, the worst documents, and a warning where it is much."""
+def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
+    """What was measured, in lines to print: a table by split, and the worst documents."""
     if not overlap["splits"]:
         return []
     sampled = f", one in {overlap['one_in']} of them" if overlap["one_in"] > 1 else ""
@@ -124,7 +185,7 @@ def overlap_lines(overlap: Mapping[str, Any], data: str) -> list[str]:
         above = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
         lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")
         lines += [f"           {worst['share']:>7.1%} of {worst['name']}" for worst in split["worst"] if worst["share"]]
-    return [*lines, *overlap_warning(overlap, data)]
+    return lines
 
 
 def overlap_warning(overlap: Mapping[str, Any], data: str) -> list[str]:

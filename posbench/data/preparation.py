@@ -1,59 +1,88 @@
-"""Prepare the text of a configuration once, and find it again at once: reading, tokenizing, and the cache between runs.
+"""Prepare the text of a configuration once, and find it again at once: read, tokenize, and keep the tokens in a cache.
 
-    <cache>/index/<request>.json    a request (what was asked for, and what the source was recognised by) -> its corpus
-    <cache>/corpora/<corpus>/       see `shards`
-    <cache>/overlaps/<both>.json    how much of one corpus also occurs in another, which models were trained on
-    <cache>/locks/                  one process prepares a request, others wait for it
+    <cache>/corpora/<request>/           a corpus (see `posbench.data.corpus`); the request is a hash of what was asked
+                                         for, and of what the source is recognised by
+    <cache>/corpora/<request>.lock       one process prepares a text, others wait for it
+    .../<request>/overlap-<another>.json how much of this text also occurs in another that models were trained on
 
-A corpus is made in a folder beside and renamed when whole. The sizes of its files are compared each time it is opened,
-and a damaged one is made again.
+A corpus is made in a folder beside and renamed when it is whole.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posbench.config import Config, ConfigError
 from posbench.console import say
-from posbench.data.build import write_corpus
-from posbench.data.overlap import Shares, overlap_between, parsed_shares
-from posbench.data.shards import FORMAT, Corpus, DamagedCorpusError, open_corpus, read_manifest
-from posbench.data.sources import SOURCES, Source
-from posbench.data.sources.held_out import HeldOut
-from posbench.data.splitting import WHOLE
-from posbench.data.tokenization import file_content
+from posbench.data.corpus import (
+    SPLITS,
+    Corpus,
+    DamagedCorpusError,
+    Split,
+    SplitWriter,
+    open_corpus,
+    open_splits,
+    write_contents,
+)
+from posbench.data.overlap import measure_overlap, overlap_between, overlap_warning
+from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
+from posbench.data.stdlib import StandardLibrary
+from posbench.data.tokenizer import (
+    MOST_UNKNOWN,
+    TOKENIZERS,
+    byte_lengths,
+    encoded,
+    file_content,
+    find_bos,
+    fingerprint,
+    lost_of,
+    pieces,
+    vocab_size,
+)
 from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 Notice = Callable[[str], None]
-_MANY_TOKENS = 1 << 27  # whose text takes minutes to read
-# Fields that do not decide what the text is; the source's identity has the paths, looked up.
+
+SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "files": Files, "hub": Hub}
+WHOLE = "whole"  # a text that is scored and was not split
+FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
+_FORMAT = 3
+_MEASURED = 50  # documents by which is measured what a tokenizer loses
+_NOTICE_SECONDS = 10.0  # between lines about a long preparation
+# Fields that do not decide what the text is; the paths are in the source's identity.
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
 
 
 def prepare(config: Config, quiet: bool = False, notice: Notice = say, check: bool = False) -> Corpus:
     """The tokenized text of this configuration: from the cache where it is whole, else read, tokenized and kept there.
 
-    Arguments: `notice` is told of everything that takes long or was not expected, unless `quiet`; check, whether every
-    byte of the cache is compared with its checksum, and not sizes alone.
+    Arguments: notice, called with lines about what takes long or is worth a warning, unless `quiet`; check, whether
+    every byte of the cache is compared with its checksum, and not the sizes of files alone.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    return _prepared(config, SOURCES[config.data.source](config.data), _silent if quiet else notice, check)
+    return _prepared(config, _silent if quiet else notice, check=check)
 
 
 def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
     """The text of this configuration to score models on that were trained on another; the tokenizer is one of a file.
 
     Returns: a corpus whose validation and test splits are those of the source, one for the other where it has only one
-    of the two, and both the whole text where it has none.
+    of the two, and both the whole text where it has none. The train text of a source with held-out splits is not read.
     Raises: as `prepare`.
     """
-    corpus = _prepared(config, HeldOut(SOURCES[config.data.source](config.data)), notice)
+    corpus = _prepared(config, notice, held_out=True)
     given = [split for split in (corpus.validation, corpus.test) if split.num_documents]
     splits = given or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
@@ -61,68 +90,29 @@ def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
 
 def find_prepared(config: Config) -> Corpus | None:
     """The text of this configuration where it lies in the cache, whole; None where it does not. Nothing is made."""
-    try:
-        source = SOURCES[config.data.source](config.data)
-        return _find(cache_folder(config.data.cache_dir), _request(config, source), _silent)
-    except (ConfigError, OSError):  # said by who prepares it
-        return None
+    with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` says what is wrong
+        return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
+    return None
 
 
-def find_overlap(trained_on: Corpus, held_out: Corpus, notice: Notice = say) -> Shares:
+def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
     """How much of each split of a text to score also occurs in the train split of another: measured once, and kept.
 
     Returns: split -> the share of its 13-grams.
     """
-    name = f"{trained_on.folder.name}+{held_out.folder.name}.json"
-    file = held_out.folder.parents[1] / "overlaps" / name
+    file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
     with suppress(OSError, ValueError):
-        return parsed_shares(read_json(file))
-    if trained_on.train.num_tokens > _MANY_TOKENS:
-        notice(f"measuring how much of this text occurs in {trained_on.train.num_tokens:,} tokens of training text")
+        return dict(read_json(file))
     shares = overlap_between(trained_on, held_out)
     with suppress(OSError):  # a cache that cannot be written: measured again the next time
-        file.parent.mkdir(exist_ok=True)
         write_json(file, shares)
     return shares
 
 
-def _prepared(config: Config, source: Source, notice: Notice, check: bool = False) -> Corpus:
-    """What `prepare` says, of a source."""
-    cache = cache_folder(config.data.cache_dir)
-    request = _request(config, source)
-    corpus = _find(cache, request, notice, check)
-    if corpus is not None:
-        return corpus
-    try:
-        return _prepare_alone(config, source, cache, request, notice, check)
-    except OSError as error:
-        raise ConfigError(
-            f"the token cache {cache} cannot be written ({error.strerror or error}): make room, or set data.cache_dir "
-            "(or POSBENCH_CACHE) to a folder that can be written"
-        ) from error
-
-
-def prepared_tokens(config: Config) -> int | None:
-    """The tokens of the train split where the text lies in the cache; None where it does not. Nothing else is read."""
-    try:
-        cache = cache_folder(config.data.cache_dir)
-        request = _request(config, SOURCES[config.data.source](config.data))
-        name = Path(read_json(cache / "index" / f"{request}.json")["corpus"]).name
-        return int(read_manifest(cache / "corpora" / name)["splits"]["train"]["tokens"])
-    except (ConfigError, DamagedCorpusError, OSError, ValueError, KeyError, TypeError):  # said by who prepares it
-        return None
-
-
 def cache_folder(cache_dir: str | None) -> Path:
     """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
-    named = cache_dir or os.environ.get("POSBENCH_CACHE")
-    place = named or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench"
-    try:
-        return Path(place).expanduser().absolute()
-    except RuntimeError as error:  # ~ of nobody
-        raise ConfigError(
-            f"the token cache {place!r} cannot be looked up: {error}; set data.cache_dir or POSBENCH_CACHE"
-        ) from error
+    place = cache_dir or os.environ.get("POSBENCH_CACHE")
+    return Path(place or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
 
 
 def is_cache(cache_dir: str | None) -> bool:
@@ -130,61 +120,210 @@ def is_cache(cache_dir: str | None) -> bool:
     return cache_dir is not None and (cache_folder(cache_dir) / "corpora").is_dir()
 
 
+def warnings(corpus: Corpus, data: str) -> list[str]:
+    """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
+    few = [
+        f"{name} has {corpus.splits[name].num_documents} of {total:,} documents"
+        for total in [sum(split.num_documents for split in corpus.splits.values())]
+        for name in SPLITS[1:]
+        if 0 < corpus.splits[name].num_documents < FEW_DOCUMENTS
+    ]
+    remedy = (
+        f"warning: data={data}: {' and '.join(few)}, so a loss there says little about other text: raise "
+        "data.validation_fraction and data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or "
+        "give more documents"
+    )
+    return [*([remedy] if few else []), *overlap_warning(corpus.overlap, data)]
+
+
 def _silent(message: str) -> None:
     pass
 
 
-def _request(config: Config, source: Source) -> str:
-    """A hash of everything that decides what the corpus will be, made without reading text."""
+def _folder(config: Config, source: Source, held_out: bool) -> Path:
+    """Where the corpus of a configuration lies: named by all that decides what it will be; no text is read."""
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
         tokenizer["path"] = sha256(file_content(config.tokenizer)).hexdigest()
-    wanted = {"format": FORMAT, "data": data, "source": source.identity(), "tokenizer": tokenizer}
-    return sha256(json.dumps(wanted, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    request = [_FORMAT, data, source.identity(), tokenizer, held_out]
+    name = sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return cache_folder(config.data.cache_dir) / "corpora" / name
 
 
-def _find(cache: Path, request: str, notice: Notice, check: bool = False) -> Corpus | None:
-    """The corpus that answered this request before, if it is still whole."""
-    try:
-        name = Path(read_json(cache / "index" / f"{request}.json")["corpus"]).name
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    folder = cache / "corpora" / name
-    try:
-        return open_corpus(folder, check)
-    except DamagedCorpusError as damage:
-        notice(f"the token cache {folder} is damaged ({damage}): making it again")
-        return None
-
-
-def _prepare_alone(config: Config, source: Source, cache: Path, request: str, notice: Notice, check: bool) -> Corpus:
+def _prepared(config: Config, notice: Notice, check: bool = False, held_out: bool = False) -> Corpus:
     from filelock import FileLock, Timeout
 
-    for name in ("index", "corpora", "locks"):
-        (cache / name).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / "locks" / f"{request}.lock")
+    source = SOURCES[config.data.source](config.data)
+    folder = _folder(config, source, held_out)
+    with suppress(DamagedCorpusError):
+        return open_corpus(folder, check)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        notice("another process is preparing this text: waiting for it")
-        lock.acquire()
-    try:
-        made_meanwhile = _find(cache, request, _silent, check)
-        return made_meanwhile or _make(config, source, cache, request, notice, check)
-    finally:
-        lock.release()
-
-
-def _make(config: Config, source: Source, cache: Path, request: str, notice: Notice, check: bool) -> Corpus:
-    with folder_beside(cache / "corpora" / request) as beside:
-        manifest = write_corpus(config, source, beside, notice)
-        name = f"{manifest['fingerprint'][:16]}-{manifest['tokenizer_fingerprint'][:16]}"
-        folder = cache / "corpora" / name
-        try:  # another request may have led to the same corpus
-            corpus = open_corpus(folder, check)
-        except DamagedCorpusError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock")
+        try:
+            locked = lock.acquire(timeout=0)
+        except Timeout:
+            notice("another process is preparing this text: waiting for it")
+            locked = lock.acquire()
+        with locked, folder_beside(folder) as beside:
+            try:
+                return open_corpus(folder, check)  # made meanwhile
+            except DamagedCorpusError as damage:
+                if folder.exists():
+                    notice(f"the token cache {folder} is damaged ({damage}): making it again")
+            _write_corpus(config, source, beside, notice, held_out)
             publish_folder(beside, folder)
-            corpus = open_corpus(folder)
-    write_json(cache / "index" / f"{request}.json", {"corpus": name})
-    return corpus
+        return open_corpus(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the token cache {folder.parent} cannot be written ({error.strerror or error}): make room, or set "
+            "data.cache_dir (or POSBENCH_CACHE) to a folder that can be written"
+        ) from error
+
+
+def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, held_out: bool) -> None:
+    """Read every document once and write the files of the corpus to `folder`, in bounded memory.
+
+    The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it
+    streams from the source through the tokenizer into the files.
+    Raises: ConfigError where the text cannot be had, or leaves a split empty.
+    """
+    started = last_notice = time.monotonic()
+    if remark := source.remark():
+        notice(remark)
+    streams = source.streams()
+    if held_out:
+        streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
+    documents = _Documents(source, streams, held_out)
+    head: list[tuple[str, str]] = []
+    sample = _sample(documents, head, config.tokenizer.training_bytes)
+    tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
+    tokenizer.encode_special_tokens = True
+    if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, of which nothing was read yet
+        head += islice(documents, _MEASURED)
+        _check_kept(config, tokenizer, head, notice)
+    bos, entries, lengths = find_bos(tokenizer), vocab_size(tokenizer), byte_lengths(tokenizer)
+    assert bos is not None
+    dtype = "<u2" if entries <= 1 << 16 else "<u4"
+    with ExitStack() as files:
+        writers = {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
+        for split, document, tokens in encoded(tokenizer, bos, chain(head, documents)):
+            if split == "train" and documents.train_is_full:
+                continue
+            writers[split].add(document, tokens)
+            if lengths is not None and int(lengths[tokens].sum()) != len(document):
+                lengths = None  # a normalizer is at work: the tokens do not stand for the bytes that were read
+            budget = config.data.token_budget
+            documents.train_is_full = budget is not None and writers["train"].num_tokens >= budget
+            if time.monotonic() - last_notice > _NOTICE_SECONDS:
+                last_notice = time.monotonic()
+                megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
+                notice(f"tokenizing {source.describe(split)}: {megabytes:,.0f} MB in {last_notice - started:.0f} s")
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    if lengths is not None:
+        (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())
+    splits = open_splits(folder, dtype)
+    _check_splits(source, streams, splits, notice, held_out)
+    corpus = Corpus(
+        folder,
+        splits,
+        fingerprint=sha256(json.dumps([writers[name].fingerprint for name in SPLITS]).encode()).hexdigest(),
+        tokenizer_fingerprint=fingerprint(tokenizer),
+        vocab_size=entries,
+        bos_id=bos,
+        has_exact_bytes=lengths is not None,
+        overlap=measure_overlap(tokenizer, splits, source.name),
+    )
+    write_contents(corpus, dtype)
+    counts = "; ".join(
+        f"{WHOLE if held_out and name == 'train' else name} {split.num_documents:,} documents, "
+        f"{split.num_tokens:,} tokens"
+        for name, split in splits.items()
+        if split.num_documents or not held_out
+    )
+    summary = (
+        f"prepared data={config.data.name} in {time.monotonic() - started:.1f} s: {counts}; vocabulary {entries:,}"
+    )
+    if config.tokenizer.kind == "bpe" and entries < config.tokenizer.vocab_size:
+        summary += f" (the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size})"
+    notice("\n".join([summary, *warnings(corpus, config.data.name)]))
+
+
+class _Documents:
+    """All documents of a source with their splits, the train stream first. Blank ones are left out.
+
+    Set `train_is_full` when enough has been read: the train stream then ends, and the other streams follow.
+    """
+
+    def __init__(self, source: Source, streams: Mapping[str, Iterable[str]], held_out: bool) -> None:
+        self.train_is_full = False
+        self._fractions = {} if held_out else {name: getattr(source.config, f"{name}_fraction") for name in source.cut}
+        self._tuning = source.config.tuning_fraction if source.by_document and not held_out else 0.0
+        self._documents = self._read(streams)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._documents
+
+    def _read(self, streams: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
+        for name in SPLITS[:1] if self._tuning else SPLITS:
+            for text in streams.get(name, ()):
+                if name == "train" and self.train_is_full:
+                    break
+                if text and not text.isspace():
+                    split = split_of(text.encode(), self._fractions) if name == "train" else name
+                    of_tuning = tuning_split(split, text.encode(), self._tuning)
+                    if of_tuning is not None:
+                        yield of_tuning, text
+
+
+def _sample(documents: _Documents, head: list[tuple[str, str]], num_bytes: int) -> Iterator[str]:
+    """The first `num_bytes` or so of train text in pieces; every document read on the way is kept in `head`."""
+    sampled = 0
+    for split, text in documents:
+        head.append((split, text))
+        for piece in pieces(text) if split == "train" else ():
+            yield piece
+            sampled += len(piece.encode())
+            if sampled >= num_bytes:
+                return
+
+
+def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Notice) -> None:
+    """Say what the tokenizer does not keep of the text. Raises: ConfigError where it does not know a tenth of it."""
+    unknown, changed = lost_of(tokenizer, (next(pieces(text)) for _, text in head))
+    named = config.tokenizer.path or config.tokenizer.name
+    if unknown > MOST_UNKNOWN:
+        raise ConfigError(
+            f"{named} does not know {unknown:.0%} of the tokens of this text: choose text that it covers, or train "
+            "with another tokenizer, such as tokenizer=bpe"
+        )
+    if unknown or changed:
+        notice(
+            f"{named} does not give this text back: {unknown:.2%} of its tokens are unknown, and {changed:.0%} of the "
+            "documents come back changed (case, accents or whitespace). Losses are of the changed text, so they cannot "
+            "be compared with those of other tokenizers, not even in bits per byte"
+        )
+
+
+def _check_splits(
+    source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Notice, held_out: bool
+) -> None:
+    """Refuse an empty split that should have text; tell of one that was left empty on purpose."""
+    config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
+    wanted = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
+    for name in (name for name in wanted if not counts[name]):
+        fraction = getattr(config, f"{name}_fraction", None)
+        if name not in streams and not config.tuning_fraction and (name not in source.cut or fraction == 0):
+            place = source.describe(name)
+            notice(f"there is no {name} text ({place}): commands that need the {name} split will refuse")
+            continue
+        listed = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+        raise ConfigError(
+            f"{source.describe(name)}: there is no {name} text in {sum(counts.values()):,} documents ({listed}; blank "
+            "ones do not count). Splits are whole documents, chosen by a hash of each. Give more documents (a text "
+            "file is one, or is cut at blank lines by data.cut_bytes=100000; a row of JSON lines or parquet is one), "
+            "name the files of each split (data=files data.train_path=... data.validation_path=... "
+            "data.test_path=...), or raise data.validation_fraction or data.test_fraction"
+            + (" or data.token_budget" if config.token_budget is not None else "")
+        )

@@ -52,7 +52,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
     own = find_prepared(config)
     shares = {}
     if own is not None and own.fingerprint == run.manifest.fingerprints.data:
-        shares = find_overlap(own, held_out, notice)
+        shares = find_overlap(own, held_out)
     for split, share in shares.items():
         if share > WARN_ABOVE:
             notice(
@@ -61,7 +61,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
                 "there is partly memory: choose other text"
             )
     overlap = {"splits": {split: {"share": share} for split, share in shares.items()}}
-    return replace(held_out, manifest={**held_out.manifest, "overlap": overlap})
+    return replace(held_out, overlap=overlap)
 
 
 def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> list[Run]:

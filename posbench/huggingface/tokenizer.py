@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from posbench.data.tokenization import find_bos
+from posbench.data.tokenizer import find_bos
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -122,7 +122,7 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
-        from posbench.data.tokenization import tokenizer_in
+        from posbench.data.tokenizer import tokenizer_in
 
         return tokenizer_in(
             self.content("tokenizer.json"), str(self.path / "tokenizer.json"), self.manifest.fingerprints.tokenizer

@@ -15,13 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prose import prose
+from test_tokenizer import word_level
 
 import posbench
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus, build, prepare, shards
-from posbench.data.sources.stdlib import StandardLibrary
-from posbench.data.splitting import SPLITS, split_of
-from posbench.data.tokenization import BOS
+from posbench.data import Corpus, corpus, prepare, sources, tokenizer
+from posbench.data.corpus import SPLITS
+from posbench.data.preparation import SOURCES, prepare_held_out
+from posbench.data.sources import split_of
+from posbench.data.tokenizer import BOS
 
 Files = Callable[..., Config]
 
@@ -31,12 +33,15 @@ def book(number: int) -> str:
     return prose(number) + (f" {BOS} and {BOS}" if number % 10 == 0 else "")
 
 
+def write_rows(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
     """A hundred and fifty different documents, a line each."""
-    path = tmp_path / "books.jsonl"
-    path.write_text("".join(json.dumps({"text": book(n)}) + "\n" for n in range(150)))
-    return path
+    return write_rows(tmp_path / "books.jsonl", [book(n) for n in range(150)])
 
 
 @pytest.fixture
@@ -73,65 +78,67 @@ def test_the_split_of_a_document_is_pinned() -> None:
     assert [split_of(text, fractions) for text in (b"a", b"b", b"c")] == ["train", "validation", "test"]
 
 
+def test_text_for_tuning_is_cut_from_train_alone(files: Files, books: Path) -> None:
+    whole = texts_of(prepare(files(path=books), quiet=True))
+    tuning = texts_of(prepare(files("data.tuning_fraction=0.3", path=books), quiet=True))
+    assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"]) and tuning["test"] == []
+    assert 20 < len(tuning["validation"]) < 60
+
+
+_PREPARE = """
+import json, sys, time, posbench
+from posbench.data import prepare, preparation
+config = posbench.compose(['data=files', f'data.path={sys.argv[1]}', 'tokenizer=bytes'])
+start = time.perf_counter(); corpus = prepare(config); seconds = time.perf_counter() - start
+loaded = [name for name in ('datasets', 'pyarrow', 'pandas', 'torch', 'wandb') if name in sys.modules]
+print(json.dumps([corpus.fingerprint, seconds, loaded]))
+"""
+
+
 def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, books: Path, told: list[str]) -> None:
     first = prepare(files(path=books), notice=told.append)
     assert len(told) == 1 and "prepared" in told[0]
-    code = (
-        "import sys, time, json, posbench; from posbench.data import prepare\n"
-        "config = posbench.compose(['data=files', f'data.path={sys.argv[1]}', 'tokenizer=bytes'])\n"
-        "start = time.perf_counter(); corpus = prepare(config); seconds = time.perf_counter() - start\n"
-        "loaded = [name for name in ('datasets', 'pyarrow', 'pandas', 'torch', 'wandb') if name in sys.modules]\n"
-        "print(json.dumps([corpus.fingerprint, seconds, loaded]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(books)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _PREPARE, str(books)], capture_output=True, text=True, check=True)
     fingerprint, seconds, loaded = json.loads(done.stdout)
-    assert (fingerprint, loaded, done.stderr) == (first.fingerprint, [], "")
-    assert seconds < 1
+    assert (fingerprint, loaded, done.stderr) == (first.fingerprint, [], "") and seconds < 1
 
 
-def test_changed_text_is_prepared_anew(files: Files, books: Path, told: list[str]) -> None:
-    before = prepare(files(path=books), notice=told.append)
+def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, books: Path, tmp_path: Path) -> None:
+    before = prepare(files(path=books), quiet=True)
+    merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)
+    halves = prepare(files("data.test_fraction=0.3", path=books), quiet=True)
+    assert before.fingerprint == merged.fingerprint != halves.fingerprint
+    assert before.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
     stat = books.stat()
     books.write_text(books.read_text().replace("Chapter", "Kapitel"))  # as long as before
     os.utime(books, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    after = prepare(files(path=books), notice=told.append)
-    assert len(told) == 2 and before.fingerprint != after.fingerprint
+    assert prepare(files(path=books), quiet=True).fingerprint != before.fingerprint
+    own = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books)
+    for made in (before, merged):
+        made.tokenizer.save(f"{tmp_path}/tokenizer.json")
+        assert prepare(own, quiet=True).vocab_size == made.vocab_size
 
 
-def test_fingerprints_tell_text_tokenizer_and_splits_apart(files: Files, books: Path) -> None:
-    plain = prepare(files(path=books), quiet=True)
-    merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)
-    halves = prepare(files("data.test_fraction=0.3", path=books), quiet=True)
-    assert plain.fingerprint == merged.fingerprint != halves.fingerprint
-    assert plain.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
-    copy = books.with_name("copy.jsonl")
-    copy.write_bytes(books.read_bytes())
-    assert prepare(files(path=copy), quiet=True).folder == plain.folder
-
-
-@pytest.mark.parametrize("damage", ["truncated", "missing", "torn manifest", "torn index", "flipped"])
-def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str], damage: str, cache: Path) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "missing", "torn contents", "flipped"])
+def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str], damage: str) -> None:
     whole = prepare(files(path=books), quiet=True)
     expected, tokens = texts_of(whole), whole.folder / "train.tokens"
     if damage == "truncated":
         os.truncate(tokens, 1000)
     elif damage == "missing":
         (whole.folder / "test.starts").unlink()
-    elif damage == "torn manifest":
-        os.truncate(whole.folder / "manifest.json", 100)
-    elif damage == "torn index":
-        next((cache / "index").iterdir()).write_bytes(b'{"corpus": "../../..')
-    else:  # a size does not tell
+    elif damage == "torn contents":
+        os.truncate(whole.folder / "corpus.json", 100)
+    else:  # sizes do not tell: only `posbench prepare --check` sees it
         data = bytearray(tokens.read_bytes())
         data[len(data) // 2] ^= 4
         tokens.write_bytes(data)
         prepare(files(path=books), notice=told.append)
         assert told == []
     again = prepare(files(path=books), notice=told.append, check=damage == "flipped")
-    assert texts_of(again) == expected and "prepared" in told[-1]
-    assert damage == "torn index" or "is damaged" in told[0]
+    assert texts_of(again) == expected and "is damaged" in told[0] and "prepared" in told[1]
     prepare(files(path=books), notice=told.append, check=True)
-    assert "prepared" in told[-1] and len(told) <= 2, "and the third time finds it"
+    assert len(told) == 2, "the third time finds it"
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(
@@ -140,33 +147,24 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shards._HashedFile, "write", full)
+    monkeypatch.setattr(corpus.SplitWriter, "add", full)
     with pytest.raises(ConfigError, match=r"cache .* cannot be written \(No space left on device\).*data\.cache_dir"):
         prepare(files(path=books), quiet=True)
     assert left() == []
 
 
-_PREPARE = (
-    "import sys, posbench; from posbench.data import build, prepare\n"
-    "config = posbench.compose(['data=files', f'data.path={sys.argv[1]}', 'tokenizer=bytes'])\n"
-    "print(prepare(config).fingerprint)"
-)
-
-
 @pytest.mark.slow
 def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
-    running = [
-        subprocess.Popen([sys.executable, "-c", _PREPARE, str(books)], stdout=-1, stderr=-1, text=True)
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", _PREPARE, str(books)]
+    running = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60) for process in running]
-    assert len({fingerprint for fingerprint, _ in outputs}) == 1 and outputs[0][0]
+    assert len({json.loads(output)[0] for output, _ in outputs}) == 1
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_left_is_cleared_away(books: Path, cache: Path, left: Callable[[], list[str]]) -> None:
-    slow = _PREPARE.replace("config =", "import time; build.write_manifest = lambda *a: time.sleep(60)\nconfig =")
+def test_what_a_killed_process_left_is_cleared_away(books: Path, left: Callable[[], list[str]]) -> None:
+    slow = _PREPARE.replace("config =", "preparation.write_contents = lambda *_: time.sleep(60)\nconfig =")
     process = subprocess.Popen([sys.executable, "-c", slow, str(books)])
     deadline = time.monotonic() + 30
     while not any(name.endswith("tokenizer.json") for name in left()) and time.monotonic() < deadline:
@@ -175,14 +173,36 @@ def test_what_a_killed_process_left_is_cleared_away(books: Path, cache: Path, le
     process.wait()
     assert any(".tmp" in name for name in left())
     subprocess.run([sys.executable, "-c", _PREPARE, str(books)], check=True, capture_output=True)
-    assert not any(".tmp" in name for name in left())
-    assert len(list((cache / "corpora").iterdir())) == 1
+    assert len({Path(name).parent for name in left()}) == 1 and not any(".tmp" in name for name in left())
+
+
+def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, told: list[str]) -> None:
+    for n in range(13):
+        (tmp_path / f"{n}.txt").write_text(prose(n))
+    corpus = prepare(
+        files("data.validation_fraction=0.1", "data.test_fraction=0.25", path=tmp_path), notice=told.append
+    )
+    assert (corpus.validation.num_documents, corpus.test.num_documents) == (1, 5)
+    assert "warning: data=files: validation has 1 of 13 documents, so" in told[-1]
+    assert "data.validation_fraction" in told[-1] and "data.cut_bytes" in told[-1] and "test has" not in told[-1]
+
+
+def test_a_split_without_documents_is_refused(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
+    (tmp_path / "one.txt").write_text(prose(1))
+    with pytest.raises(ConfigError, match=r"there is no \w+ text in 1 documents.*data\.cut_bytes=100000"):
+        prepare(files(path=tmp_path), quiet=True)
+    assert left() == []
+
+
+def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, told: list[str]) -> None:
+    paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", [prose(3)]) for name in ("train", "validation")}
+    assert prepare(files(**paths), notice=told.append).test.num_documents == 0
+    assert "there is no test text (data.test_path (not given))" in told[1]
 
 
 def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Path) -> None:
-    for name, numbers in (("train", range(100)), ("validation", range(100, 110)), ("test", range(110, 120))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": prose(n)}) + "\n" for n in numbers))
-    paths = {f"{name}_path": tmp_path / f"{name}.jsonl" for name in SPLITS}
+    numbers = {"train": range(100), "validation": range(100, 110), "test": range(110, 120)}
+    paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", list(map(prose, numbers[name]))) for name in SPLITS}
     full = prepare(files(**paths), quiet=True)
     cut = prepare(files("data.token_budget=5000", **paths), quiet=True)
     assert cut.train.num_tokens >= 5000 > cut.train.starts[-2], "the document that reached it is the last"
@@ -190,9 +210,11 @@ def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Pat
     assert (cut.validation.num_documents, cut.test.num_documents) == (10, 10)
 
 
-def test_a_long_text_is_read_once_and_not_held(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_not_held_and_not_read_beyond_the_budget(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tokenizer's sample is kept; of the rest, only a batch at a time."""
-    monkeypatch.setattr(build, "_BATCH_CHARACTERS", 2_000)
+    monkeypatch.setattr(tokenizer, "_BATCH_CHARACTERS", 2_000)
     alive = {"now": 0, "most": 0, "read": 0}
 
     class Text(str):
@@ -206,59 +228,63 @@ def test_a_long_text_is_read_once_and_not_held(files: Files, tmp_path: Path, mon
             alive["most"] = max(alive["most"], alive["now"])
             yield Text(prose(n))
 
-    path = tmp_path / "long.txt"
-    path.write_text("stands for a long text")
-    monkeypatch.setattr("posbench.data.sources.files.read_texts", read)
-    words = ("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000", "data.cut_bytes=1000")
+    path = write_rows(tmp_path / "long.txt", [])
+    monkeypatch.setattr(sources.Files, "_read", read)
+    words = ("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000")
     prepare(files(*words, path=path), quiet=True)
     assert alive["read"] == 300 and alive["most"] < 40
+    prepare(files(*words, "data.token_budget=20k", path=path), quiet=True)
+    assert alive["read"] < 450
 
 
 def test_bytes_of_text_are_exact_within_a_document(files: Files, books: Path) -> None:
     corpus = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)
     assert corpus.has_exact_bytes
-    split, tokenizer = corpus.train, corpus.tokenizer
+    split = corpus.train
     for lo in range(0, split.num_tokens - 100, 97):
-        text = tokenizer.decode([int(t) for t in split.tokens[lo : lo + 100]], skip_special_tokens=True)
+        text = corpus.tokenizer.decode(split.tokens[lo : lo + 100].tolist(), skip_special_tokens=True)
         assert split.token_bytes(lo, lo + 100) == len(text.encode())
     assert split.token_bytes(0, split.num_tokens) == split.num_bytes
     assert split.token_bytes(0, 1) == 0, "BOS stands for no text"
 
 
-def test_bytes_of_text_are_shared_out_where_the_vocabulary_does_not_tell(
-    files: Files, tmp_path: Path, books: Path
+def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
+    files: Files, tmp_path: Path, told: list[str]
 ) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = sorted({word for n in range(150) for word in book(n).replace(".", " .").split()})
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", *words])}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    corpus = prepare(files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books), quiet=True)
-    assert not corpus.has_exact_bytes
+    texts = ["a b c d e f g h " * 20 + f"\n\n{'a ' * n}" for n in range(40)]
+    words = ["tokenizer=file", f"tokenizer.path={word_level(tmp_path / 'words.json').path}"]
+    corpus = prepare(files(*words, path=write_rows(tmp_path / "rows.jsonl", texts)), notice=told.append)
+    assert "words.json does not give this text back: 0.00% of its tokens are unknown, and 100%" in told[0]
     split = corpus.train
+    assert not corpus.has_exact_bytes and split.token_bytes(0, split.num_tokens) == split.num_bytes
     for n in range(split.num_documents):
         lo, hi = int(split.starts[n]), int(split.starts[n + 1])
+        half = (lo + hi) // 2
         assert split.token_bytes(lo, hi) == split.document_bytes[n]
-        half = (hi - lo) // 2
-        assert abs(split.token_bytes(lo, lo + half) + split.token_bytes(lo + half, hi) - split.document_bytes[n]) <= 1
-    assert split.token_bytes(0, split.num_tokens) == split.num_bytes
-    assert split.token_bytes(5, 5) == 0
+        assert abs(split.token_bytes(lo, half) + split.token_bytes(half, hi) - split.document_bytes[n]) <= 1
+    with pytest.raises(ConfigError, match=r"does not know 100% of the tokens of this text: choose text that it covers"):
+        prepare(files(*words, path=write_rows(tmp_path / "unknown.jsonl", ["x y z"])), quiet=True)
 
 
-def test_a_changed_tokenizer_file_is_seen(files: Files, tmp_path: Path, books: Path, told: list[str]) -> None:
-    from posbench.config import TokenizerConfig
-    from posbench.data.tokenization import plain_bytes, train_bpe
-
-    path = tmp_path / "tokenizer.json"
-    for make in (plain_bytes, train_bpe):
-        make(TokenizerConfig(kind="bpe", vocab_size=280), [prose(1)]).save(str(path))
-        prepare(files("tokenizer=file", f"tokenizer.path={path}", path=books), notice=told.append)
-    assert len(told) == 2
+def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
+    files: Files, books: Path, tmp_path: Path, told: list[str]
+) -> None:
+    prepare(files(path=books), quiet=True).tokenizer.save(f"{tmp_path}/bytes.json")
+    words = ["tokenizer=file", f"tokenizer.path={tmp_path}/bytes.json"]
+    corpus = prepare_held_out(files(*words, path=books), told.append)
+    assert corpus.validation is corpus.test
+    assert (corpus.test.name, corpus.test.num_documents) == ("whole", 150)
+    assert ": whole 150 documents, " in told[-1]
+    short = prepare_held_out(files(*words, "data.token_budget=900", path=books), told.append)
+    assert 900 <= short.test.num_tokens < 3000
+    unread = write_rows(tmp_path / "train.jsonl", []).with_name("train.jsonl")
+    unread.write_text("this would be refused")
+    split = prepare_held_out(files(*words, train_path=unread, validation_path=books), told.append)
+    assert split.validation.num_documents == split.test.num_documents == 150 and split.train.num_documents == 0
 
 
 @pytest.mark.slow
-def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(cache: Path) -> None:
+def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits() -> None:
     config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
     corpus = prepare(config, quiet=True)
     held_out = (corpus.validation.num_documents, corpus.test.num_documents)
@@ -267,11 +293,8 @@ def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits(
         measured = corpus.overlap["splits"][split]
         assert measured["grams"] > 1000 and measured["share"] < 0.01, measured
         assert all(worst["name"].endswith(".py") for worst in measured["worst"])
-    names = {
-        StandardLibrary(config.data)._name(path)
-        for paths in StandardLibrary(config.data).files_of.values()
-        for path in paths
-    }
+    source = SOURCES["stdlib"](config.data)
+    names = {source.name(split, n, "") for split in SPLITS for n in range(corpus.splits[split].num_documents)}
     assert "argparse.py" in names and len(names) > 300
     assert not {"html/entities.py", "stringprep.py", "encodings/cp437.py", "pydoc_data/topics.py"} & names
     assert not [name for name in names if "site-packages" in name]

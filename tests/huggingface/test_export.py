@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
-from posbench.data.tokenization import TOKENIZERS
+from posbench.data.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model, export_run
 from posbench.model import build_model
 from posbench.runs import Run

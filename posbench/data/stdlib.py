@@ -6,21 +6,21 @@ import os
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from posbench.config import DataConfig
-from posbench.data.grams import families, gram_hashes
-from posbench.data.sources.base import Source, stream
-from posbench.data.splitting import SPLITS, split_of, tuning_split
+from posbench.data.corpus import SPLITS
+from posbench.data.overlap import gram_hashes, near_duplicates
+from posbench.data.sources import Source, split_of, tuning_split
 
 # Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
 # points, and `pydoc_data` is the language reference as one table of strings.
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 _MOST_ROWS = 0.5  # a file with at least this part of its text in rows of literals is a table
-_SIBLINGS = 0.02  # two files that share more than this part of the smaller one's 13-grams go to one split
+_SHARED = 0.02  # two files that share more than this part of the smaller one's 13-grams go to one split
 _ROW_BEGINS = frozenset("'\"([{-0123456789bBuUrRfFNT")
 _LITERAL = re.compile(
     r"""[rRbBuUfF]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b\d\w*|\b(?:None|True|False)\b|#.*""", re.ASCII
@@ -31,9 +31,9 @@ _NAME = re.compile(r"[A-Za-z_]")
 class StandardLibrary(Source):
     """The source files of the running Python's own standard library with its tests: one file, one document.
 
-    Tables are left out (`is_table`, and the folders named above). Files that share text with each other are a family
-    (`posbench.data.grams.families`), and a family goes to one split, by a hash of the name of its first file. So the
-    splits are the same on every machine with the same files.
+    Tables are left out (`is_table`, and the folders named above). Files that share text with each other go to one split
+    (`posbench.data.overlap.near_duplicates`), by a hash of the name of the first of them. So the splits are the same on
+    every machine with the same files.
     """
 
     by_document = False
@@ -62,12 +62,12 @@ class StandardLibrary(Source):
         fractions = {name: getattr(self.config, f"{name}_fraction") for name in ("test", "validation")}
         paths, grams = [], []
         for path in self.files():
-            for text in _decodable(path):
-                if text and not text.isspace() and not is_table(text):
-                    paths.append(path)
-                    grams.append(gram_hashes(text))
+            text = _text(path)
+            if text and not text.isspace() and not is_table(text):
+                paths.append(path)
+                grams.append(gram_hashes(text))
         files: dict[str, list[Path]] = {name: [] for name in SPLITS if fractions.get(name, 1)}
-        for path, first in zip(paths, families(grams, _SIBLINGS), strict=True):
+        for path, first in zip(paths, near_duplicates(grams, _SHARED), strict=True):
             name = self._name(paths[first]).encode()
             split = tuning_split(split_of(name, fractions), name, self.config.tuning_fraction)
             if split is not None:
@@ -75,7 +75,7 @@ class StandardLibrary(Source):
         return {split: found for split, found in files.items() if found or not self.config.tuning_fraction}
 
     def streams(self) -> dict[str, Iterable[str]]:
-        return {split: stream(_decodable, paths) for split, paths in self.files_of.items()}
+        return {split: map(_text, paths) for split, paths in self.files_of.items()}
 
     def name(self, split: str, number: int, text: str) -> str:
         return self._name(self.files_of[split][number])
@@ -94,8 +94,9 @@ def is_table(text: str) -> bool:
     return rows >= _MOST_ROWS * sum(map(len, lines))
 
 
-def _decodable(path: Path) -> Iterator[str]:
+def _text(path: Path) -> str:
+    """The text of a file, empty where it is not UTF-8."""
     try:
-        yield path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except (UnicodeDecodeError, OSError):
-        return
+        return ""

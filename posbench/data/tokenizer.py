@@ -1,4 +1,4 @@
-"""Text to numbers: a registry of tokenizers, each a `tokenizers.Tokenizer`, so that one `tokenizer.json` says it all.
+"""Text to numbers: tokenizers of the `tokenizers` library, so that one `tokenizer.json` says it all.
 
 Ordinary text never becomes a special token: a document that spells out the beginning-of-document token (BOS) is encoded
 letter by letter. BOS stands before each document because training puts it there, and for no other reason.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +21,22 @@ from posbench.config import ConfigError, TokenizerConfig
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+Item = TypeVar("Item")
+
 BOS = "<|bos|>"
 # A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
-_BOS_NAMES = ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
+_BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
 _CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
-HUB_SECONDS = 5.0  # for the hub to answer one question: its downloads would retry for half a minute
-MOST_UNKNOWN = 0.1  # of the tokens of a text, beyond which it is refused
-
-PIECE_CHARACTERS = (
-    1 << 16
-)  # long documents are encoded in pieces of about this size: bounded memory, and work for every core
+HUB_SECONDS = 5.0  # for the hub to answer: a download would retry for half a minute
+MOST_UNKNOWN = 0.1  # of the tokens of a text; with more it is refused
+# Long documents are encoded in pieces of about this size: bounded memory, and work for every core.
+PIECE_CHARACTERS = 1 << 16
+_BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -70,58 +70,55 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def file_content(config: TokenizerConfig) -> bytes:
     """What stands in `tokenizer.path`. Raises: ConfigError where it cannot be read."""
     try:
-        return Path(str(config.path)).expanduser().read_bytes()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such home; ValueError: no such path can be
+        return Path(str(config.path)).read_bytes()
+    except OSError as error:
         raise ConfigError(
-            f"tokenizer.path={config.path!r} cannot be read ({error}): give the path of a tokenizer.json, "
+            f"tokenizer.path={config.path!r} cannot be read ({error.strerror}): give the path of a tokenizer.json, "
             "or use tokenizer=bpe"
         ) from error
 
 
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """An existing `tokenizer.json`. Raises: ConfigError where it is missing or is none."""
+    """An existing `tokenizer.json`. Raises: ConfigError where there is none."""
     return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"))
 
 
-def _adapted(tokenizer: Tokenizer) -> Tokenizer:
-    """Without what would cut or fill documents, and with a BOS."""
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if find_bos(tokenizer) is None:
-        tokenizer.add_special_tokens([BOS])
-    return tokenizer
-
-
 def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """The `tokenizer.json` of a repository of the Hugging Face hub.
+    """The `tokenizer.json` of a repository of the Hugging Face hub, downloaded once.
 
     Raises: ConfigError where there is none, or the hub cannot be reached and its cache has none either.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download
-    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    named, repository, is_reachable = f"tokenizer.name={config.name!r}", str(config.name), True
+    repository, named = str(config.name), f"tokenizer.name={config.name!r}"
     try:
-        HfApi().model_info(repository, revision=config.revision, timeout=HUB_SECONDS)
-    except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        raise ConfigError(
-            f"{constants.ENDPOINT} has no repository {config.name!r} at revision {config.revision!r} (or it asks for a "
-            "login: hf auth login): check tokenizer.name and tokenizer.revision"
-        ) from error
-    except Exception:  # the HTTP client's own kinds; its cache may have the file
-        is_reachable = False
-    try:
-        path = hf_hub_download(
-            repository, "tokenizer.json", revision=config.revision, local_files_only=not is_reachable
-        )
-    except hub_errors.LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"the Hugging Face hub cannot be reached ({constants.ENDPOINT}), and {named} is not in its cache: connect, "
-            "set HF_ENDPOINT to a mirror, or use a file: tokenizer=file tokenizer.path=.../tokenizer.json"
-        ) from error
-    except hub_errors.EntryNotFoundError as error:
-        raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
+        path = hf_hub_download(repository, "tokenizer.json", revision=config.revision, local_files_only=True)
+    except LocalEntryNotFoundError:
+        remedy = "check tokenizer.name and tokenizer.revision, or use a file: tokenizer=file tokenizer.path=..."
+        check_hub("model", repository, config.revision, remedy)
+        try:
+            path = hf_hub_download(repository, "tokenizer.json", revision=config.revision)
+        except EntryNotFoundError as error:
+            raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
     return _adapted(_parsed(Path(path).read_bytes(), named))
+
+
+def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> None:
+    """Ask the Hugging Face hub for a repository once. Arguments: kind, dataset or model.
+
+    Raises: ConfigError with `remedy`, within seconds, where there is no answer or no such repository or revision.
+    """
+    from huggingface_hub import HfApi, constants
+
+    try:
+        HfApi().repo_info(repository, repo_type=kind, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:  # its own kinds and the HTTP client's
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(
+            f"the {kind} {repository} (revision {revision}) cannot be read from the Hugging Face hub "
+            f"{constants.ENDPOINT} ({reason}): connect, set HF_ENDPOINT to a mirror, {remedy}"
+        ) from error
 
 
 TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
@@ -132,20 +129,11 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 }
 
 
-def load_tokenizer(path: Path, expected: str | None = None) -> Tokenizer:
-    """`tokenizer_in` a file. Raises: ConfigError where it cannot be read, is none, or another tokenizer's."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"the tokenizer {path} cannot be read ({error.strerror or error}): restore it") from error
-    return tokenizer_in(content, str(path), expected)
-
-
 def tokenizer_in(content: bytes, named: str, expected: str | None = None) -> Tokenizer:
     """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so).
 
-    Arguments: named, for messages; expected, the fingerprint that it must have.
-    Raises: ConfigError where the content is none, or another tokenizer's.
+    Arguments: content, of its `tokenizer.json`; named, for messages; expected, the fingerprint that it must have.
+    Raises: ConfigError where the content is not a tokenizer, or another one.
     """
     tokenizer = _parsed(content, named)
     if expected is not None and fingerprint(tokenizer) != expected:
@@ -162,10 +150,7 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        with panics_explained(named):
-            tokenizer = Tokenizer.from_buffer(content)
-    except ConfigError:
-        raise
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
@@ -174,61 +159,18 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
     if getattr(tokenizer.model, "dropout", None):
         raise ConfigError(
             f"{named} chooses its merges at random (model.dropout={tokenizer.model.dropout:g}), so a text has other "
-            'tokens each time:  set "dropout" to null in that file'
+            'tokens each time: set "dropout" to null in that file'
         )
     return tokenizer
 
 
-@contextmanager
-def panics_explained(named: str) -> Iterator[None]:
-    """Raise a ConfigError about the tokenizer `named` where its library panics, on a pattern of too many ways, say."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # pyo3's, which is no Exception and can be imported from nowhere
-            raise
-        raise ConfigError(
-            f"{named} cannot tokenize this text ({str(error)[:200]}): simplify its patterns, or use tokenizer=bpe"
-        ) from None
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What a tokenizer loses of a text."""
-
-    unknown: float  # the share of tokens that stand for what it does not know
-    changed: float  # the share of documents that decoding does not give back, a leading space aside
-
-    def describe(self, named: str) -> str:
-        """A line for a person, empty where nothing is lost."""
-        if not self.unknown and not self.changed:
-            return ""
-        return (
-            f"{named} does not give this text back: {self.unknown:.2%} of its tokens are unknown, and "
-            f"{self.changed:.0%} of the documents come back changed (case, accents or whitespace). Losses are of the "
-            "changed text, so they cannot be compared with those of other tokenizers, not even in bits per byte"
-        )
-
-
-def loss_of(tokenizer: Tokenizer, texts: Iterable[str], named: str) -> Loss:
-    """What is lost of these texts. Raises: ConfigError where more than a tenth of the tokens are unknown."""
-    model = json.loads(tokenizer.to_str())["model"]
-    unknown = model.get("unk_id") if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
-    changed, documents, unknowns, tokens = 0, 0, 0, 0
-    for text in texts:
-        with panics_explained(named):
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-        documents += 1
-        tokens += len(ids)
-        unknowns += ids.count(unknown) if unknown is not None else 0
-        changed += tokenizer.decode(ids, skip_special_tokens=False).removeprefix(" ") != text.removeprefix(" ")
-    loss = Loss(unknowns / max(1, tokens), changed / max(1, documents))
-    if loss.unknown > MOST_UNKNOWN:
-        raise ConfigError(
-            f"{named} does not know {loss.unknown:.0%} of the tokens of this text: choose text that it covers, or "
-            "train with another tokenizer, such as tokenizer=bpe"
-        )
-    return loss
+def _adapted(tokenizer: Tokenizer) -> Tokenizer:
+    """Without what would cut or fill documents, and with a BOS."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if find_bos(tokenizer) is None:
+        tokenizer.add_special_tokens([BOS])
+    return tokenizer
 
 
 def find_bos(tokenizer: Tokenizer) -> int | None:
@@ -245,6 +187,61 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A hash of the content of its `tokenizer.json`."""
     return sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def lost_of(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[float, float]:
+    """What a tokenizer does not keep of these texts.
+
+    Returns: the share of tokens that stand for unknown text; the share of texts that decoding does not give back.
+    """
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = model.get("unk_id") if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+    num_texts = num_tokens = num_unknown = num_changed = 0
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        num_texts += 1
+        num_tokens += len(ids)
+        num_unknown += sum(number == unknown for number in ids)
+        num_changed += tokenizer.decode(ids, skip_special_tokens=False).removeprefix(" ") != text.removeprefix(" ")
+    return num_unknown / max(1, num_tokens), num_changed / max(1, num_texts)
+
+
+def encoded(
+    tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
+    """(split, text in UTF-8, [BOS] + tokens) of each (split, text), a batch of pieces at a time on all cores."""
+    for batch in _batched(documents, lambda document: len(document[1])):
+        cut = [list(pieces(text)) for _, text in batch]
+        tokens_of_pieces = _encode_pieces(tokenizer, bos, chain.from_iterable(cut))
+        for (split, text), parts in zip(batch, cut, strict=True):
+            tokens = [np.array([bos], np.uint32), *(next(tokens_of_pieces) for _ in parts)]
+            yield split, text.encode(), np.concatenate(tokens)
+
+
+def _encode_pieces(tokenizer: Tokenizer, bos: int, texts: Iterable[str]) -> Iterator[NDArray[np.uint32]]:
+    for batch in _batched(texts, len):  # again, for the batch that is one very long document
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            tokens = np.array(encoding.ids, np.uint32)
+            if (tokens == bos).any():
+                raise ConfigError(
+                    f"the tokenizer turns ordinary text into {tokenizer.id_to_token(bos)!r}, which may only mark "
+                    "the beginning of a document: mark it as special in tokenizer.json, or use tokenizer=bpe"
+                )
+            yield tokens
+
+
+def _batched(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Lists of items that reach `_BATCH_CHARACTERS` together."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += characters(item)
+        if total >= _BATCH_CHARACTERS:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def pieces(text: str) -> Iterator[str]:

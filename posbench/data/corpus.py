@@ -1,0 +1,184 @@
+"""A tokenized text on the disk: written once, and memory-mapped ever after.
+
+    corpus.json            fingerprints, vocabulary, overlap, counts of the splits, and the size and SHA-256 of every
+                           file beside it (sizes are compared when it is opened, SHA-256 by `posbench prepare --check`)
+    tokenizer.json
+    vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
+    <split>.tokens         uint16 (uint32 for more than 65,536 entries): [BOS] + tokens, document after document
+    <split>.starts         int64 [documents + 1]: where each document begins, and the end
+    <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
+
+All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.data.tokenizer import tokenizer_in
+from posbench.machine.files import read_json, sum_of, write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPLITS = ("train", "validation", "test")
+
+
+class DamagedCorpusError(Exception):
+    """The folder does not hold what its `corpus.json` says."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of one split, one after the other."""
+
+    name: str
+    tokens: NDArray[Any]  # uint16 or uint32 [num_tokens], memory-mapped
+    starts: NDArray[np.int64]  # [documents + 1]
+    document_bytes: NDArray[np.int64]  # [documents]
+    byte_lengths: NDArray[np.int32] | None  # [V]; None: the vocabulary does not tell
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_bytes)
+
+    @property
+    def num_tokens(self) -> int:
+        """With one BOS a document."""
+        return len(self.tokens)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Of text (UTF-8)."""
+        return int(self.document_bytes.sum())
+
+    def document(self, number: int) -> NDArray[Any]:
+        """The tokens of one document, its BOS first."""
+        return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+    def token_bytes(self, lo: int, hi: int) -> int:
+        """Bytes of text that tokens `lo` to `hi` (exclusive) stand for; BOS counts 0.
+
+        Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and
+        the sum is rounded: exact for whole documents, an estimate within one.
+        """
+        if self.byte_lengths is not None:
+            return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
+        first, last = np.searchsorted(self.starts, [lo, hi], side="right") - 1
+        numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
+        texts_from = self.starts[numbers] + 1  # behind the BOS
+        counted = np.minimum(self.starts[numbers + 1], hi) - np.maximum(texts_from, lo)
+        shares = np.maximum(counted, 0) / np.maximum(self.starts[numbers + 1] - texts_from, 1)
+        return round(float((shares * self.document_bytes[numbers]).sum()))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenized text: the tokenizer and three splits, mapped from `folder`."""
+
+    folder: Path
+    splits: Mapping[str, Split]
+    fingerprint: str  # of the text of every split, in order
+    tokenizer_fingerprint: str
+    vocab_size: int
+    bos_id: int
+    has_exact_bytes: bool  # whether `Split.token_bytes` is exact within documents
+    overlap: Mapping[str, Any]  # how much of the held-out text also occurs in train (`posbench.data.overlap`)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_in((self.folder / "tokenizer.json").read_bytes(), str(self.folder / "tokenizer.json"))
+
+    @property
+    def train(self) -> Split:
+        return self.splits["train"]
+
+    @property
+    def validation(self) -> Split:
+        return self.splits["validation"]
+
+    @property
+    def test(self) -> Split:
+        return self.splits["test"]
+
+
+class SplitWriter:
+    """Appends documents to the files of one split, in bounded memory."""
+
+    def __init__(self, folder: Path, name: str, dtype: str, files: ExitStack) -> None:
+        self.num_tokens = self.num_bytes = 0
+        self._dtype = dtype
+        self._text_hash = sha256()
+        kinds = ("tokens", "starts", "bytes")
+        self._tokens, self._starts, self._bytes = (
+            files.enter_context((folder / f"{name}.{kind}").open("wb")) for kind in kinds
+        )
+        self._starts.write(bytes(8))
+
+    def add(self, document: bytes, tokens: NDArray[Any]) -> None:
+        """One document: its UTF-8 text and its tokens, BOS first."""
+        length = len(document).to_bytes(8, "little")
+        self._text_hash.update(length)
+        self._text_hash.update(document)
+        self.num_tokens += len(tokens)
+        self.num_bytes += len(document)
+        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        self._starts.write(self.num_tokens.to_bytes(8, "little"))
+        self._bytes.write(length)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the text of the split."""
+        return self._text_hash.hexdigest()
+
+
+def write_contents(corpus: Corpus, dtype: str) -> None:
+    """Write `corpus.json`, the last file, after syncing the others. Arguments: dtype, of the tokens."""
+    facts = {name: value for name, value in vars(corpus).items() if name not in ("folder", "splits")}
+    files = {path.name: [path.stat().st_size, sum_of(path, sync=True)] for path in sorted(corpus.folder.iterdir())}
+    write_json(corpus.folder / "corpus.json", {"dtype": dtype, "corpus": facts, "files": files})
+
+
+def open_corpus(folder: Path, check: bool = False) -> Corpus:
+    """Map the corpus in `folder` after comparing the sizes of its files; with `check`, their SHA-256 too.
+
+    Raises: DamagedCorpusError with the reason.
+    """
+    try:
+        contents = read_json(folder / "corpus.json")
+        for name, (size, checksum) in contents["files"].items():
+            if (folder / name).stat().st_size != size or (check and sum_of(folder / name) != checksum):
+                raise DamagedCorpusError(f"{name} has changed")
+        return Corpus(folder, open_splits(folder, contents["dtype"]), **contents["corpus"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCorpusError(f"corpus.json: {error}") from error
+
+
+def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
+    """Map the files of all splits. Arguments: dtype, of the tokens."""
+    lengths = _map(folder / "vocabulary.bytes", "<i4") if (folder / "vocabulary.bytes").exists() else None
+    return {
+        name: Split(
+            name,
+            _map(folder / f"{name}.tokens", dtype),
+            _map(folder / f"{name}.starts", "<i8"),
+            _map(folder / f"{name}.bytes", "<i8"),
+            lengths,
+        )
+        for name in SPLITS
+    }
+
+
+def _map(path: Path, dtype: str) -> NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype)  # an empty file cannot be mapped
+    return np.memmap(path, dtype, mode="r")

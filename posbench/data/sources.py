@@ -1,0 +1,339 @@
+"""Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
+
+A source yields whole documents, split by split. Text and JSON lines are read here; parquet, Arrow, CSV and the hub by
+the `datasets` library. To add a source, write a class, name it in `posbench.data.preparation.SOURCES`, and add a YAML
+file to `conf/data/`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import io
+import json
+import logging
+import lzma
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from posbench.config import ConfigError, DataConfig, nearest
+from posbench.data.tokenizer import check_hub
+
+# Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
+_PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
+_CODE = (
+    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .scala .cs .swift .js .jsx .ts .tsx .rb .php .pl .lua .jl "
+    ".r .hs .ml .sh .sql"
+)
+_TEXT = f"{_PROSE} {_CODE}".split()
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
+_ROWS = 256  # of parquet, read at a time: a row may be a book
+_OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
+# A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
+_ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
+
+
+def split_of(document: bytes, fractions: dict[str, float]) -> str:
+    """The split of a document (UTF-8): each of `fractions` gets about its part of all documents, train the rest.
+
+    A hash of the text decides, so the split is the same on every machine and in any order of reading, and two copies of
+    a document never stand on both sides. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
+    """
+    draw = int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
+    for name, fraction in fractions.items():
+        if draw < fraction:
+            return name
+        draw -= fraction
+    return "train"
+
+
+def tuning_split(split: str, document: bytes, fraction: float) -> str | None:
+    """The split of a document in a text for tuning, which holds out `fraction` of train: None for held-out documents.
+
+    With a fraction of 0 there is no tuning, and the document stays in `split`.
+    """
+    if fraction == 0:
+        return split
+    return split_of(b"tuning\0" + document, {"validation": fraction}) if split == "train" else None
+
+
+class Source(ABC):
+    """Text as documents, read one at a time.
+
+    `cut` names the splits that are taken out of the train stream by a hash of each document. A split that is neither in
+    `cut` nor among the streams has no text.
+    """
+
+    cut: tuple[str, ...] = ()
+    by_document = True  # False: the streams are whole splits, also of a text for tuning (`data.tuning_fraction`)
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """What the cache recognises the text by, as JSON. Computed without reading text and without a network."""
+
+    @abstractmethod
+    def streams(self) -> dict[str, Iterable[str]]:
+        """Documents by split, read when iterated. Raises: ConfigError where the text cannot be read."""
+
+    def remark(self) -> str:
+        """A line about the text to print before it is read, such as which files are skipped; may be empty."""
+        return ""
+
+    def name(self, split: str, number: int, text: str) -> str:
+        """A name for a document that a person recognises. Arguments: number, in its split; text, how it begins."""
+        opening = " ".join(text.split(maxsplit=60)[:60])  # a first line alone may be quotation marks
+        return f"document {number:,}, which begins {opening[:60]!r}"
+
+    def describe(self, split: str) -> str:
+        """Where the text of a split comes from, in the words of the command line."""
+        return f"data={self.config.name}"
+
+
+class Files(Source):
+    """`data.path`, split by a hash of each document; or a path for each split, `data.train_path` and so on.
+
+    A row of parquet, Arrow, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
+    (`data.cut_bytes`).
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(config)
+        self.cut = ("test", "validation") if config.path is not None else ()
+        named = {"train": config.path if config.path is not None else config.train_path}
+        named |= {"validation": config.validation_path, "test": config.test_path}
+        self._patterns = {split: pattern for split, pattern in named.items() if pattern is not None}
+        self._skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
+        self.paths = {split: self._files_of(split) for split in self._patterns}
+        uses = Counter(chain.from_iterable(self.paths.values()))
+        if twice := [path for path, count in uses.items() if count > 1]:
+            raise ConfigError(
+                f"{twice[0]} is named for two splits: held-out text must not be trained on, so name other files, or "
+                "give data.path alone to have the documents split"
+            )
+
+    def identity(self) -> Any:
+        stats = {split: [(str(path), path.stat()) for path in paths] for split, paths in self.paths.items()}
+        return {split: [[name, s.st_size, s.st_mtime_ns] for name, s in files] for split, files in stats.items()}
+
+    def streams(self) -> dict[str, Iterable[str]]:
+        streams = {split: chain.from_iterable(map(self._documents, paths)) for split, paths in self.paths.items()}
+        return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
+
+    def remark(self) -> str:
+        """How many files of each suffix are read, and which files of a folder are not."""
+        read = Counter(_suffix(path) or "no suffix" for path in chain.from_iterable(self.paths.values()))
+        if not self._skipped:
+            return f"reading {_counted(read)}" if read.total() > 1 else ""
+        return (
+            f"reading {_counted(read)}; skipped {_counted(self._skipped)} (to read them as text: "
+            "data.path='FOLDER/**/*.SUFFIX')"
+        )
+
+    def describe(self, split: str) -> str:
+        field = "data.path" if self.cut else f"data.{split}_path"
+        pattern = self._patterns.get("train" if self.cut else split)
+        return f"{field}={pattern!r}" if pattern is not None else f"{field} (not given)"
+
+    def _files_of(self, split: str) -> list[Path]:
+        """The files that one field names, each once: files, globs and folders, in the order given."""
+        pattern, files = self._patterns[split], []
+        for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
+            path = Path(word)
+            if path.is_dir():
+                found = list(self._in_folder(path))
+            else:
+                found = [path] if path.is_file() else list(filter(Path.is_file, map(Path, _glob(word))))
+            if not found:
+                near = nearest(path.name, [each.name for each in path.parent.glob("*")])
+                raise ConfigError(
+                    f"{self.describe(split)}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
+                    "file, a glob such as 'books/*.parquet', a folder, or a list of them"
+                )
+            files += sorted(file.resolve() for file in found)
+        return list(dict.fromkeys(files))
+
+    def _in_folder(self, folder: Path) -> Iterator[Path]:
+        """The files below it that hold text by their suffix; hidden files and folders are left out."""
+        if (folder / "dataset_dict.json").is_file():
+            raise ConfigError(
+                f"{folder} is a data set of several splits: name one for each split, as in "
+                f"data.train_path={folder}/train data.validation_path={folder}/validation"
+            )
+        is_saved = (folder / "state.json").is_file()  # by datasets.save_to_disk: its JSON files hold no text
+        for file in folder.rglob("*"):
+            if not file.is_file() or any(part.startswith(".") for part in file.relative_to(folder).parts):
+                continue
+            suffix = _suffix(file)
+            if suffix == ".arrow" if is_saved else suffix in (*_TEXT, *_JSON_LINES, *_TABLES):
+                yield file
+            else:
+                self._skipped[suffix or "no suffix"] += 1
+
+    def _documents(self, path: Path) -> Iterator[str]:
+        return _explained(self._read(path), str(path), "check the file, its suffix and data.text_column")
+
+    def _read(self, path: Path) -> Iterator[Any]:
+        suffix, column = _suffix(path), self.config.text_column
+        if suffix in _TABLES:
+            yield from (row[column] for row in _table(path, column))
+            return
+        with _opened(path) as file:
+            if suffix in _JSON_LINES:
+                lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
+                yield from (json.loads(line)[column] for line in lines if line.strip())
+            elif self.config.cut_bytes is None:
+                yield file.read()
+            else:
+                yield from _cut(file, self.config.cut_bytes)
+
+
+class Hub(Source):
+    """A public data set of the Hugging Face hub, streamed; a split that it lacks is cut from its train split."""
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(config)
+        named = {"train": config.train_split, "validation": config.validation_split, "test": config.test_split}
+        self._names = {split: name for split, name in named.items() if name}  # our splits -> the repository's
+        self.cut = tuple(split for split in ("test", "validation") if split not in self._names)
+
+    def identity(self) -> Any:
+        return []  # repository, subset, revision and splits are in the configuration
+
+    def streams(self) -> dict[str, Iterable[str]]:
+        repository = str(self.config.repository)
+        if Path(repository).exists():
+            raise ConfigError(
+                f"the folder {Path(repository).absolute()} would be read instead of the hub's {repository}: "
+                "rename it, run in another folder, or read your own files with data=files data.path=..."
+            )
+        check_hub(
+            "dataset", repository, self.config.revision, f"check data.repository and data.revision, or {_OFFLINE}"
+        )
+        streams = {
+            split: _explained(self._read(name), f"{repository} (split {name!r})", f"try again, or {_OFFLINE}")
+            for split, name in self._names.items()
+        }
+        return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
+
+    def describe(self, split: str) -> str:
+        name = self._names.get(split, self.config.train_split)
+        return f"data={self.config.name} ({self.config.repository}, split {name!r})"
+
+    def _read(self, split: str) -> Iterator[Any]:
+        config = self.config
+        load = partial(_datasets().load_dataset, streaming=True, revision=config.revision)
+        rows = load(config.repository, config.subset, split=split).select_columns([config.text_column])
+        yield from (row[config.text_column] for row in rows)
+
+
+def joined_articles(texts: Iterable[str]) -> Iterator[str]:
+    """Articles out of WikiText, whose rows are lines or whole files: an article begins at each line ` = Title = `.
+
+    A title stands between blank lines, which tells it from the same signs inside a paragraph.
+    """
+    article: list[str] = []
+    for line in (line for text in texts for line in (text.splitlines() or [""])):
+        if _ARTICLE.fullmatch(line) and not (article and article[-1].strip()):
+            yield "\n".join(article)
+            article = []
+        article.append(line)
+    yield "\n".join(article)
+
+
+def _explained(texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
+    """The texts that are not null. Raises: ConfigError, with `where` and `remedy`, for whatever goes wrong."""
+    count = 0
+    try:
+        for text in texts:
+            count += 1
+            if text is None:
+                continue
+            if not isinstance(text, str):
+                raise TypeError(f"the column holds {type(text).__name__}, not text")
+            text.encode()  # half a surrogate pair is not text either
+            yield text
+    except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow each have their own kinds
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
+
+
+def _table(path: Path, column: str) -> Iterable[dict[str, Any]]:
+    """The rows of a parquet, Arrow or CSV file, streamed."""
+    datasets = _datasets()
+    kind = _TABLES[_suffix(path)]
+    options: dict[str, Any] = {}
+    if kind == "parquet":
+        options = {"columns": [column], "batch_size": _ROWS}
+    if kind == "csv":  # "12" and "NA" are text
+        features = datasets.Features({column: datasets.Value("string")})
+        separator = "\t" if _suffix(path) == ".tsv" else ","
+        options = {"usecols": [column], "features": features, "keep_default_na": False, "sep": separator}
+    load = partial(datasets.load_dataset, split="train", streaming=True)
+    return cast(Iterable[dict[str, Any]], load(kind, data_files=[glob.escape(str(path))], **options))
+
+
+def _datasets() -> Any:
+    """The `datasets` library without its progress bars and log lines."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    return datasets
+
+
+def _zstandard(path: Path, mode: str, encoding: str, newline: str) -> io.TextIOWrapper:
+    import pyarrow
+
+    return io.TextIOWrapper(pyarrow.input_stream(path, compression="zstd"), encoding, newline=newline)
+
+
+_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
+
+
+def _opened(path: Path) -> TextIO:
+    """A text file, perhaps compressed; its line ends stay as they are."""
+    file = _COMPRESSED.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8", newline="")
+    return cast(TextIO, file)
+
+
+def _suffix(path: Path) -> str:
+    """The suffix that tells the format, without that of a compression."""
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
+
+
+def _cut(file: TextIO, size: int) -> Iterator[str]:
+    """Documents of `size` bytes or a little more, which end behind a blank line; at twice the size behind any line.
+
+    A line longer than that is cut too, between characters.
+    """
+    lines: list[str] = []
+    length = 0
+    for line in iter(partial(file.readline, size), ""):
+        lines.append(line)
+        length += len(line.encode())
+        if length >= size and (not line.strip() or length >= 2 * size):
+            yield "".join(lines)
+            lines, length = [], 0
+    yield "".join(lines)
+
+
+def _glob(pattern: str) -> list[str]:
+    return glob.glob(pattern, recursive=True)  # noqa: PTH207 (absolute patterns, too)
+
+
+def _counted(files: Counter[str]) -> str:
+    """`33 files (30 .md, 3 .txt)`."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in files.most_common(8))
+    return f"{files.total():,} file{'s' * (files.total() != 1)} ({kinds}{', ...' * (len(files) > 8)})"

@@ -1,0 +1,201 @@
+"""Tokens say exactly what the text said, on every machine, and text never becomes a special token."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prose import prose
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from posbench.config import ConfigError, TokenizerConfig
+from posbench.data import tokenizer as module
+from posbench.data.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, lost_of, pieces, vocab_size
+
+
+@cache
+def made(kind: str) -> Tokenizer:
+    config = TokenizerConfig(kind=kind, vocab_size=300, path="unset")
+    tokenizer = TOKENIZERS[kind](config, [prose(n) for n in range(20)])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+# Any text, with what is most likely to go wrong mixed in.
+texts = st.lists(
+    st.one_of(st.text(), st.sampled_from([BOS, " ", "\n\n", "\r\n", "  x", "e\u0301", "\U0001f642", "\0"]))
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bytes"])
+@given(text=texts)
+def test_the_round_trip_is_exact(kind: str, text: str) -> None:
+    tokenizer = made(kind)
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert find_bos(tokenizer) not in ids
+    lengths = byte_lengths(tokenizer)
+    assert lengths is not None and lengths[ids].sum() == len(text.encode())
+
+
+def test_bytes_are_their_own_numbers_and_a_bpe_has_the_size_asked_for() -> None:
+    tokenizer, merged = made("bytes"), made("bpe")
+    assert tokenizer.encode("aé\0\n").ids == list("aé\0\n".encode())
+    assert (find_bos(tokenizer), vocab_size(tokenizer)) == (256, 257)
+    assert vocab_size(merged) == 300 and set(pre_tokenizers.ByteLevel.alphabet()) <= set(merged.get_vocab())
+
+
+def test_text_that_spells_the_bos_is_only_text() -> None:
+    """Also for a tokenizer that was read back: its file does not say so."""
+    tokenizer = module.tokenizer_in(made("bpe").to_str().encode(), "it")
+    bos = find_bos(tokenizer)
+    assert tokenizer.id_to_token(bos) == BOS
+    text = f"before {BOS} after {BOS}{BOS}"
+    ((_, document, tokens),) = encoded(tokenizer, bos, [("train", text)])
+    assert tokens[0] == bos and bos not in tokens[1:] and document == text.encode()
+    assert tokenizer.decode(tokens[1:].tolist(), skip_special_tokens=False) == text
+
+
+@given(words=st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6), min_size=1))
+def test_a_long_document_has_the_same_tokens_as_in_one_piece(words: list[str]) -> None:
+    text = " ".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_CHARACTERS", 16)
+        patch.setattr(module, "_BATCH_CHARACTERS", 64)
+        ((_, _, tokens),) = encoded(made("bpe"), 0, [("train", text)])
+    assert tokens[1:].tolist() == made("bpe").encode(text).ids
+
+
+@given(text=st.text(st.sampled_from("ab \n\t漢"), max_size=200))
+def test_pieces_are_the_text_and_bounded(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_CHARACTERS", 16)
+        cut = list(pieces(text))
+    assert "".join(cut) == text and max(map(len, cut)) <= 16
+
+
+def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [("test" if n % 3 else "train", prose(n, words=n * 9)) for n in range(30)]
+    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
+    tokenizer = made("bpe")
+    for (split, text), (name, document, tokens) in zip(documents, encoded(tokenizer, 0, documents), strict=True):
+        assert (split, text.encode()) == (name, document)
+        assert tokens.tolist() == [0, *tokenizer.encode(text).ids]
+
+
+def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
+    code = (
+        "from prose import prose\n"
+        "from posbench.config import TokenizerConfig; from posbench.data.tokenizer import *\n"
+        "texts = [prose(n, 400)[n % 9:] for n in range(400)]\n"
+        "print(fingerprint(train_bpe(TokenizerConfig(kind='bpe', vocab_size=900), texts)))"
+    )
+    found = set()
+    for threads in ("1", "7"):
+        env = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)}
+        found.add(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
+    assert len(found) == 1
+
+
+def foreign(path: Path, special: list[str], **changes: object) -> Tokenizer:
+    """Somebody else's byte-level tokenizer.json, read."""
+    tokenizer = Tokenizer(
+        models.BPE(vocab={c: n for n, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding()
+    tokenizer.save(str(path))
+    return TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(path)), [])
+
+
+@pytest.mark.parametrize(
+    ("special", "bos"),
+    [(["<|endoftext|>", "<s>"], "<s>"), (["<pad>", "<|endoftext|>"], "<|endoftext|>"), (["<pad>"], BOS), ([], BOS)],
+)
+def test_a_foreign_tokenizer_keeps_its_own_bos_or_is_given_one(tmp_path: Path, special: list[str], bos: str) -> None:
+    tokenizer = foreign(tmp_path / "tokenizer.json", special)
+    assert tokenizer.id_to_token(find_bos(tokenizer)) == bos
+
+
+def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path: Path) -> None:
+    template = processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 256)])
+    tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"], post_processor=template)
+    tokenizer.encode_special_tokens = True
+    expected = [[256, *tokenizer.encode(text, add_special_tokens=False).ids] for text in ("abcdefgh", "i")]
+    found = [tokens.tolist() for _, _, tokens in encoded(tokenizer, 256, [("train", "abcdefgh"), ("train", "i")])]
+    assert found == expected and [len(tokens) for tokens in found] == [9, 2]
+
+
+def test_a_vocabulary_with_holes_counts_to_its_largest_number() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
+    assert vocab_size(tokenizer) == 70_001 and byte_lengths(tokenizer) is None
+
+
+def word_level(path: Path) -> TokenizerConfig:
+    """Words of one letter; what stands between them is lost."""
+    vocabulary = {letter: n for n, letter in enumerate(["[UNK]", *"abcdefgh", "<s>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(path))
+    return TokenizerConfig(kind="file", path=str(path))
+
+
+def test_a_tokenizer_whose_words_include_the_bos_is_refused(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["file"](word_level(tmp_path / "words.json"), [])
+    tokenizer.encode_special_tokens = True
+    bos = find_bos(tokenizer)
+    assert bos is not None
+    with pytest.raises(ConfigError, match=r"turns ordinary text into '<s>'"):
+        list(encoded(tokenizer, bos, [("train", "a <s> b")]))
+
+
+def test_what_a_tokenizer_loses_of_a_text_is_measured(tmp_path: Path) -> None:
+    lossy = TOKENIZERS["file"](word_level(tmp_path / "words.json"), [])
+    texts = ["a b", "c d e f g h a b  c", *["a b c d"] * 5, "x a b c d e f g h a b"]
+    assert lost_of(lossy, texts) == (1 / 42, 2 / 8)
+    assert lost_of(foreign(tmp_path / "tokenizer.json", ["<s>"]), ["a b\n c é", "[UNK]"])[0] == 0
+
+
+def test_lengths_of_a_normalizing_tokenizer_do_not_add_up(tmp_path: Path) -> None:
+    """The reason why a corpus compares them document by document before it calls them exact."""
+    tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
+    lengths = byte_lengths(tokenizer)
+    assert lengths is not None
+    assert int(lengths[np.array(tokenizer.encode("e\u0301").ids)].sum()) != len("e\u0301".encode())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81"])
+def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.path=.*tokenizer\.json.*tokenizer=bpe"):
+        TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(path)), [])
+
+
+def test_a_tokenizer_is_held_to_its_fingerprint_and_must_not_draw_lots() -> None:
+    """BPE dropout merges other pairs each time, under one fingerprint."""
+    tokenizer = made("bpe")
+    content = tokenizer.to_str(pretty=True).encode()
+    assert module.tokenizer_in(content, "it", module.fingerprint(tokenizer)).to_str() == tokenizer.to_str()
+    with pytest.raises(ConfigError, match="it is not the tokenizer that the run was trained with"):
+        module.tokenizer_in(content, "it", "0" * 64)
+    drawing = json.loads(content)
+    drawing["model"]["dropout"] = 0.1
+    with pytest.raises(ConfigError, match=r"chooses its merges at random \(model\.dropout=0\.1\)"):
+        module.tokenizer_in(json.dumps(drawing).encode(), "it")
