@@ -552,7 +552,8 @@ def list_runs(
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
-        say(f"skipped: {len(named) - len(own)} packed runs (such as the reference results); name them to list them")
+        packs = dict.fromkeys(run.path.relative_to(runs_dir).parts[0] for run in named if run not in own)
+        say(f"{len(named) - len(own)} packed runs hidden: posbench ls {' '.join(packs)}")
     rows = listing.list_runs(own)
     if as_json:
         typer.echo(listing.as_json(rows))

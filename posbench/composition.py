@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -55,6 +55,7 @@ from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
+_MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope", "absolute": "learned", "relative": "shaw"}
 
 # ---------------------------------------------------------------- the YAML files of choices
 
@@ -373,9 +374,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
         return SchemeConfig.from_mapping(row)
     files = choice_files("scheme", *folders)
     if name not in files:
-        raise ConfigError(
-            f"scheme={name} does not exist{nearest(name, files)} (posbench schemes lists all, or give FILE.py:Class)"
-        )
+        raise ConfigError(no_scheme(name, files))
     with explained():
         content: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     if any(option in content for option in _LISTS_OF_ROWS):
@@ -449,10 +448,21 @@ def _no_choice(path: str, options: Sequence[str]) -> str:
     known = [option for option in options or choices(group) if option != "schema"]
     if not group:
         return f"there is no root {path}.yaml{nearest(name, known)}: leave --config-name out, or give its folder too"
-    own = f"put your own into FOLDER/{group} and give --config-dir FOLDER"
     if group == "scheme":
-        own = f"a class of your own is scheme=my_scheme.py:Name; {own}"
-    return f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; {own})"
+        return no_scheme(name, known)
+    return (
+        f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; put your own "
+        f"into FOLDER/{group} and give --config-dir FOLDER)"
+    )
+
+
+def no_scheme(name: str, known: Iterable[str]) -> str:
+    """That `scheme=rope` does not exist, with the scheme that was probably meant."""
+    hint = nearest(_MEANT.get(name, name), known)
+    return (
+        f"scheme={name} does not exist{hint} (posbench schemes lists them; one of your own is a class in a file, "
+        "scheme=my_scheme.py:Name, or FOLDER/scheme/mine.yaml with --config-dir FOLDER)"
+    )
 
 
 def _no_override(word: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,14 +16,13 @@ from posbench.machine.lock import holder_of
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import ResultKey
-from posbench.units import short_bytes, short_count
+from posbench.units import duration, short_bytes, short_count, short_length
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED = (DIED, UNREADABLE)
 ALL_FINISHED, SOME_FAILED, SOME_UNFINISHED = 0, 1, 3  # exit statuses
-_AGES = ((86400 * 365, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 _COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
 _VALIDATION = "validation"  # on its own text that of training, which every finished run has
 
@@ -143,27 +141,19 @@ def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
 
 
 def _num_bytes(folder: Path) -> int | None:
-    """Of the files below it that can be looked at: a trainer may take one away meanwhile."""
+    """Of the files below it. A trainer may take one away meanwhile."""
     if not folder.is_dir():
         return None
-    total, folders = 0, [str(folder)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    with suppress(OSError):
-                        total += entry.stat(follow_symlinks=False).st_size
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.lstat().st_size if file.is_file() else 0
     return total
 
 
 def _last_written(folder: Path) -> str | None:
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := folder / name).is_file()]
-    try:
-        return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):  # there is none, or one of a year that no calendar has
-        return None
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
 
 
 def _counts(rows: Sequence[Listed]) -> str:
@@ -176,54 +166,50 @@ def _table(rows: Sequence[Listed]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
-    for name in ("scheme", "seed", "state", "tokens", "loss", "evaluated at", "size", "age"):
-        is_number = name in ("seed", "tokens", "loss", "size", "age")
-        is_long = name in ("state", "evaluated at")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=not is_long, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="", expand=True)
+    for name in ("scheme", "seed", "state", "tokens", "loss", "size", "age"):
+        table.add_column(name, justify="left" if name in ("scheme", "state") else "right", no_wrap=True)
+    table.add_column("evaluated", ratio=1, no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = (
             row.scheme,
-            "-" if row.seed is None else str(row.seed),
-            _state_in_words(row),
-            "-" if row.tokens is None else short_count(row.tokens),
-            "-" if row.loss is None else f"{row.loss:.3f}",
-            _lengths_in_words(row.evaluated),
-            "-" if row.num_bytes is None else short_bytes(row.num_bytes),
-            "-" if row.changed is None else _age(row.changed),
+            _or_dash(row.seed, str),
+            _state(row),
+            _or_dash(row.tokens, short_count),
+            _or_dash(row.loss, "{:.3f}".format),
+            _or_dash(row.num_bytes, short_bytes),
+            _or_dash(row.changed, _age),
+            _lengths(row.evaluated),
         )
         style = "red" if row.state in FAILED else "yellow" if row.state != FINISHED else ""
         table.add_row(*(Text(cell) for cell in cells), style=style)
     return table
 
 
-def _state_in_words(row: Listed) -> str:
-    """`running, step 40 of 100, process 12 on host`."""
-    at = f"step {row.step:,} of {row.num_steps:,}" if row.step is not None and row.num_steps is not None else ""
-    by = f", process {row.process}" if row.process else ""
-    return {FINISHED: FINISHED, RUNNING: f"running, {at}{by}", DIED: f"failed at {at}", UNREADABLE: UNREADABLE}.get(
-        row.state, f"cut off at {at}"
-    )
+def _or_dash(value: Any, shown: Callable[[Any], str]) -> str:
+    return "-" if value is None else shown(value)
 
 
-def _lengths_in_words(evaluated: dict[str, list[Evaluated]]) -> str:
-    """`fixed 64-2048 (9), validation 128 on pg19`: the shortest and the longest length, and how many results."""
+def _state(row: Listed) -> str:
+    """`running 40%`."""
+    done = f" {row.step / row.num_steps:.0%}" if row.step is not None and row.num_steps else ""
+    return row.state if row.state in (FINISHED, UNREADABLE) else _COUNTED.get(row.state, row.state) + done
+
+
+def _lengths(evaluated: dict[str, list[Evaluated]]) -> str:
+    """`fixed 64-2k (9), validation 128 on pg19`: the shortest and the longest length, and how many results."""
     lengths: dict[tuple[str, str], list[int]] = {}
-    for protocol, each in ((protocol, each) for protocol, results in evaluated.items() for each in results):
-        text = ResultKey(protocol, each.length, each.under).data
-        lengths.setdefault((protocol, f" on {text}" if text else ""), []).append(each.length)
+    for protocol, results in evaluated.items():
+        for each in results:
+            text = ResultKey(protocol, each.length, each.under).data
+            lengths.setdefault((protocol, f" on {text}" if text else ""), []).append(each.length)
     parts = []
-    for (protocol, on), here in lengths.items():
-        ends = f"{min(here)}-{max(here)}" if len({*here}) > 1 else str(here[0])
-        parts.append(f"{protocol} {ends}{on}" + (f" ({len(here)})" if len(here) > 1 else ""))
+    for (protocol, text), here in lengths.items():
+        ends = "-".join(map(short_length, sorted({min(here), max(here)})))
+        parts.append(f"{protocol} {ends}{text}" + (f" ({len(here)})" if len(here) > 1 else ""))
     return ", ".join(parts) or "-"
 
 
 def _age(changed: str) -> str:
-    try:
-        when = datetime.fromisoformat(changed)
-    except ValueError:
-        return "-"
-    seconds = max(0.0, (datetime.now(UTC) - when.replace(tzinfo=when.tzinfo or UTC)).total_seconds())
-    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= 2 * size), _AGES[-1])
-    return f"{seconds / size:.0f} {unit}"
+    when = datetime.fromisoformat(changed)
+    return duration(max(0.0, (datetime.now(UTC) - when.replace(tzinfo=when.tzinfo or UTC)).total_seconds()))

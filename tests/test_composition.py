@@ -176,7 +176,8 @@ def test_a_name_stays_inside_the_runs_folder(name: str) -> None:
 # ---------------------------------------------------------------- what is refused
 
 REFUSED = {
-    "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(conf/scheme contains alibi, .*\.py",
+    "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(posbench schemes lists them; .*\.py",
+    "scheme=rope": r"did you mean 'qk_rope'\?",
     "model=mine": r"model=mine does not exist.*FOLDER/model and give --config-dir FOLDER\)",
     "experiment=dmo": r"experiment=dmo does not exist; did you mean 'demo'\?",
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",

@@ -12,7 +12,9 @@ from posbench.config import ConfigError
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ModuleNotFoundError as error:
-    raise ConfigError(f"the package {error.name} is not installed: pip install 'posbench[huggingface]'") from error
+    raise ConfigError(
+        f"the package {error.name} is not installed: pip install -e '.[huggingface]' in the checkout"
+    ) from error
 
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.export import Export, export_model, export_run

@@ -28,17 +28,18 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
     folders = [config_dir] if config_dir else []
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name in names or choices("scheme", *folders):
-        group, *cells = _row(name, folders)
-        groups.setdefault(group, []).append((name, *cells))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for column in ("scheme", "kind", "promises"):
+        group, kind, promise, comment = _row(name, folders)
+        groups.setdefault(group, []).append((name, *([kind] if names else []), promise, comment))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
+    for column in ("scheme", *(["kind"] if names else []), "promises"):
         table.add_column(column, no_wrap=True)
-    table.add_column("what it is")
+    # A line a scheme; all that there is to say where they are named.
+    table.add_column("what it is", ratio=1, no_wrap=not names, overflow="fold" if names else "ellipsis")
     for group in sorted(groups, key=_place):
-        table.add_section()
         table.add_row(Text(group, style="bold"))
-        for name, kind, promise, comment in groups[group]:
-            table.add_row(name, kind, promise, Text(comment))
+        for cells in groups[group]:
+            table.add_row(*map(Text, cells))
+        table.add_section()
     console.print(table)
     console.print(f"kinds: {', '.join(SCHEMES)}")
     console.print(f"kinds of attention: {', '.join(KINDS)}")

@@ -83,7 +83,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     assert posbench("prepare", *small, *own).status == 0
     said = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *own)
     assert said.status == 0 and "\nmine " in said.out
-    assert re.search(r"\nmine +rotary +absolute", posbench("schemes", *own).out)
+    assert re.search(r"\nmine +absolute", posbench("schemes", *own).out)
     assert "\nmine " in posbench("verify", "mine", *own).out
     assert "scheme=mine does not exist" in posbench("plan", *small).refusal
     for command in ("plan", "prepare", "bench", "schemes", "verify"):
