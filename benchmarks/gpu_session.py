@@ -1,7 +1,7 @@
 """A first session on a GPU: is posbench right there, is it fast there, and a small reference table.
 
     python -m benchmarks.gpu_session --output gpu --rehearse                # tiny models on the CPU: minutes
-    python -m benchmarks.gpu_session --output gpu                           # on the GPU: everything, in order of worth
+    python -m benchmarks.gpu_session --output gpu                           # on the GPU: everything, in order
     python -m benchmarks.gpu_session --output gpu --only 'speed*' --minutes 9
     python -m benchmarks.gpu_session --output gpu --only 'reference*' data=files data.path='books/*.parquet'
 
@@ -31,6 +31,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+
+import posbench
+from benchmarks import peers
+from posbench.composition import choices
+from posbench.verify.certificates import ROUNDINGS
+from posbench.verify.measures import path_errors
+from posbench.verify.specimen import Specimen, certificate_config, random_tokens
+from posbench.verify.training import training_errors
 
 Figures = dict[str, Any]
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
@@ -76,26 +86,23 @@ def items_of(session: Session) -> list[Item]:
             Item("beside-cpu-qk_rope", partial(beside_cpu, scheme="qk_rope"), 240),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
         ]
-    from posbench.composition import choices
-
     schemes = sorted(choices("scheme"))
-    certified = [
-        Item(f"{how}-{scheme}", partial(certificates, scheme=scheme, compiled=compiled), 600 if compiled else 180)
-        for how, compiled in (("certificates", False), ("compiled", True))
-        for scheme in schemes
-    ]
+
+    def certified(how: str, compiled: bool, limit: float) -> list[Item]:
+        return [Item(f"{how}-{each}", partial(certificates, scheme=each, compiled=compiled), limit) for each in schemes]
+
     differentiated = [
         Item(f"gradients-{scheme}-{length}", partial(gradients, scheme=scheme, length=length, compiled=True), 600)
         for scheme in BIASES
         for length in LENGTHS
     ]
     return [
-        *certified[: len(schemes)],
+        *certified("certificates", compiled=False, limit=180),
         *(Item(f"resume-{scheme}", partial(resume, scheme=scheme), 400) for scheme in ("qk_rope", "t5")),
         *differentiated,
         *(Item(f"speed-{shape}", partial(speed, shape=shape), 500, alone=True) for shape in ("125m", "25m", "350m")),
         *(Item(f"beside-cpu-{scheme}", partial(beside_cpu, scheme=scheme), 600) for scheme in ("qk_rope", "alibi")),
-        *certified[len(schemes) :],
+        *certified("compiled", compiled=True, limit=600),
         *(
             Item(f"reference-{scheme}-{seed}", partial(reference, scheme=scheme, seed=seed), 900, alone=True)
             for seed in (0, 1, 2)
@@ -109,12 +116,6 @@ def certificates(session: Session, scheme: str, compiled: bool) -> Iterator[Figu
 
     Errors are root mean squares in roundings of the number format, as `posbench verify` has them.
     """
-    import torch
-
-    from posbench.verify.certificates import ROUNDINGS
-    from posbench.verify.measures import path_errors
-    from posbench.verify.specimen import Specimen, certificate_config
-
     with torch.no_grad():
         specimen = Specimen.of(certificate_config(scheme))
         for name, (dtype, rounding) in FORMATS.items():
@@ -127,12 +128,6 @@ def certificates(session: Session, scheme: str, compiled: bool) -> Iterator[Figu
 
 def gradients(session: Session, scheme: str, length: int, compiled: bool) -> Iterator[Figures]:
     """Gradients of all weights against float64, in a window that fills no whole number of tiles."""
-    import torch
-
-    from posbench.verify.certificates import ROUNDINGS
-    from posbench.verify.specimen import Specimen, certificate_config, random_tokens
-    from posbench.verify.training import training_errors
-
     with torch.no_grad():
         specimen = replace(Specimen.of(certificate_config(scheme)), tokens=random_tokens(length))
         for name, (dtype_name, rounding) in FORMATS.items():
@@ -152,8 +147,8 @@ def check_errors(errors: dict[str, float], limit: float) -> None:
 
 def run_overrides(session: Session, name: str) -> list[str]:
     """Of every run that the session trains."""
-    folders = [f"runs_dir={session.output / 'runs'}", f"data.cache_dir={session.output / 'cache'}"]
-    return [*folders, f"experiment_name={name}", f"train.device={session.device}", "tracking=none"]
+    overrides = [f"runs_dir={session.output / 'runs'}", f"data.cache_dir={session.output / 'cache'}", "tracking=none"]
+    return [*overrides, f"experiment_name={name}", f"train.device={session.device}"]
 
 
 TINY = ["model=tiny", "tokenizer=bytes", "train.context_length=64", "train.batch_size=4", "train.dtype=float32"]
@@ -162,8 +157,6 @@ TINY += ["train.compile=false", "train.validation_tokens=1024", "train.lr=1e-3"]
 
 def resume(session: Session, scheme: str) -> Iterator[Figures]:
     """A run that is killed after its first checkpoint and resumed, beside the same run left alone."""
-    import posbench
-
     size = ["model=25m", "train.context_length=1024", "train.batch_size=16", "train.dtype=bfloat16", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "train.compile=true", "train.validation_tokens=65536"]
     overrides = [f"scheme={scheme}", *size, "train.steps=300", "train.checkpoint_every=30"]
@@ -191,8 +184,6 @@ def speed(session: Session, shape: str) -> Iterator[Figures]:
 
     Llama's first loss must equal ours, from the same weights.
     """
-    from benchmarks import peers
-
     dtype = "float32" if session.rehearse else "bfloat16"
     only = "posbench qk_rope,plain GPT-2" if session.rehearse else SPEED
     compiled, rounds, steps = ([False], 1, 1) if session.rehearse else ([False, True], 5, 10)
@@ -205,8 +196,6 @@ def speed(session: Session, shape: str) -> Iterator[Figures]:
 
 def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
     """300 steps of one float32 run on the device and on the CPU: how far do their losses part?"""
-    import posbench
-
     size = ["model=small", "train.context_length=256", "train.batch_size=8", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "tokenizer.vocab_size=4096", "train.validation_tokens=16384"]
     overrides = [f"scheme={scheme}", *size, "train.steps=300", "train.log_every=10", "train.dtype=float32"]
@@ -225,8 +214,6 @@ def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
 
 def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
     """A run of 25M parameters and 30M tokens, with its perplexity by length; packed without its weights."""
-    import posbench
-
     size = ["model=25m", "train.context_length=1024", "train.batch_size=64", "train.tokens=30015488", "train.lr=1e-3"]
     size += ["train.validation_tokens=262144", "tokenizer.vocab_size=16384", "evaluation.protocols=[fixed,order]"]
     lengths = ["64", "128"] if session.rehearse else ["1024", "2048", "8192", "32768"]
@@ -300,11 +287,8 @@ def main() -> None:
     chosen = [item for item in items if fnmatch.fnmatch(item.name, given.only)]
     for alone, group in itertools.groupby(chosen, key=lambda item: item.alone):
         with ThreadPoolExecutor(1 if alone else given.jobs) as pool:
-            together = list(group)
-            for item, status in zip(
-                together, pool.map(lambda item: supervise(item, session, words, until), together), strict=True
-            ):
-                print(f"{item.name}: {status}", flush=True)
+            for line in pool.map(lambda item: f"{item.name}: {supervise(item, session, words, until)}", group):
+                print(line, flush=True)
 
 
 if __name__ == "__main__":
