@@ -217,10 +217,9 @@ def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
 
 def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
     """Perplexity against length, both on a log scale, with the training length marked."""
-    lines = {}
-    for scheme in [s for s in c.schemes if s in set(cells["scheme"])]:
-        of = cells[cells["scheme"] == scheme].sort_values("length")
-        lines[scheme] = (of["length"], of["perplexity"])
+    perplexities = cells.pivot(index="length", columns="scheme", values="perplexity")
+    of_schemes = {s: perplexities[s].dropna() for s in c.schemes if s in perplexities}
+    lines = {scheme: (of.index, of) for scheme, of in of_schemes.items()}
     lengths = sorted(set(cells["length"]))
 
     def finish(axes: Axes) -> None:

@@ -169,8 +169,8 @@ def equivalent(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
 
 def verdict(pairs: pd.DataFrame, one: str, other: str, family: str) -> str:
     """`better`, `worse`, `equal` or `open`, of `one` against `other`; empty where the pair was not tested."""
-    names = (one, other)
-    of_pair = pairs[pairs["left"].isin(names) & pairs["right"].isin(names)]
+    left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
+    of_pair = pairs[((left == one) & (right == other)) | ((left == other) & (right == one))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
     if of_pair[f"p_{family}"].iloc[0] <= LEVEL:

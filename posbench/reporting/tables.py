@@ -69,7 +69,8 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
 
     Arguments: every, also lengths that are no multiple or part of the training length.
     """
-    cells = c.at(protocol, metric="loss", text=text)
+    columns = ["seeds", "perplexity", "gap", "change", "change_low", "change_high", "change_documents"]
+    cells = c.at(protocol, metric="loss", text=text)[["scheme", "length", *columns]]
     T, lengths = c.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
     rows = []

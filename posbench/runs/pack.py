@@ -82,12 +82,16 @@ class Pack:
         """Run -> its results: key, header, windows. Raises: ConfigError."""
         results = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
+        gaps: dict[str, list[str]] = {}
         ends: Counter[str] = Counter()
         for entry in self.index["results"]:
             key, start = _key(entry["header"]), ends[entry["header"]["protocol"]]
             if not start:
-                tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
+                table = tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
+                gaps[key.protocol] = [name for name in table.column_names if table[name].null_count]
             windows = tables[key.protocol].slice(start, entry["rows"])
+            lacking = [name for name in gaps[key.protocol] if windows[name].null_count == len(windows)]
+            windows = windows.drop_columns(lacking)  # those that only other results have
             ends[key.protocol] += entry["rows"]
             results[entry["run"]].append((key, entry["header"], windows))
         return results
@@ -132,12 +136,11 @@ class PackedRun(Run):
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         of_folder, damaged = super().results()
-        results = {}
+        manifest, weights, results = self.manifest, self.weights, {}
         for key, header, table in self.pack.results.get(self.key, []):
             try:
-                check_header(self.manifest, self.weights, key, header)
-                stored = [name for name in table.column_names if table[name].null_count < len(table)]
-                results[key] = Result(key, header, table.select(stored))
+                check_header(manifest, weights, key, header)
+                results[key] = Result(key, header, table)
             except NotAResult as why:
                 damaged.append(Damaged(key, self.pack.file, str(why), self.remedy))
         results |= {result.key: result for result in of_folder}

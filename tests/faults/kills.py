@@ -6,14 +6,14 @@ import hashlib
 import json
 import random
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from posbench.composition import choices, compose
 from posbench.config import Config
-from posbench.runs import Run, run_folder
+from posbench.runs import run_folder
 from tests.conftest import small_run, write_documents
 from tests.faults.children import LOG, Moments, import_all, in_child
 
@@ -26,31 +26,6 @@ class Whole:
     digest: dict[str, Any]
     moments: list[str]
     seconds: float
-
-
-@dataclass
-class Kills:
-    """What came of the kills."""
-
-    runs: int = 0
-    at_random_times: int = 0
-    at_chosen_moments: int = 0
-    cases: set[str] = field(default_factory=set)
-    kinds: Counter[str] = field(default_factory=Counter)
-    unequal: list[str] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """Processes that SIGKILL ended."""
-        return self.at_random_times + self.at_chosen_moments
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{name} {count}" for name, count in self.kinds.most_common())
-        return (
-            f"kills: {self.count} SIGKILLs ({self.at_random_times} at a random time, {self.at_chosen_moments} at a "
-            f"chosen moment) in {self.runs} runs of {len(self.cases)} cases (scheme, dtype, accumulation); "
-            f"{self.runs - len(self.unequal)} ended byte-equal, {len(self.unequal)} did not\nmoments: {kinds}"
-        )
 
 
 def digest(folder: Path) -> dict[str, Any]:
@@ -105,63 +80,51 @@ class Battery:
             config = self.config(case, f"whole-{len(self._whole)}")
             listed = self.folder / "moments.json"
             began = time.perf_counter()
-            if in_child(lambda: train_here(config, Moments(), listed), self.folder) != 0:
+            if in_child(partial(train_here, config, None, listed), self.folder) != 0:
                 raise RuntimeError(f"{case} does not run: see {self.folder / LOG}")
             seconds = time.perf_counter() - began
             self._whole[case] = Whole(config, digest(run_folder(config)), json.loads(listed.read_text()), seconds)
         return self._whole[case]
 
-    def go_on(self, config: Config) -> int:
-        """The same command again, to its end. Returns the exit status."""
-        return in_child(lambda: train_here(config), self.folder)
+    def kill(self, count: int, seed: int) -> list[str]:
+        """Kill `count` processes, each run up to three times, and compare each run with its whole one.
 
-    def kill(self, count: int, seed: int) -> Kills:
-        """Kill until `count` processes were, each run up to three times, and compare each with its whole one."""
+        Returns: a line for each run that did not end with the same bytes.
+        """
         chosen = random.Random(seed)
-        kills = Kills()
-        cases = self.cases(chosen)
-        while kills.count < count:
-            case = cases[kills.runs % len(cases)]
+        cases, problems, killed, runs = self.cases(chosen), [], 0, 0
+        while killed < count:
+            case = cases[runs % len(cases)]
             whole = self.whole(case)
-            config = replace(whole.config, experiment_name=f"killed-{seed}-{kills.runs}")
-            kills.runs += 1
-            kills.cases.add(case)
-            told = []
-            for _ in range(chosen.choice((1, 1, 2, 3))):
-                if kills.count == count:
-                    break
-                if chosen.random() < 0.5:
-                    seconds = chosen.uniform(0, whole.seconds)
-                    told.append(f"after {seconds:.3f} s")
-                    ended = in_child(lambda: train_here(config), self.folder, kill_after=seconds)  # noqa: B023
-                    kills.at_random_times += ended == -9
-                else:
-                    at = chosen.randrange(len(whole.moments))
-                    told.append(f"{whole.moments[at]} ({at})")
-                    ended = in_child(lambda: train_here(config, Moments(at)), self.folder)  # noqa: B023
-                    kills.at_chosen_moments += ended == -9
-                    kills.kinds[whole.moments[at]] += ended == -9
-            compared = self.compare(config, whole)
-            if compared:
-                kills.unequal.append(f"{case}, killed {' and '.join(told)}: {compared}")
-        return kills
+            config = replace(whole.config, experiment_name=f"killed-{seed}-{runs}")
+            runs += 1
+            strikes = []
+            for _ in range(min(chosen.choice((1, 1, 2, 3)), count - killed)):
+                at = chosen.randrange(len(whole.moments)) if chosen.random() < 0.5 else None
+                seconds = chosen.uniform(0, whole.seconds) if at is None else None
+                strikes.append(f"after {seconds:.3f} s" if at is None else f"{whole.moments[at]} ({at})")
+                killed += in_child(partial(train_here, config, at), self.folder, seconds) == -9
+            if differing := self.compare(config, whole):
+                problems.append(f"{case}, killed {' and '.join(strikes)}: {differing}")
+        print(f"{runs} runs were killed {killed} times: {len(problems)} did not end with the same bytes", flush=True)
+        return problems
 
     def compare(self, config: Config, whole: Whole) -> str:
         """Finish the run and say what differs from the whole one, if anything does."""
-        status = self.go_on(config)
+        status = in_child(partial(train_here, config), self.folder)
         if status != 0:
-            return f"could not go on (exit status {status}, see {self.folder / LOG})"
-        found = digest(Run(run_folder(config)).path)
-        return ", ".join(key for key in whole.digest if found[key] != whole.digest[key])
+            return f"could not be resumed (exit status {status}, see {self.folder / LOG})"
+        ended = digest(run_folder(config))
+        return ", ".join(key for key in whole.digest if ended[key] != whole.digest[key])
 
 
-def train_here(config: Config, moments: Moments | None = None, listed: Path | None = None) -> None:
-    """Train in this process; where `moments` are given they are watched, and written to `listed` at the end."""
+def train_here(config: Config, at: int | None = None, listed: Path | None = None) -> None:
+    """Train in this process; killed at the moment `at`, or with all moments written to `listed` at the end."""
     from posbench.training import train
 
-    if moments is not None:
+    moments = Moments(at)
+    if at is not None or listed is not None:
         moments.watch()
     train(config)
-    if moments is not None and listed is not None:
-        seen = list(moments.seen)
-        listed.write_text(json.dumps(seen))
+    if listed is not None:
+        listed.write_text(json.dumps(list(moments.seen)))

@@ -10,68 +10,46 @@ import os
 import random
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from posbench.config import ConfigError
-from posbench.machine import files
 from posbench.runs import checkpoint, run_folder
-from tests.faults.children import in_child
+from tests.faults.children import Moments, in_child
 from tests.faults.kills import Battery
 
 STEPS = (4, 8, 12)  # one save interval apart
+NEXT = 16  # what a fault in writing should have written
+MOMENTS = 45  # that a save has at the most
 RESUMED_EVERY = 25  # faults: one in so many strikes a real run, which is then trained on and compared
 CASE = "scheme=qkvo_rope train.dtype=float32 train.accumulation=1 train.steps=16 train.keep_checkpoints=3"
 
 
-@dataclass
-class Faults:
-    """What came of the faults."""
+def damage(battery: Battery, count: int, seed: int) -> list[str]:
+    """Do `count` faults, of each kind about as many.
 
-    count: int = 0
-    by_kind: Counter[str] = field(default_factory=Counter)
-    lost: Counter[int] = field(default_factory=Counter)  # save intervals -> faults
-    resumed: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{name} {count}" for name, count in sorted(self.by_kind.items()))
-        lost = ", ".join(f"{n} save intervals lost by {count}" for n, count in sorted(self.lost.items()))
-        return (
-            f"storage: {self.count} faults ({kinds}); {lost}; {len(self.problems)} loaded a bad checkpoint or lost more"
-            f"\n{self.resumed} of them struck a real run, which went on to the same bytes"
-        )
-
-
-def damage(battery: Battery, count: int, seed: int) -> Faults:
-    """Do `count` faults, of each kind about as many."""
+    Returns: a line for each after which a bad checkpoint was loaded, more than one save interval was lost, or a real
+    run did not end with the same bytes.
+    """
     chosen = random.Random(seed)
-    faults = Faults()
-    place = battery.folder / "storage"
-    pristine = _pristine(place / "pristine")
-    kinds: tuple[Callable[..., int], ...] = (_truncated, _flipped, _missing, _killed, _full)
+    place, problems = battery.folder / "storage", []
+    for step in (*STEPS, NEXT):
+        _save(place / ("written" if step in STEPS else "next"), step)
+    faults: tuple[Callable[..., int], ...] = (_truncated, _flipped, _missing, _killed, _full)
     for n in range(count):
-        kind = kinds[n % len(kinds)]
-        folder = place / "struck"
-        shutil.copytree(pristine, folder)
-        expected = kind(folder, chosen)
-        told = f"fault {n}: {kind.__name__[1:]}"
-        faults.by_kind[kind.__name__[1:]] += 1
-        faults.count += 1
-        problem = _judge(folder, pristine, expected, faults)
-        if problem:
-            faults.problems.append(f"{told}: {problem}")
+        fault = faults[n % len(faults)]
+        folder = Path(shutil.copytree(place / "written", place / "struck"))
+        intact = fault(folder, chosen)
+        wrong = _judge(folder, place, intact)
         shutil.rmtree(folder)
-        if n % RESUMED_EVERY == 0:
-            problem = _resumed(battery, chosen, n)
-            faults.resumed += problem == ""
-            faults.problems += [f"{told}: {problem}"] if problem else []
-    return faults
+        wrong += _resumed(battery, chosen, n) if n % RESUMED_EVERY == 0 else ""
+        if wrong:
+            problems.append(f"fault {n}, {fault.__name__[1:]}: {wrong}")
+    print(f"{count} faults: {len(problems)} loaded a bad checkpoint, or lost more than they may", flush=True)
+    return problems
 
 
 def _tensors(step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -86,30 +64,17 @@ def _save(folder: Path, step: int) -> None:
     checkpoint.save(folder, step, model, optimizer, metrics, {"loss_sum": step / 3, "batches": "ab" * 32}, keep=3)
 
 
-def _pristine(folder: Path) -> Path:
-    for step in (*STEPS, STEPS[-1] + 4):  # the last one is what a fault in writing should have written
-        _save(folder / "next" if step > STEPS[-1] else folder / "there", step)
-    return folder / "there"
-
-
-def _judge(folder: Path, pristine: Path, expected: int, faults: Faults) -> str:
-    """What is wrong, or nothing; counts the save intervals lost. `expected`: the newest step nothing happened to."""
-    found = checkpoint.newest(folder, lambda text: None)
-    if found is None:
+def _judge(folder: Path, place: Path, intact: int) -> str:
+    """What is wrong with the checkpoint that is found, if anything is. `intact`: the newest untouched step."""
+    newest = checkpoint.newest(folder, lambda text: None)
+    if newest is None:
         return "no checkpoint was found"
-    step = int(found.name.removeprefix("step="))
-    if step < expected:
-        return f"step {step} was found, and {expected} is whole"
-    source = pristine if step <= STEPS[-1] else pristine.parent / "next"
-    if checkpoint.read_state(found) != checkpoint.read_state(source / found.name):
-        return f"the state of step {step} is not what was written"
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.METRICS):
-        if (found / name).read_bytes() != (source / found.name / name).read_bytes():
-            return f"{name} of step {step} is not what was written"
-    newest_possible = max(STEPS[-1], step)
-    lost = (newest_possible - step) // 4
-    faults.lost[lost] += 1
-    return f"{lost} save intervals were lost" if lost > 1 else ""
+    step = checkpoint.read_state(newest)["step"]
+    if step < intact or max(STEPS) - step > 4:
+        return f"step {step} was found, and {intact} is whole"
+    written = place / ("written" if step in STEPS else "next") / newest.name
+    differing = [file.name for file in written.iterdir() if file.read_bytes() != (newest / file.name).read_bytes()]
+    return f"{', '.join(differing)} of step {step} are not what was written" if differing else ""
 
 
 def _struck_file(folder: Path, chosen: random.Random) -> tuple[Path, int]:
@@ -144,65 +109,27 @@ def _missing(folder: Path, chosen: random.Random) -> int:
 
 
 def _killed(folder: Path, chosen: random.Random) -> int:
-    """SIGKILL while the next checkpoint is written, with a part of one of its files on the disk."""
-    name = chosen.choice(
-        (
-            checkpoint.MODEL,
-            checkpoint.OPTIMIZER,
-            checkpoint.METRICS,
-            checkpoint.STATE,
-            checkpoint.SUMS,
-            "rename",
-            "after",
-        )
-    )
-    part = chosen.random()
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_a_part(tensors: Any, path: Path) -> None:
-        save_file(tensors, path)
-        if path.name == name:
-            os.truncate(path, int(path.stat().st_size * part))
-            die()
-
-    def write_a_part_of_bytes(path: Path, content: bytes) -> int:
-        if path.name == name:
-            content = content[: int(len(content) * part)]
-        with path.open("wb") as opened:
-            opened.write(content)
-        if path.name == name:
-            die()
-        return len(content)
+    """SIGKILL at a moment while the next checkpoint is written, or just after it."""
+    at = chosen.randrange(MOMENTS)
 
     def work() -> None:
-        safetensors.torch.save_file = write_a_part
-        Path.write_bytes = write_a_part_of_bytes  # type: ignore[method-assign]
-        Path.write_text = lambda path, text, encoding: write_a_part_of_bytes(path, text.encode())  # type: ignore[method-assign, assign]
-        if name == "rename":
-            Path.rename = lambda path, target: die()  # type: ignore[method-assign, assign, return-value]
-        if name == "after":
-            files.sync_folder = lambda path: die() if path == folder else None  # type: ignore[assign]
-        _save(folder, STEPS[-1] + 4)
+        Moments(at).watch()
+        _save(folder, NEXT)
 
-    import safetensors.torch
-
-    save_file = safetensors.torch.save_file
-    assert in_child(work, folder.parent) == -9
-    return STEPS[-1]
+    return STEPS[-1] if in_child(work, folder.parent) == -9 else NEXT
 
 
 def _full(folder: Path, chosen: random.Random) -> int:
     """The next checkpoint where files may not grow as large as it is, as on a disk that fills up."""
     import resource
 
+    most = chosen.randrange(0, 80_000)
+
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        most = chosen.randrange(0, 80_000)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         try:
-            _save(folder, STEPS[-1] + 4)
+            _save(folder, NEXT)
         except ConfigError as error:
             raise SystemExit(3 if "0.2 MB are needed" in str(error) else 1) from None
 

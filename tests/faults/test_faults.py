@@ -14,5 +14,4 @@ def test_killed_runs_end_byte_equal_and_no_bad_checkpoint_is_loaded() -> None:
     words = [sys.executable, "-m", "tests.faults.torture", "--kills", "10", "--faults", "100", "--seed", "1"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 SIGKILLs" in done.stdout and "0 did not" in done.stdout
-    assert "100 faults" in done.stdout and "0 loaded a bad checkpoint" in done.stdout
+    assert "killed 10 times: 0 did not end" in done.stdout and "100 faults: 0 loaded" in done.stdout

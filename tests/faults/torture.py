@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -27,17 +26,9 @@ def main() -> None:
     from tests.faults.storage import damage
 
     with tempfile.TemporaryDirectory(prefix="posbench-torture-") as place:
-        began = time.perf_counter()
         battery = Battery(Path(place))
-        faults = damage(battery, asked.faults, asked.seed)
-        print(f"{faults}\n{time.perf_counter() - began:.0f} s", flush=True)
-        began = time.perf_counter()
-        kills = battery.kill(asked.kills, asked.seed)
-        print(f"{kills}\n{time.perf_counter() - began:.0f} s", flush=True)
-        problems = [*faults.problems, *kills.unequal]
-    for problem in problems:
-        print(f"FAILED {problem}")
-    raise SystemExit(1 if problems else 0)
+        problems = damage(battery, asked.faults, asked.seed) + battery.kill(asked.kills, asked.seed)
+    raise SystemExit("\n".join(problems) if problems else 0)
 
 
 if __name__ == "__main__":
