@@ -271,16 +271,15 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
             "text": known_by.data or "",
         }
         targets = columns["targets"].astype(float)
-        place = {"document": columns[(protocol.texts or ("document",))[-1]]}
+        place = {"document": columns[protocol.text_column]}
         place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
         place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
         scored = targets > 0
         place, columns = ({k: v[scored] for k, v in each.items()} for each in (place, columns))
         targets = targets[scored]
         for score in protocol.scores:
-            if score.needs is None or score.needs in columns:
-                figures = np.asarray(score.of(columns), dtype=float)
-                rows.add(key | {"metric": score.name}, **place, value=figures * targets, count=targets)
+            figures = np.asarray(score.of(columns), dtype=float)
+            rows.add(key | {"metric": score.name}, **place, value=figures * targets, count=targets)
         if not protocol.scores:
             rows.add(key | {"metric": "loss"}, **place, value=columns["nll"], count=targets)
             if "bytes" in columns:

@@ -17,7 +17,7 @@ from rich.text import Text
 from posbench.config import ConfigError
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
-from posbench.evaluation.protocols import NGRAM, PROTOCOLS
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.question import Question
 from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
@@ -85,10 +85,9 @@ def evaluate_runs(
                     failures[run.name] = scoring.error
                 answers += [_answer(run, result) for result, _ in scoring.results]
                 notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
-        if question.data is None and (not question.protocols or NGRAM.name in question.protocols):
-            scored_runs = [run for run in scorable if run.name not in failures]
+        if question.wants_ngrams:
             own_text = partial(corpus_for, data=None, notice=notices.say_once)
-            failures |= add_ngrams(scored_runs, own_text, notices.say, question.again)
+            add_ngrams([run for run in scorable if run.name not in failures], own_text, notices.say, question.again)
     finally:
         _show_all(console, answers)
     if failures:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.question import Question
-from posbench.runs import Manifest, Run
+from posbench.runs import Run
 from posbench.runs.results import Result, ResultKey, store
 from posbench.scheme_file import name_file
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
-_CODE = ("evaluation/scoring.py", "evaluation/windows.py")
+_CODE = ("evaluation/windows.py",)
 BOS = "one beginning-of-document token before each document; never a target"
 
 
@@ -102,32 +102,22 @@ def evaluate_run(
     """
     for file in question.scheme_files:
         name_file(file)
-    manifest, own = run.manifest, run.config.evaluation
-    _check(run, manifest, corpus, question)
-    scorer = _Scorer(run, manifest, corpus, question)
+    _check(run, corpus, question)
+    scorer = _Scorer(run, corpus, question)
     stored, _ = run.results()
     results = []
-    for name in question.protocols_of(own.protocols):
-        protocol = protocol_named(name)
-        asked = question.lengths if question.protocols or protocol.follows_lengths else ()
-        wanted = protocol.lengths(asked, run.config.train.context_length, corpus.test, own.lengths)
+    for protocol in map(protocol_named, question.protocols_of(run.config.evaluation.protocols)):
+        wanted = question.lengths_of(protocol, run.config, corpus.test)
         have = {} if question.again else scorer.usable(protocol, stored)
         scorer.check_dtype(protocol, [have[length] for length in wanted if length in have])
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
         if moved:
             notice(
-                f"{name}: {anchor} tokens is now the longest length, so {', '.join(map(str, moved))} "
+                f"{protocol.name}: {anchor} tokens is now the longest length, so {', '.join(map(str, moved))} "
                 f"{'are' if moved[1:] else 'is'} scored again, on the same targets"
             )
             have = {length: result for length, result in have.items() if length not in moved}
-        stale = sorted(scorer.stale(protocol, stored) & {*wanted})
-        if stale:
-            notice(
-                f"{run.name}: the text of {' '.join(question.text_words)} has changed since {name} was scored at "
-                f"{', '.join(map(str, stale))}, so it is scored again (to keep both, give one of the texts another "
-                "name: --data data.name=...)"
-            )
         for length in sorted({*wanted, *moved}):
             if scorer.longest is not None and length > scorer.longest:
                 notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer lengths are skipped")
@@ -138,19 +128,20 @@ def evaluate_run(
     return results
 
 
-def _check(run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> None:
+def _check(run: Run, corpus: Corpus, question: Question) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
+    prints = run.manifest.fingerprints
     if not run.is_finished:
-        raise ConfigError(f"{run.name} is {manifest.status}, not finished: give its train command again to finish it")
+        status = run.manifest.status
+        raise ConfigError(f"{run.name} is {status}, not finished: give its train command again to finish it")
     run.check_config()
-    text = manifest.fingerprints.data if question.data is None else corpus.fingerprint
-    for what, ours, theirs in (
-        ("text", corpus.fingerprint, text),
-        ("tokenizer", corpus.tokenizer_fingerprint, manifest.fingerprints.tokenizer),
-    ):
-        if ours != theirs:
+    differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
+    if question.data is None:
+        differing["text"] = (corpus.fingerprint, prints.data)
+    for what, (now, trained) in differing.items():
+        if now != trained:
             raise ConfigError(
-                f"{run.name} was trained with another {what} (fingerprint {theirs[:12]}, now {ours[:12]}): "
+                f"{run.name} was trained with another {what} (fingerprint {trained[:12]}, now {now[:12]}): "
                 "evaluate it with the data it was trained on"
             )
 
@@ -158,15 +149,13 @@ def _check(run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> 
 class _Scorer:
     """Scores one run and stores the results. The model is loaded when the first length is scored."""
 
-    def __init__(self, run: Run, manifest: Manifest, corpus: Corpus, question: Question) -> None:
-        self.run, self.manifest, self.corpus, self.question = run, manifest, corpus, question
+    def __init__(self, run: Run, corpus: Corpus, question: Question) -> None:
+        self.run, self.corpus, self.question = run, corpus, question
         step = question.at_step
-        is_last = step in (None, manifest.num_steps)
-        self.at_step = None if is_last else step
-        marks = [*(() if is_last else (f"step={step}",)), *run.marks]
-        marks += ["file=changed"] if run.check_scheme_files(question.scheme_changed) else []
+        self.at_step = None if step == run.manifest.num_steps else step
+        marks = [] if self.at_step is None else [f"step={step}"]
+        marks += [*run.marks, *(["file=changed"] if run.check_scheme_files(question.scheme_changed) else [])]
         self.under = (*question.under, *marks, *question.text_words)
-        self._model: Decoder | None = None
 
     @cached_property
     def longest(self) -> int | None:
@@ -177,35 +166,33 @@ class _Scorer:
         config = self.run.config_under(self.question.under)
         return build_scheme(config.scheme, shape_of(config)).longest
 
+    @cached_property
+    def model(self) -> Decoder:
+        return self.run.load_model(self.question.under, self.at_step, self.question.scheme_changed)
+
     def key(self, protocol: Protocol, length: int) -> ResultKey:
         return ResultKey(protocol.name, length, self.under)
-
-    def settings(self, protocol: Protocol) -> EvaluationConfig:
-        settings = protocol.settings(self.run.config)
-        return replace(settings, piece=self.question.piece or settings.piece)
 
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
         """Length -> the stored result that answers the question, of the same text and settings."""
         return {
             result.length: result
             for result in stored
-            if result.key == self.key(protocol, result.length)
-            and self._has_same_text(result)
-            and protocol.has_facts(result.header)
-            and self._has_same_settings(protocol, result)
+            if result.key == self.key(protocol, result.length) and self._is_alike(protocol, result)
         }
 
-    def stale(self, protocol: Protocol, stored: Sequence[Result]) -> set[int]:
-        """The lengths of stored results of the same name that are of another text."""
-        return {
-            result.length
-            for result in stored
-            if result.key == self.key(protocol, result.length) and not self._has_same_text(result)
-        }
+    def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
+        """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
+        others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
+        same = [result for result in others if self._is_alike(protocol, result)]
+        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
+        return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
 
-    def _has_same_text(self, result: Result) -> bool:
-        """Always so of a run's own text: a result of another is not a result."""
-        return bool(result.header.get("data") == self.corpus.fingerprint)
+    def _is_alike(self, protocol: Protocol, result: Result) -> bool:
+        """Whether a result is of this text and of the settings of today."""
+        settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by
+        alike = all(result.header["settings"].get(name) == getattr(settings, name) for name in names)
+        return alike and bool(result.header.get("data") == self.corpus.fingerprint)
 
     def check_dtype(self, protocol: Protocol, stored: Sequence[Result]) -> None:
         """Raises: ConfigError where a number format is asked for and stored results were scored in another."""
@@ -218,30 +205,19 @@ class _Scorer:
                 f"--dtype {asked} asks for another number format: add --again to replace the stored result"
             )
 
-    def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
-        """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
-        others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
-        same = [r for r in others if self._has_same_text(r) and self._has_same_settings(protocol, r)]
-        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
-        return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
-
-    def _has_same_settings(self, protocol: Protocol, result: Result) -> bool:
-        settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by
-        return all(result.header["settings"].get(name) == getattr(settings, name) for name in names)
-
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
         from posbench.machine.memory import exhaustion_explained
         from posbench.runs.checkpoint import weights_digest
 
-        device, model, settings = self._device(protocol), self._loaded(), self.settings(protocol)
-        model.piece = settings.piece
+        device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
+        model.piece = self.question.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
         if device.compiled:
             model.allow_compiled_attention()
         device.reset_peak_memory()
         advice = (
-            f"sequences of {length} tokens in pieces of {min(length, settings.piece)} (--piece), "
+            f"sequences of {length} tokens in pieces of {min(length, model.piece)} (--piece), "
             f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
         )
         with exhaustion_explained(device, advice):
@@ -262,16 +238,11 @@ class _Scorer:
         )
         return store(self.run, self.key(protocol, length), rows, header)
 
-    def _device(self, protocol: Protocol) -> Device:
+    def _device(self) -> Device:
         """Where to compute: in the number format of training unless another is asked for."""
         from posbench.machine.device import choose_device
 
         dtype = self.question.dtype
         if dtype == "auto":
-            dtype = str(self.manifest.device.get("dtype", "auto"))
+            dtype = str(self.run.manifest.device.get("dtype", "auto"))
         return choose_device(replace(self.run.config.train, device=self.question.device, dtype=dtype))
-
-    def _loaded(self) -> Decoder:
-        if self._model is None:
-            self._model = self.run.load_model(self.question.under, self.at_step, self.question.scheme_changed)
-        return self._model

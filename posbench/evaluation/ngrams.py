@@ -32,66 +32,55 @@ Ints = NDArray[np.int64]
 Notice = Callable[[str], object]
 
 
-def add_ngrams(
-    runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Notice, again: bool = False
-) -> dict[str, Exception]:
+def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Notice, again: bool = False) -> None:
     """Score what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
 
-    Arguments: runs, finished; again, whether what is stored is scored once more.
-    Returns: what went wrong, by the name of the run.
+    A result lies in the first run of its batches in the experiment. Arguments: runs, finished; again, whether what is
+    stored is scored once more.
     """
-    done: set[tuple[Any, ...]] = set()
-    failures: dict[str, Exception] = {}
+    done = set()
     for run in runs:
-        batches = run.manifest.fingerprints.batches
-        key = run.path.parents[1], batches
-        if key in done or run.manifest.tokens > run.config.evaluation.ngram_tokens:
+        folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
+        if (folder, batches) in done or run.manifest.tokens > run.config.evaluation.ngram_tokens:
             continue
-        done.add(key)
-        holder = _holder(run, batches)
-        if holder and not again:
+        done.add((folder, batches))
+        beside = [each for each in find_runs(folder) if _batches(each) == batches]
+        holder = next((each for each in beside if _has_ngrams(each)), run)
+        if _has_ngrams(holder) and not again:
             continue
         which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
         try:
             rows, header = ngram_scores(run, corpus_of(run))
-            store(holder or run, ResultKey(NGRAM.name, run.config.train.context_length), rows, header)
-        except NotTheSame as why:
+        except ConfigError as why:
             notice(f"{which}: no n-gram models, because {why}")
-        except (ConfigError, OSError) as error:
-            failures[run.name] = error
-        else:
-            shown = ", ".join(f"{header['losses'][str(order)]:.4f}" for order in ORDERS)
-            orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
-            notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
-    return failures
+            continue
+        store(holder, ResultKey(NGRAM.name, run.config.train.context_length), rows, header)
+        shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
+        orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
+        notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
 
 
-def _holder(run: Run, batches: str | None) -> Run | None:
-    """The run of the experiment, or of a copy on its own, that holds n-gram losses of these batches."""
-    for each in [run, *find_runs(run.path.parents[1])]:
-        with suppress(ConfigError):  # what is wrong with another run is not said here
-            if any(key.protocol == NGRAM.name for key in each.evaluated()):
-                held = (result.header for result in each.results()[0] if result.protocol == NGRAM.name)
-                if any(header["batches"] == batches for header in held):
-                    return each
+def _batches(run: Run) -> str | None:
+    with suppress(ConfigError):  # what is wrong with another run is not said here
+        return run.manifest.fingerprints.batches
     return None
 
 
-class NotTheSame(Exception):
-    """Why n-gram models of today cannot be compared with a run."""
+def _has_ngrams(run: Run) -> bool:
+    return any(key.protocol == NGRAM.name for key in run.evaluated())
 
 
 def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The rows and the header of all orders on the run's batches and validation windows.
 
-    Raises: NotTheSame; ConfigError.
+    Raises: ConfigError where the run read other batches, or was validated on other windows, than would be chosen today.
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
     starts, batches = windows_read(config, corpus)
     if batches != manifest.fingerprints.batches:
         recorded = manifest.fingerprints.batches
-        raise NotTheSame(f"{run.name} was trained on other batches (fingerprint {recorded}, now {batches})")
+        raise ConfigError(f"{run.name} was trained on other batches (fingerprint {recorded}, now {batches})")
     length = config.train.context_length
     tokens, depths = text_read(corpus.train.tokens, starts, length, max(ORDERS))
     probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
@@ -102,7 +91,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     scored = ["document", "start", "targets", "bytes"]
     own = next((each.windows for each in run.results()[0] if each.key == ResultKey(VALIDATION.name, length)), None)
     if own is None or not np.array_equal(own[scored], tables[ORDERS[0]][scored]):
-        raise NotTheSame(f"{run.name} was validated on other windows or another text than this posbench would choose")
+        raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
     means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
     targets, num_bytes = (int(own[name].sum()) for name in ("targets", "bytes"))
     longest = means[max(ORDERS)]

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from posbench.config import DataConfig
-from posbench.evaluation.protocols import VALIDATION, protocol_named
+from posbench.config import Config, DataConfig
+from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
 from posbench.runs.results import check_options, combinations, text_option
+
+if TYPE_CHECKING:
+    from posbench.data import Split
 
 
 @dataclass(frozen=True)
 class Question:
     """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
 
-    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`). Of another text
-    the loss at the training length is asked and, where lengths are given, perplexity by the run's own protocols.
+    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`), and of no
+    others. Of another text the loss at the training length is asked and, where lengths are given, perplexity by the
+    run's own protocols.
 
     Raises: ConfigError for an unknown protocol, words that cannot be options, or a text whose name cannot be used.
     """
@@ -51,9 +56,25 @@ class Question:
         """The option of a result that names the text; none for a run's own."""
         return () if self.data is None else (text_option(self.data.name),)
 
+    @property
+    def wants_ngrams(self) -> bool:
+        """Whether n-gram models are scored too: by name, or where all that belongs to a run is asked for."""
+        return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
+
     def protocols_of(self, own: Sequence[str]) -> Sequence[str]:
         """The names of those to score by; `own`, of the run's configuration."""
-        if self.protocols or self.data is None:
-            return self.protocols or own
-        by_length = [name for name in own if protocol_named(name).is_by_length]
-        return [VALIDATION.name, *(by_length if self.lengths else ())]
+        if self.protocols:
+            return self.protocols
+        if self.data is not None:
+            return [VALIDATION.name, *(name for name in own if self.lengths and protocol_named(name).is_by_length)]
+        return [name for name in own if not self.lengths or protocol_named(name).follows_lengths]
+
+    def lengths_of(self, protocol: Protocol, config: Config, split: Split) -> list[int]:
+        """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
+
+        With lengths and no protocols perplexity is scored at the training length too, so that there is a change to see.
+        """
+        trained_at, asked = config.train.context_length, set(self.lengths)
+        if asked and not self.protocols and self.data is None and protocol.is_by_length:
+            asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
+        return protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)

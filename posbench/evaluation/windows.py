@@ -1,8 +1,9 @@
-"""Windows over a split, and the table of their losses."""
+"""Windows over a split, the losses of a model in them token by token, and the table of these losses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.data import Split
+    from posbench.model import Decoder
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,31 @@ def rooms_of(split: Split, targets: np.ndarray) -> np.ndarray:
     """How many of the places with these first `targets` (indices of tokens, ascending) each document has."""
     documents = np.searchsorted(split.starts, targets, side="right") - 1
     return np.bincount(documents, minlength=split.num_documents)
+
+
+def score(
+    model: Decoder,
+    split: Split,
+    windows: Sequence[Window],
+    batch_tokens: int,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> np.ndarray:
+    """Negative log-likelihoods of the scored targets of each window, in their order, nats, float32 [windows, scored].
+
+    All windows have one length. `batch_tokens` bounds the tokens of a forward pass; `advance` is told the tokens done.
+    """
+    import torch
+
+    device, length, scored = model.embedding.weight.device, windows[0].length, windows[0].scored
+    losses, size = [], max(1, batch_tokens // length)
+    for n in range(0, len(windows), size):
+        rows = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows[n : n + size]])
+        tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
+        with torch.no_grad():
+            losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
+        advance(len(rows) * length)
+    # A loss that is not a number counts as infinite: pandas leaves NaN out of its sums, and the mean would be too good.
+    return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
 
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:

@@ -96,7 +96,7 @@ def run(config: Callable[..., Config]) -> Run:
 
 def evaluated(runs: list[Run], **question: object) -> str:
     console = Console(file=io.StringIO(), width=200)
-    evaluate_runs(runs, Question(lengths=(128,), device="cpu", dtype="float32", **question), console)  # type: ignore[arg-type]
+    evaluate_runs(runs, Question(protocols=("ngram",), **question), console)  # type: ignore[arg-type]
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import ORDER
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, reach, readings
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, readings
 from posbench.model import Decoder, build_model
 
 VOCABULARY, LENGTH = 16, 64
@@ -59,31 +58,31 @@ def trained(model: Decoder, split: Split, steps: int = 120) -> Decoder:
     return model
 
 
-def scored(model: Decoder, split: Split, settings: EvaluationConfig = SETTINGS) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The scores by bucket, indexed by its first distance, and the header."""
+def scored(model: Decoder, split: Split, settings: EvaluationConfig = SETTINGS) -> pd.DataFrame:
+    """The scores by bucket, indexed by its first distance."""
     corpus: Any = None  # order needs the split alone
-    rows, header = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
+    rows, _ = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
     sums = rows.groupby("bucket_start").sum()
-    return pd.DataFrame({score.name: score.of(sums) for score in ORDER.scores}), header
+    return pd.DataFrame({score.name: score.of(sums) for score in ORDER.scores})
 
 
 def test_one_layer_without_positions_feels_no_order_anywhere_but_identity(split: Split) -> None:
-    lost, header = scored(trained(decoder("scheme=nope"), split), split)
-    assert lost["lost_order"].abs().max() < 1e-6 and header["reach"] == 0
+    lost = scored(trained(decoder("scheme=nope"), split), split)
+    assert lost["lost_order"].abs().max() < 1e-6
     assert lost["lost_identity"].min() > 0.05
 
 
 def test_one_layer_of_steep_alibi_feels_order_near_and_not_far(split: Split) -> None:
     model = decoder("scheme=alibi")
     model.scheme.first.exponents.zero_()  # each head: e^-1 for each token of distance
-    lost, header = scored(trained(model, split), split)
-    assert lost.loc[1, "lost_order"] > 0.1 and 1 <= header["reach"] <= 8
+    lost = scored(trained(model, split), split)
+    assert lost.loc[1, "lost_order"] > 0.1
     assert lost.loc[17:].abs().to_numpy().max() < 1e-4
 
 
 def test_random_weights_feel_about_nothing(split: Split) -> None:
-    lost, header = scored(decoder("scheme=qk_rope", "model.num_layers=2", "model.init_std=0.02"), split)
-    assert lost["lost_order"].abs().max() < 1e-3 and header["reach"] in (0, 1)
+    lost = scored(decoder("scheme=qk_rope", "model.num_layers=2", "model.init_std=0.02"), split)
+    assert lost["lost_order"].abs().max() < 1e-3
 
 
 class Reader(Decoder):
@@ -152,13 +151,6 @@ def test_buckets_are_1_2_3_to_4_5_to_8_and_so_on(distances: int) -> None:
     expected = np.ceil(np.log2(np.arange(1, distances + 1)))
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
     assert np.array_equal(bucket, expected)
-
-
-def test_the_reach_is_the_end_of_the_unbroken_row() -> None:
-    ends = [2, 3, 5, 9]
-    assert reach(ends, [0.1, 0.1, -0.1, 0.1]) == 2 and reach(ends, [0.1] * 4) == 8
-    assert reach(ends, [-0.1, 0.1, 0.1, 0.1]) == 0 == reach(ends, [1e-7, 0.1, 0.1, 0.1])  # of rounding
-    assert reach(ends, [0.1, math.nan, 0.1, 0.1]) == 1 and reach(ends, [math.nan] * 4) is None
 
 
 def test_identity_needs_a_second_document() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import posbench
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation import Question, score_split
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.protocols import POSITION, PROTOCOLS
+from posbench.evaluation.protocols import POSITION, PROTOCOLS, Protocol, Score
 from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import places
 from posbench.model import Decoder, build_model
@@ -224,6 +225,41 @@ def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) 
     run.update_manifest(status="stopped")
     with pytest.raises(ConfigError, match="none of these runs is finished"):
         _evaluate(Run(run.path), 64)
+
+
+def test_lengths_alone_are_scored_with_the_training_length_and_nothing_else(config: Make) -> None:
+    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.protocols=[fixed,order,retrieval]"))
+    evaluate_runs([run], Question(lengths=(64,)), Console(quiet=True))
+    stored = [(key.protocol, key.length) for key in run.evaluated()]
+    assert stored == [("fixed", 32), ("fixed", 64), ("retrieval", 64), ("validation", 32)]
+
+
+class Halves(Protocol):
+    """A protocol of a test: a made-up loss for each half of each document."""
+
+    name = "halves"
+    caption = "Loss by half of the document."
+    columns: ClassVar[tuple[str, ...]] = ("document", "half", "targets", "nll")
+    groups: ClassVar[tuple[str, ...]] = ("half",)
+    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"]),)
+
+    def score(self, *_: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
+        rows = pd.DataFrame(
+            {"document": [0, 0, 1, 1], "half": [0, 1, 0, 1], "targets": 4, "nll": [8.0, 4.0, 12.0, 4.0]}
+        )
+        return rows, {"nll_mean": 1.75, "targets_total": 16, "windows": 2, "documents": 2}
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return 2 * length
+
+
+def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROTOCOLS, "halves", Halves())  # type: ignore[arg-type]
+    run = train(config("scheme=nope", "train.steps=1", "evaluation.protocols=[halves]"))
+    evaluate_runs([run], Question(lengths=(64,)), Console(quiet=True))
+    rows = posbench.results(run.path, tidy=True)
+    sums = rows[rows["protocol"] == "halves"].groupby("first")[["value", "count"]].sum()
+    assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
 
 
 def test_a_length_beyond_the_text_is_refused_with_what_there_is(config: Make) -> None:

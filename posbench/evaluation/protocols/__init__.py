@@ -1,4 +1,4 @@
-"""The protocols by name. Each is one class in one file; what is not of all protocols is asked of it.
+"""The protocols by name. Each is one class; what is not of all protocols is asked of it.
 
 validation      the final held-out loss at the training length (training writes it)
 fixed           the same targets at every length, only the left context grows
@@ -18,15 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from posbench.config import ConfigError, nearest
-from posbench.evaluation.protocols.fixed import Fixed
 from posbench.evaluation.protocols.ngram import Ngram
-from posbench.evaluation.protocols.nonoverlapping import Nonoverlapping
 from posbench.evaluation.protocols.order import Order
 from posbench.evaluation.protocols.position import Position
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.protocols.retrieval import Retrieval
-from posbench.evaluation.protocols.sliding import Sliding
-from posbench.evaluation.protocols.validation import Validation
+from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Sliding, Validation
 
 __all__ = [
     "FIXED",

@@ -15,13 +15,12 @@ in nats per token:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.evaluation.documents import document_error
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.windows import spread, too_long
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from posbench.model import Decoder
 
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
-ROUNDING = 1e-5  # nats/token: float32 may lose so much where nothing is lost
 
 
 def _less_whole(column: str) -> Callable[[pd.DataFrame], pd.Series]:
@@ -45,19 +43,17 @@ class Order(Protocol):
     name = "order"
     caption = "Order: windows as they are, with their first half shuffled, and with that half of another document."
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
-    facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "lost_order": float, "lost_identity": float}
     crosses_documents: ClassVar[bool] = False
     follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (
-        Score("lost_order", _less_whole("shuffled_nll"), "what is lost without order"),
-        Score("lost_identity", _less_whole("other_nll"), "what is lost without identity"),
+        Score("lost_order", _less_whole("shuffled_nll")),
+        Score("lost_identity", _less_whole("other_nll")),
     )
-    texts: ClassVar[tuple[str, ...]] = ("document",)
-    counts: ClassVar[Mapping[str, str]] = {"documents": "rows", "targets": "targets"}
-    figure_names: ClassVar[tuple[str, ...]] = ("reach", "lost_order", "lost_identity")
-    headline: ClassVar[str] = "reach of order in tokens"
+    figure_names: ClassVar[tuple[str, ...]] = ("lost_order", "lost_identity")
+    headline: ClassVar[str] = "loss without order, nats/token,"
+    headline_key: ClassVar[str] = "lost_order"
 
     def score(
         self,
@@ -79,7 +75,6 @@ class Order(Protocol):
             "nll_mean": whole / targets,
             "lost_order": (shuffled - whole) / targets,
             "lost_identity": (other - whole) / targets,
-            "reach": reach_of_rows(rows),
         }
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
@@ -94,15 +89,6 @@ class Order(Protocol):
     ) -> list[int]:
         """Those asked for by name, else the training length: distances within it are the question."""
         return sorted(set(asked)) or [context_length]
-
-    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        return {name: header.get(name) for name in self.figure_names}
-
-    def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """The reach, from the least to the greatest of the seeds where they differ; `?` where it is not known."""
-        reaches = {header.get("reach") for header in headers}
-        known = sorted(reach for reach in reaches if reach is not None)
-        return "?" if None in reaches else " to ".join(map(str, dict.fromkeys((known[0], known[-1]))))
 
 
 def places(split: Split, length: int, count: int) -> list[int]:
@@ -188,32 +174,6 @@ def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.Data
         }
     )
     return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()
-
-
-def reach_of_rows(rows: pd.DataFrame) -> int | None:
-    """The reach of one run, in tokens, by the intervals over the documents of its rows."""
-    ends, lows = sorted(set(rows["bucket_end"])), []
-    for end in ends:
-        bucket = rows[rows["bucket_end"] == end]
-        lost, targets = (bucket["shuffled_nll"] - bucket["nll"]).to_numpy(), bucket["targets"].to_numpy()
-        lows.append(float(lost.sum() / targets.sum() - document_error(lost[None], targets)[0]))
-    return reach(ends, lows)
-
-
-def reach(ends: Iterable[int], lows: Iterable[float]) -> int | None:
-    """The greatest d of the unbroken row of buckets from d = 1 on in which lost order lies above 0; 0 where none does.
-
-    Arguments: ends, of the buckets, not in them, nearest first; lows, the lower ends of their intervals, nats/token.
-    Returns: tokens; None where the first bucket has no interval.
-    """
-    farthest = 0
-    for end, low in zip(ends, lows, strict=True):
-        if not farthest and math.isnan(low):
-            return None
-        if not low > ROUNDING:
-            break
-        farthest = int(end) - 1
-    return farthest
 
 
 def _document(split: Split, token: int) -> int:

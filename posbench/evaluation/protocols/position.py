@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -26,14 +26,10 @@ class Position(Windowed):
     name = "position"
     caption = "Loss by position in non-overlapping windows, in log-spaced buckets."
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
-    facts: ClassVar[Mapping[str, type]] = {**Windowed.facts, "anchor": int}
     has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
-    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"], "the loss"),)
-    has_gaps: ClassVar[bool] = True
-    texts: ClassVar[tuple[str, ...]] = ("document",)
-    counts: ClassVar[Mapping[str, str]] = {"targets": "targets"}
+    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"]),)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)

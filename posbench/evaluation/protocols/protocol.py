@@ -30,9 +30,6 @@ class Score:
 
     name: str
     of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
-    title: str
-    needs: str | None = None  # a column that results stored by older versions may lack
-    needs_title: str = ""  # what such a result is without
 
 
 class Protocol(ABC):
@@ -41,14 +38,11 @@ class Protocol(ABC):
     name: ClassVar[str]
     caption: ClassVar[str]  # what is scored, a sentence or two for the report
     columns: ClassVar[tuple[str, ...]]  # of the stored rows, those that every result has
-    facts: ClassVar[Mapping[str, type]] = {"nll_mean": float, "targets_total": int}  # that every header has
     split: ClassVar[str] = "test"  # of the text
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
     follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
     reads_model: ClassVar[bool] = True  # whether it is a trained model that is scored
-    same_rows: ClassVar[bool] = False  # whether the stored rows are of the same targets at every length
-
     shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
 
     # The settings that decide what is scored.
@@ -59,11 +53,11 @@ class Protocol(ABC):
     is_by_length: ClassVar[bool] = False  # perplexity against length
     groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
     scores: ClassVar[tuple[Score, ...]] = ()
-    has_gaps: ClassVar[bool] = False  # whether a report gives the first score as a gap to the baseline too
-    texts: ClassVar[tuple[str, ...]] = ()  # columns: rows that agree in them are one text, for intervals over texts
-    counts: ClassVar[Mapping[str, str]] = {}  # column of the report's CSV -> what it counts: "rows" or "targets"
+    text_column: ClassVar[str] = "document"  # rows that agree in it are one text, for intervals over texts
 
+    figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
+    headline_key: ClassVar[str] = ""  # of the header, where the headline is the mean of that and not a perplexity
 
     @abstractmethod
     def score(
@@ -85,6 +79,10 @@ class Protocol(ABC):
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         """About how many tokens are read at one length where the text is long enough: what a plan counts."""
+
+    def shortest(self, settings: EvaluationConfig) -> int:
+        """The shortest length that can be scored, tokens."""
+        return 2
 
     @classmethod
     def code(cls) -> tuple[str, ...]:
@@ -111,17 +109,14 @@ class Protocol(ABC):
         """The first column that stored rows of this protocol must have and these have not."""
         return next((name for name in self.columns if name not in columns), None)
 
-    def has_facts(self, header: Mapping[str, Any]) -> bool:
-        """Whether a header says all that it must today; else its result is to be made again."""
-        return all(isinstance(header.get(key), kind) for key, kind in self.facts.items())
-
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""
-        nll = header.get("nll_mean")
-        value = None if nll is None else perplexity(nll)
-        return {"nll": nll, "perplexity": value, "bits_per_byte": header.get("bits_per_byte")}
+        known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
+        return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
+        if self.headline_key:
+            return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         value = perplexity(float(np.mean([header["nll_mean"] for header in headers])))
         return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"

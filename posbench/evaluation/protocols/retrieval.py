@@ -12,7 +12,7 @@ The three readings end with the same tokens at the same positions. Two scores, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
-SHUFFLED = "shuffled_nll"  # the column that older results lack
-
 
 def _less_second(column: str) -> Callable[[pd.DataFrame], pd.Series]:
     return lambda sums: (sums[column] - sums["second_nll"]) / sums["targets"]
@@ -39,17 +37,24 @@ class Retrieval(Protocol):
 
     name = "retrieval"
     caption = "Retrieval: a passage, other text, and the passage again; scored where it comes again."
-    columns: ClassVar[tuple[str, ...]] = ("document", "start", "gap", "targets", "second_nll", "control_nll")
-    facts: ClassVar[Mapping[str, type]] = {**Protocol.facts, "drop": float, "by_order": float}
+    columns: ClassVar[tuple[str, ...]] = (
+        "document",
+        "start",
+        "gap",
+        "targets",
+        "second_nll",
+        "control_nll",
+        "shuffled_nll",
+    )
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
-        Score("drop", _less_second("control_nll"), "the benefit of repetition"),
-        Score("by_order", _less_second(SHUFFLED), "the part by order", SHUFFLED, "the shuffled control"),
+        Score("drop", _less_second("control_nll")),
+        Score("by_order", _less_second("shuffled_nll")),
     )
-    texts: ClassVar[tuple[str, ...]] = ("document", "start")  # a trial each
-    counts: ClassVar[Mapping[str, str]] = {"trials": "rows", "targets": "targets"}
+    text_column: ClassVar[str] = "start"  # a trial each
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
     headline: ClassVar[str] = "benefit of repetition, nats/token,"
+    headline_key: ClassVar[str] = "drop"
 
     def score(
         self,
@@ -80,13 +85,6 @@ class Retrieval(Protocol):
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
-
-    def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        return {"drop": header.get("drop")}
-
-    def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """The mean drop."""
-        return f"{np.mean([header['drop'] for header in headers]):z.3f}"
 
 
 def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -> list[tuple[int, int, int]]:

@@ -1,23 +1,33 @@
-"""Protocols that are a list of windows over a split: which tokens are scored with how much left context."""
+"""Protocols that are a list of windows over a split: which tokens are scored with how much left context.
+
+validation      the held-out loss at the training length: the curve while training ends at the number in the table
+fixed           the same targets at every length, inside one document: only the left context grows (the default)
+nonoverlapping  cut into windows of the length, every target scored (Press et al. 2022 compare this way)
+sliding         windows of the length moved by a stride, only the last targets of each scored
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol
-from posbench.evaluation.windows import Window, rooms_of, spread, tabulate_windows, too_long
+from posbench.evaluation.windows import Window, rooms_of, score, spread, tabulate_windows, too_long
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from posbench.config import Config
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
+
+JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn
 
 
 class Windowed(Protocol):
@@ -43,8 +53,6 @@ class Windowed(Protocol):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        from posbench.evaluation.scoring import score
-
         windows = self.windows(split, length, settings, anchor)
         losses = score(model, split, windows, settings.batch_tokens, advance)
         rows = self.tabulate(losses, windows, split, corpus.bos_id)
@@ -63,6 +71,123 @@ class ByLength(Windowed):
     """Perplexity against length, on the test split."""
 
     is_by_length: ClassVar[bool] = True
+
+
+class Validation(Windowed):
+    """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
+
+    name = "validation"
+    caption = "Held-out loss at the training length: the text is cut into windows and every token scored."
+    split: ClassVar[str] = "validation"
+    is_loss_table: ClassVar[bool] = True
+
+    def settings(self, config: Config) -> EvaluationConfig:
+        """`train.validation_tokens` are read, and one window at least."""
+        tokens = max(config.train.validation_tokens, config.train.context_length)
+        return replace(config.evaluation, max_tokens=tokens)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return stretches(split, length, length, settings)
+
+    def lengths(
+        self,
+        asked: Sequence[int],
+        context_length: int,
+        split: Split | None = None,
+        configured: Sequence[int] = (),
+    ) -> list[int]:
+        """The training length, whatever is asked for."""
+        return [context_length]
+
+
+class Fixed(ByLength):
+    """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one."""
+
+    name = "fixed"
+    caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
+    crosses_documents: ClassVar[bool] = False
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        """The groups depend on `anchor` (the longest length of the comparison) and never on `length`.
+
+        They are spread evenly over all documents that are long enough. Groups do not overlap, and no window crosses a
+        document.
+        """
+        targets = self.shortest(settings)
+        if targets > length:
+            raise ConfigError(
+                f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths"
+            )
+        assert length <= anchor
+        ends = [
+            np.arange(begin + anchor, end, targets)  # the index of the last target of a group
+            for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
+        ]
+        places = np.concatenate(ends)
+        if not len(places):
+            raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
+        chosen = places[spread(np.array([len(of_document) for of_document in ends]), settings.windows)]
+        return [Window(int(last) - length, length, targets) for last in chosen]
+
+    def shortest(self, settings: EvaluationConfig) -> int:
+        return settings.targets
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return settings.windows * length
+
+    def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
+        """Those of every protocol, and just past the training length; as far as the longest document reaches."""
+        lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
+        return sorted(length for length in lengths if split is None or length <= _longest_document(split))
+
+
+def _longest_document(split: Split) -> int:
+    """Its tokens that have one before them."""
+    return int(np.diff(split.starts).max()) - 1
+
+
+class Nonoverlapping(ByLength):
+    """Windows back to back, in stretches of `anchor` tokens, the same at every length.
+
+    Longer ones gain already because fewer targets stand near a window's start.
+    """
+
+    name = "nonoverlapping"
+    caption = (
+        "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
+        "already by having fewer tokens near its start."
+    )
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return stretches(split, anchor, length, settings)
+
+
+class Sliding(ByLength):
+    """Windows moved by `targets` tokens."""
+
+    name = "sliding"
+    caption = "Sliding windows: windows overlap and only the last tokens of each are scored."
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("sliding",)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        """Each scores its last `targets`. The targets are the same at every length: those behind `anchor` tokens.
+
+        As many are scored as make `max_tokens` read at the longest length, spread evenly over all documents.
+        """
+        stride = min(settings.targets, length)
+        ends = np.arange(anchor, split.num_tokens, stride)  # the last target of each window
+        if not len(ends):
+            raise ConfigError(too_long(split, anchor, "in all", split.num_tokens - 1))
+        chosen = ends[spread(rooms_of(split, ends - stride + 1), max(1, settings.max_tokens // anchor))]
+        return [Window(int(last) - length, length, stride) for last in chosen]
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return max(1, settings.max_tokens // anchor) * length
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
