@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from rich.console import Console
+
+from posbench.units import short_count
+
+SECONDS_BETWEEN_LINES = 30.0  # of a log, where there is no terminal for a bar
 
 
 class _Console(Console):
@@ -34,3 +41,51 @@ def say(text: str) -> None:
 def say_once(text: str) -> None:
     """`say`, the first time in this process."""
     say(text)
+
+
+class RunBar:
+    """Loss, tokens/s and time left of one run: a bar on a terminal while it is entered, and lines in a log.
+
+    Lines too where runs train side by side, whose bars would overwrite each other.
+    """
+
+    def __init__(self, console: Console, title: str, num_steps: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console, self.title, self.num_steps = console, title, num_steps
+        self.last_step, self.last_line = 0, time.monotonic()
+        self.progress = Progress(
+            TextColumn("{task.description:<18}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal or multiprocessing.current_process().name != "MainProcess",
+        )
+        self.task = self.progress.add_task(title, total=num_steps, figures="")
+
+    def __enter__(self) -> None:
+        self.progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+        self.progress.update(self.task, completed=step)
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Show a row of `metrics.jsonl`."""
+        if row["kind"] != "train":
+            return
+        loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
+        rate = row.get("tokens_per_second")
+        figures = f"{loss}  {'first step' if rate is None else f'{short_count(rate)} tok/s'}"
+        self.progress.update(self.task, figures=figures)
+        step, seconds = row["step"], time.monotonic() - self.last_line
+        if self.progress.disable and seconds >= SECONDS_BETWEEN_LINES:
+            left = (self.num_steps - step) * seconds / max(1, step - self.last_step)
+            self.console.out(f"{self.title}: step {step}/{self.num_steps}  {figures}  {left:.0f} s left")
+            self.last_step, self.last_line = step, time.monotonic()

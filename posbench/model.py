@@ -256,14 +256,14 @@ def shape_of(config: Config) -> Shape:
     )
 
 
-def check_scheme(config: Config) -> None:
-    """Build what `config.scheme` asks for, and throw it away: before any text is read or anything is written.
+def checked_scheme(config: Config) -> Layers:
+    """The scheme that `config` asks for, for `build_model`: before any text is read or anything is written.
 
     Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape, and where the
     training length is longer than the scheme is defined.
     """
     shape = shape_of(config)
-    layers = build_scheme(config.scheme, shape)
+    layers = build_scheme(config.scheme, shape, config.seed)
     longest = layers.longest
     if longest is not None and longest < shape.context_length:
         raise ConfigError(
@@ -271,12 +271,14 @@ def check_scheme(config: Config) -> None:
             f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
         )
     check_kind(build_kind(config.scheme, shape), layers)
+    return layers
 
 
-def build_model(config: Config, vocab_size: int) -> Decoder:
+def build_model(config: Config, vocab_size: int, scheme: Layers | None = None) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 
-    Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table.
+    Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table; scheme, where it is
+    built already.
     Raises: ConfigError where the table is too small for the tokenizer, or the scheme or the kind of attention refuses
     its options.
     """
@@ -287,7 +289,7 @@ def build_model(config: Config, vocab_size: int) -> Decoder:
             f"train a smaller tokenizer (tokenizer.vocab_size={asked})"
         )
     shape = shape_of(config)
-    scheme = build_scheme(config.scheme, shape, config.seed)
+    scheme = scheme or build_scheme(config.scheme, shape, config.seed)
     model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
     check_kind(cast(Block, model.blocks[0]).attention.kind, scheme)
     initialise(model, config.seed)

@@ -22,7 +22,7 @@ from posbench.config import Config, ConfigError
 from posbench.machine.files import write_text
 from posbench.runs import DIED, FINISHED, Run, state_of
 from posbench.sweep import run_application, sweep_of
-from posbench.training.loop import Died
+from posbench.training import Died
 
 if TYPE_CHECKING:
     from rich.console import Console

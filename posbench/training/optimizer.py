@@ -122,12 +122,8 @@ class AdamW:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        for name, p in self.parameters.items():
-            kept = {key.rpartition("/")[2]: value for key, value in state.items() if key.rpartition("/")[0] == name}
-            if kept:
-                self.torch.state[self.shards[name]] = {
-                    key: (value if key == "step" else shard_like(value, p)).to(device=p.device)
-                    if key != "step" or p.is_cuda
-                    else value
-                    for key, value in kept.items()
-                }
+        for place, value in state.items():
+            name, _, key = place.rpartition("/")
+            p = self.parameters[name]
+            moments = self.torch.state[self.shards[name]]
+            moments[key] = (value if key == "step" else shard_like(value, p)).to(p.device)

@@ -17,6 +17,10 @@ from posbench.training.optimizer import AdamW
 from posbench.training.processes import Processes
 
 
+class Died(Exception):
+    """The numbers of a run became infinite or NaN, so that it cannot continue; its manifest says why."""
+
+
 class Observer(Protocol):
     """What is called at the end of each phase of a step: a clock, a profiler, a test.
 

@@ -8,7 +8,7 @@ import torch
 from posbench.attention import build_kind
 from posbench.composition import choices, compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model, check_scheme, shape_of
+from posbench.model import build_model, checked_scheme, shape_of
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
 from posbench.schemes.rotary import Rotary
 from posbench.size import forward_flops_per_token, num_parameters
@@ -194,7 +194,7 @@ def test_what_does_not_fit_the_seam_is_refused():
         assert "reads keys, which attention of the kind linear does not keep" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
     with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
-        check_scheme(replace(certificate_config("nope"), scheme=several))
+        checked_scheme(replace(certificate_config("nope"), scheme=several))
     said = message(trial("FromTheEnd"))
     assert "trials.py, line " in said
     assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in said

@@ -18,9 +18,9 @@ from posbench.evaluation import score_split
 from posbench.evaluation.protocols import VALIDATION
 from posbench.model import build_model
 from posbench.runs.checkpoint import load_tensors, newest
-from posbench.training import run as training_run
 from posbench.training import train
 from tests.schemes.trials import trial
+from tests.training.conftest import TRAIN
 
 Make = Callable[..., Config]
 
@@ -92,7 +92,7 @@ def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
 def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "_runs_of_process", itertools.count())
+    monkeypatch.setattr(TRAIN, "_runs_of_process", itertools.count())
     first, second = (train(config(f"scheme={name}", "train.steps=2")) for name in ("nope", "alibi"))
     assert first.manifest.costs.peak_memory_bytes > 2**20
     assert second.manifest.costs.peak_memory_bytes is None

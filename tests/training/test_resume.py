@@ -24,12 +24,11 @@ from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 from posbench.model import Decoder
 from posbench.runs import Run, run_folder, state_of
-from posbench.training import folder, train
-from posbench.training import run as training_run
+from posbench.training import train
 from posbench.training.step import TrainingStep
 from tests.conftest import small_run
 from tests.faults.kills import digest
-from tests.training.conftest import after_step, files
+from tests.training.conftest import TRAIN, after_step, files
 
 Make = Callable[..., Config]
 
@@ -98,7 +97,7 @@ def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: p
         return take(self, n, *others)
 
     monkeypatch.setattr(TrainingStep, "__call__", step)
-    monkeypatch.setattr("posbench.training.state.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(TRAIN, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     made = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
     tokens = made.train.tokens_per_step
     with pytest.raises(Stopped):
@@ -127,7 +126,7 @@ def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tm
 def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(training_run, "prepare", lambda *_, **__: signalled(number)())
+    monkeypatch.setattr(TRAIN, "prepare", lambda *_, **__: signalled(number)())
     with pytest.raises(Stopped, match="same command again") as stopped:
         train(config())
     assert stopped.value.exit_status == 128 + number and not (tmp_path / "runs").exists()
@@ -219,7 +218,7 @@ def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> Non
 
 def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cut.manifest.fingerprints.code
-    monkeypatch.setattr(folder.fingerprints, "code_fingerprint", lambda *_: "newcode")
+    monkeypatch.setattr(TRAIN.fingerprints, "code_fingerprint", lambda *_: "newcode")
     cut_off(config(), 8)
     assert train(config()).manifest.fingerprints.code == f"{old}+newcode"
 
@@ -230,7 +229,7 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
     run = train(config())
     before = files(run.path)
     for name in ("build_model", "Batches"):
-        monkeypatch.setattr(training_run, name, None)
+        monkeypatch.setattr(TRAIN, name, None)
     train(config())
     assert files(run.path) == before
 

@@ -1,0 +1,192 @@
+"""What a run goes on from: its own folder and newest checkpoint, or its trunk's checkpoint where a branch begins.
+
+The files of a checkpoint are those of `posbench.runs.checkpoint`. `LoopState` is what the loop keeps in one beside
+weights and moments.
+
+A branch is a shorter run of a family (`train.branch_tokens`): until its decay begins it is the same run as its trunk.
+So a branch that begins at the trunk's checkpoint of that step ends with the same bytes as one that is trained from its
+first step: weights, moments and rows of metrics (but for times).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posbench import scheme_file
+from posbench.config import Config, ConfigError
+from posbench.data import Corpus
+from posbench.machine.device import Device
+from posbench.runs import DIED, FINISHED, DamagedFile, Manifest, Run, checkpoint, fingerprints
+from posbench.training.step import Died, TrainingStep
+
+Say = Callable[[str], None]  # prints one line to the user
+_SAVED = (
+    "batches",
+    "loss_sum",
+    "loss_count",
+    "grad_norm_max",
+    "skipped_steps",
+    "train_seconds",
+    "timed_steps",
+    "first_step_seconds",
+)
+# What a branch may differ in from its trunk, of the identity, and what it may not, of fingerprints and settings: the
+# last three say which rows are logged.
+_LENGTH = {"train.tokens", "train.num_steps"}
+_SAME_PRINTS = ("data", "tokenizer", "code", "scheme_code", "initial_weights")
+_SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens")
+
+
+@dataclass
+class LoopState:
+    """Where a run stands. Losses in nats per token."""
+
+    steps_done: int = 0
+    batches: str = ""  # SHA-256 chain over the batches consumed
+    loss_sum: float = 0.0  # of the finite steps since the last logged row
+    loss_count: int = 0
+    grad_norm_max: float | None = None  # of the same steps, before clipping
+    skipped_steps: int = 0
+    train_seconds: float = 0.0  # of the timed steps: all but the first of each process, which compiles
+    timed_steps: int = 0
+    first_step_seconds: float = 0.0  # of the others
+    pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
+    grad_norm: float | None = None  # of the last fetched step, before clipping; None where it was skipped
+
+    def fetch(self) -> Iterator[tuple[int, float, float]]:
+        """Fetch what is pending from the device, which is waited for, and add up the finite losses.
+
+        Yields: (n, loss, norm) of each step that was skipped, as it is counted; n is 0-based.
+        """
+        first, pending = self.steps_done - len(self.pending), self.pending
+        self.pending = []
+        for n, (loss, norm) in enumerate(torch.stack(pending).tolist() if pending else [], first):
+            if math.isfinite(loss) and math.isfinite(norm):
+                self.loss_sum += loss
+                self.loss_count += 1
+                self.grad_norm = norm
+                self.grad_norm_max = norm if self.grad_norm_max is None else max(self.grad_norm_max, norm)
+            else:
+                self.grad_norm = None
+                self.skipped_steps += 1
+                yield n, loss, norm
+
+    def take_row(self) -> dict[str, float | None]:
+        """The mean loss and the largest gradient norm since the last call; None where every step was skipped."""
+        mean = self.loss_sum / self.loss_count if self.loss_count else None
+        row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
+        self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None
+        return row
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps, besides the step. Nothing is pending then."""
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `saved` gave, and the `step` beside it."""
+        self.steps_done = self.timed_steps = saved["step"]
+        for name in _SAVED:  # a checkpoint of an older posbench lacks some
+            setattr(self, name, saved.get(name, getattr(self, name)))
+
+
+def manifest_before(run: Run, config: Config, corpus: Corpus, device: Device, say: Say) -> Manifest | None:
+    """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
+
+    Raises: ConfigError naming what differs where the folder holds another run; Died where the run cannot continue.
+    """
+    try:
+        before = run.manifest
+    except DamagedFile:
+        newest = checkpoint.newest(run.path / "checkpoints", lambda text: None)
+        if newest is None:
+            return None
+        say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
+        before = checkpoint.manifest_in(newest)
+    identity = fingerprints.identity(config, device.describe())
+    files = scheme_file.recorded_files(config.scheme.to_mapping())
+    facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
+    changes = fingerprints.differences(fingerprints.facts_of(before), facts)
+    has_ended = before.status in (FINISHED, DIED)
+    if changes and not has_ended and not checkpoint.any_written(run.path / "checkpoints"):
+        return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
+    if changes:
+        raise ConfigError(
+            f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
+            "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
+        )
+    if before.status == DIED and before.skipped_steps > config.train.max_skipped_steps:
+        raise Died(
+            f"it died earlier: {before.reason}. Train it under another name (experiment_name=...), or delete "
+            f"{run.path}; train.max_skipped_steps={before.skipped_steps} or more resumes its last checkpoint"
+        )
+    return before
+
+
+def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
+    """Say of a run that was cut off what changed since it began, and may change."""
+    circumstances = (
+        fingerprints.flat(
+            {
+                "versions": each.versions,
+                "device": each.device,
+                "code": each.fingerprints.code,
+                "code of the scheme": each.fingerprints.scheme_code,
+            }
+        )
+        for each in (before, manifest)
+    )
+    for change in fingerprints.differences(*circumstances):
+        say(
+            f"{manifest.run_name}: changed since the run began, {change}: from here on the last digits may differ from "
+            "those of an uninterrupted run"
+        )
+
+
+def take_over(found: Path, step: TrainingStep, state: LoopState) -> None:
+    """Take weights, moments and the loop's state from an intact checkpoint. Raises: ConfigError, of another model."""
+    checkpoint.put_weights(step.model, checkpoint.load_tensors(found, checkpoint.MODEL))
+    step.optimizer.load_state(checkpoint.load_tensors(found, checkpoint.OPTIMIZER))
+    state.restore(checkpoint.read_state(found))
+
+
+def trunk_checkpoint(config: Config, manifest: Manifest, say: Say) -> Path | None:
+    """The trunk's checkpoint from which the run of `config` begins; None where it begins with its first step.
+
+    Arguments: manifest, of the run before its first step; say, which prints which it is, or why there is none.
+    """
+    if not config.train.is_branch:
+        return None
+    step, found, why = config.train.decay_begins, None, "its name is not that of a branch"
+    if config.trunk_name is not None:
+        trunk = Run(Path(config.runs_dir) / config.trunk_name / config.scheme.name / f"seed={config.seed}")
+        try:
+            found = checkpoint.at_step(trunk.path / "checkpoints", step)
+            why = f"{trunk.path} has no checkpoint of step {step}"
+            if found is not None:
+                differing = _differences(trunk.config, checkpoint.manifest_in(found), config, manifest)
+                why = f"{trunk.path} differs in {'; '.join(differing)}" if differing else ""
+        except (checkpoint.TornCheckpoint, ConfigError) as error:
+            why = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
+    if why:
+        say(f"{manifest.run_name}: trained from its first step ({why})")
+        return None
+    say(f"{manifest.run_name}: begins at step {step} of {config.trunk_name}/{manifest.scheme}/seed={manifest.seed}")
+    return found
+
+
+def _differences(trunk: Config, before: Manifest, config: Config, manifest: Manifest) -> list[str]:
+    """What a trunk at the branch's first step differs in from the branch; empty where they are the same run."""
+    there, here = ({k: v for k, v in each.identity.items() if k not in _LENGTH} for each in (before, manifest))
+    prints, trains = (before.fingerprints, manifest.fingerprints), (trunk.train, config.train)
+    return [
+        *fingerprints.differences(there, here),
+        *(f"fingerprint of {name}" for name in _SAME_PRINTS if getattr(prints[0], name) != getattr(prints[1], name)),
+        *(f"train.{name}" for name in _SAME_SETTINGS if getattr(trains[0], name) != getattr(trains[1], name)),
+    ]

@@ -1,0 +1,508 @@
+"""One run, from its configuration to its last validation: set up, loop, finish. Read it from top to bottom.
+
+    configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> AdamW ] -> validation -> manifest
+
+Batch n depends on (seed, n) and the text alone, and each weight on (seed, its name). So all schemes under one seed see
+the same batches and start from the same weights, and a run that was killed and resumed ends with the same bytes as one
+that was not (on a CPU: GPU kernels sum in an order of their own).
+
+Beside this file: the step (step.py, optimizer.py), the processes that share a run (processes.py), what is resumed
+(checkpoint.py).
+
+Shapes: B batch, T tokens of the context.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from rich.console import Console
+
+from posbench import runs, scheme_file
+from posbench.config import Config, ConfigError
+from posbench.console import RunBar
+from posbench.console import console as new_console
+from posbench.data import Batches, Corpus, prepare
+from posbench.data.batches import chained
+from posbench.evaluation.evaluate import score_split
+from posbench.evaluation.protocols import VALIDATION, protocol_named
+from posbench.machine.device import Device, choose_device
+from posbench.machine.files import write_text
+from posbench.machine.lock import locked
+from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.signals import StopSignals
+from posbench.model import Decoder, build_model, checked_scheme
+from posbench.runs import Manifest, Run, checkpoint, fingerprints
+from posbench.runs.manifest import Costs, Fingerprints
+from posbench.runs.results import ResultKey, perplexity, store
+from posbench.size import num_parameters, training_flops_per_token
+from posbench.tracking import Tracker, open_tracker
+from posbench.training.checkpoint import (
+    LoopState,
+    Say,
+    manifest_before,
+    say_what_changed,
+    take_over,
+    trunk_checkpoint,
+)
+from posbench.training.optimizer import learning_rate
+from posbench.training.processes import Processes, joined_processes
+from posbench.training.step import Died, Observer, TrainingStep, unobserved
+from posbench.units import short_count
+from posbench.version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
+AGAIN = "give the same command again to"
+_runs_of_process = itertools.count()
+
+
+# ---------------------------------------------------------------- set up
+
+
+def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
+    """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
+
+    Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
+    Returns: the finished run.
+    Raises: ConfigError for what a user can fix (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
+    a checkpoint; Died if the numbers became infinite or NaN, with the reason in the manifest.
+    """
+    # One process may train many schemes, and each gets compiled code of its own. Before the processes are joined: what
+    # this imports would keep the threads of a process group alive.
+    torch.compiler.reset()
+    run = runs.run_at(runs.run_folder(config))
+    with joined_processes(config.train.device) as processes:
+        echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
+        with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
+            console = console or new_console(stderr=True, quiet=not processes.is_first)
+            device = choose_device(config.train, processes.local_rank, processes.size)
+            processes.check(config)
+            scheme = checked_scheme(config)  # what can be known to be wrong is refused before any text is read
+            for name in config.evaluation.protocols:
+                protocol_named(name)
+            corpus = _prepared_text(config, processes, console.out)
+            before = manifest_before(run, config, corpus, device, console.out)
+            if before is not None and before.status == runs.FINISHED:
+                console.out(f"{run.name} is finished (loss {before.loss or math.nan:.4f}): nothing to do")
+                return run
+
+            keep_freed_memory()
+            gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
+            with exhaustion_explained(device, training_advice(config.train)):
+                batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
+                model = build_model(config, corpus.vocab_size, scheme)
+                manifest = processes.broadcast(
+                    _first_manifest(config, corpus, model, device, before) if processes.is_first else None
+                )
+                step = TrainingStep(config, model, device, processes)
+            with locked(run.path) if processes.is_first else nullcontext():
+                line = f"{run.name}: {short_count(manifest.tokens)} tokens"
+                if manifest.text_tokens and manifest.epochs:
+                    line += f", {manifest.epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
+                console.out(line)
+                if before is not None:
+                    say_what_changed(before, manifest, console.out)
+                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe)
+                with training.reason_recorded(), exhaustion_explained(device, training_advice(config.train)):
+                    training.begin()
+                    training.take_steps()
+                    training.finish()
+            signals.raise_if_received("after it was finished")  # before the next run of a sweep
+    return run
+
+
+def _prepared_text(config: Config, processes: Processes, say: Say) -> Corpus:
+    """The text as tokens; the first process prepares it, and the others read what it left.
+
+    Raises: ConfigError where there is too little to validate on.
+    """
+    if not processes.is_first:
+        processes.wait_for("text")
+    corpus = prepare(config, notice=say)
+    if processes.is_first:
+        processes.announce("text")
+    if corpus.validation.num_tokens <= config.train.context_length:
+        raise ConfigError(
+            f"the validation split has {corpus.validation.num_tokens} tokens "
+            f"({corpus.validation.num_documents} documents), less than one context of {config.train.context_length}: "
+            "raise data.validation_fraction, give longer text, or shorten train.context_length"
+        )
+    return corpus
+
+
+def _first_manifest(
+    config: Config, corpus: Corpus, model: Decoder, device: Device, before: Manifest | None
+) -> Manifest:
+    """What `run.json` says of a run before its first step. `model` holds the initial weights.
+
+    A run that was cut off keeps when it began, and its wandb run.
+    """
+    identity = fingerprints.identity(config, device.describe())
+    entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
+    has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
+    commit = fingerprints.commit()
+    return Manifest(
+        format=runs.FORMAT,
+        status=runs.RUNNING,
+        experiment=config.experiment_name,
+        scheme=config.scheme.name,
+        seed=config.seed,
+        vocab_size=corpus.vocab_size,
+        num_parameters={
+            **num_parameters(config, entries),
+            "scheme": sum(p.numel() for p in model.scheme.parameters()),
+        },
+        is_relative=bool(model.scheme.is_relative),
+        fingerprints=Fingerprints(
+            data=corpus.fingerprint,
+            tokenizer=corpus.tokenizer_fingerprint,
+            config=fingerprints.config_fingerprint(identity),
+            code=fingerprints.code_fingerprint(),
+            scheme_code=fingerprints.scheme_code(model),
+            initial_weights=fingerprints.weights_fingerprints(model),
+        ),
+        identity=identity,
+        versions={
+            **{"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
+            **({} if commit is None else {"commit": commit}),
+        },
+        device=device.describe(),
+        num_steps=config.train.num_steps,
+        tokens=tokens,
+        text_tokens=corpus.train.num_tokens,
+        training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
+        started=_now() if before is None else before.started,
+        wandb=None if before is None else before.wandb,
+        scheme_files=scheme_file.recorded_files(config.scheme.to_mapping()),
+    )
+
+
+def _now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Training:
+    """A run while it trains: `begin`, `take_steps`, `finish`. Only the first process writes and speaks."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: Run,
+        manifest: Manifest,
+        corpus: Corpus,
+        batches: Batches,
+        step: TrainingStep,  # the model on its device, its optimizer, and the processes that share them
+        signals: StopSignals,
+        console: Console,
+        observe: Observer,
+    ) -> None:
+        self.config, self.run, self.manifest, self.corpus, self.batches = config, run, manifest, corpus, batches
+        self.step, self.signals, self.console, self.observe = step, signals, console, observe
+        self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
+        self.state = LoopState()
+        self.tracker = Tracker()
+        self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
+        # A process on a CPU has one resident set: later runs find its peak as the first run left it.
+        self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
+
+    def begin(self) -> None:
+        """Write the first files, and resume the newest intact checkpoint, or begin at the trunk's, where there is one.
+
+        Raises: ConfigError where a checkpoint is another run's.
+        """
+        folder, train, newest, trunk = self.run.path, self.config.train, None, None
+        if self.is_first:
+            runs.remove_unfinished(folder)
+            self.run.write_manifest(self.manifest)
+            write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
+            write_text(folder / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
+            for name in self.manifest.scheme_files:
+                write_text(folder / Path(name).name, scheme_file.source(Path(name)))  # to read: it is never imported
+            newest = checkpoint.newest(folder / "checkpoints", self.console.out)
+            if newest is None:
+                trunk = trunk_checkpoint(self.config, self.manifest, self.console.out)
+        newest, trunk = self.processes.broadcast((newest, trunk))
+        if found := newest or trunk:
+            before, versions = checkpoint.manifest_in(found), self.manifest.versions.items()
+            changes = fingerprints.changes(before, self.manifest) if newest else []
+            if changes:
+                raise ConfigError(
+                    f"{newest} belongs to a run of another configuration: {'; '.join(changes)}. Delete "
+                    f"{folder / 'checkpoints'} to begin again"
+                )
+            take_over(found, self.step, self.state)
+            prints = self.manifest.fingerprints
+            self.manifest = replace(
+                self.manifest,
+                versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
+                fingerprints=fingerprints.continued(before.fingerprints, prints) if newest else prints,
+                branched_at=before.branched_at if newest else self.state.steps_done,
+            )
+            self.processes.barrier()  # before the first process changes what the others read
+        if self.is_first:
+            metrics = (found / checkpoint.METRICS).read_text(encoding="utf-8") if found else ""
+            write_text(folder / "metrics.jsonl", metrics)
+            if newest:
+                checkpoint.prune(newest.parent, newest, train.keep_checkpoints, train.branching_steps)
+                self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
+            self.tracker = open_tracker(self.config, self.run, self.manifest, self.console.out)
+            self.manifest = replace(self.manifest, wandb=self.tracker.record or self.manifest.wandb)
+            self.run.write_manifest(self.manifest)
+
+    # ------------------------------------------------------------ loop
+
+    def take_steps(self) -> None:
+        """Take all steps that are left. Afterwards the newest checkpoint is the last step's.
+
+        Raises: Stopped once a signal has come and a checkpoint is written; Died where the numbers went wrong.
+        """
+        train, state, step = self.config.train, self.state, self.step
+        checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
+        branching_steps = train.branching_steps  # where the decay of a shorter run begins
+        self.device.reset_peak_memory()
+        # While a first step compiles there is nothing new to save, so a signal need not wait for its end.
+        self.signals.waits = self.processes.size > 1 or not self.device.compiled
+        with self.bar:
+            if state.steps_done == 0:
+                self.validate()  # before anything is learnt
+            first, row_steps, row_seconds = state.steps_done, 0, 0.0
+            self.bar.advance(first)
+            began = time.perf_counter()
+            for n in range(first, train.num_steps):
+                # Batch n: windows drawn from (seed, n), the same for every scheme.
+                rows = self.batches.batch(n)  # [B, T + 1] int64
+                state.batches = chained(state.batches, rows)
+                tokens = self.device.send(rows)  # inputs are tokens[:, :-1], targets tokens[:, 1:]
+                self.observe("batch", n, step)
+
+                # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
+                # (posbench.training.step). The result stays on the device, and the host does not wait for it.
+                state.pending.append(step(n, tokens, self.observe))  # [2]: loss (nats per token), gradient norm
+                state.steps_done = n + 1
+                self.bar.advance(state.steps_done)
+
+                is_last = state.steps_done == train.num_steps
+                is_logged = state.steps_done % train.log_every == 0 or is_last
+                is_validated = state.steps_done % train.steps_between_validations == 0 and not is_last  # see `finish`
+                signal_number = self.processes.stop_signal(self.signals.received)  # the same in all processes
+                is_saved = state.steps_done % checkpoint_every == 0 or state.steps_done in branching_steps
+                is_saved = is_saved or is_last or bool(signal_number)
+
+                if n > first:
+                    state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
+                if n == first or is_logged or is_validated or is_saved:
+                    self._fetch_losses()  # here the host waits for the device
+                    seconds = time.perf_counter() - began
+                    if n == first:  # the first step compiles, so it is timed apart
+                        state.first_step_seconds += seconds
+                        self.signals.waits = True
+                    else:
+                        state.train_seconds, row_seconds = state.train_seconds + seconds, row_seconds + seconds
+                    if is_logged:
+                        self._log_step(row_steps, row_seconds)
+                        row_steps, row_seconds = 0, 0.0
+                    if is_validated:
+                        self.validate()
+                    if is_saved:
+                        self._save()
+                        self.observe("checkpoint", n, step)
+                    began = time.perf_counter()
+
+                if signal_number:
+                    where = f"at step {state.steps_done} of {train.num_steps}, with a checkpoint"
+                    self.signals.stop(signal_number, f"{where}: {AGAIN} resume")
+
+    def validate(self) -> None:
+        """A point of the loss curve: the windows of the loss table, scored with the weights of now. Raises: Died."""
+        self._log_validation(self._validation_scores()[1])
+
+    def _fetch_losses(self) -> None:
+        """Fetch the losses of the steps since the last call, and name the steps that were skipped.
+
+        Raises: Died after too many of them.
+        """
+        train = self.config.row_train
+        for n, loss, norm in self.state.fetch():
+            rate = learning_rate(n, train)
+            skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {rate:.3g}, batch {n}"
+            self.console.out(f"{self.run.name}: skipped {skipped}; weights and moments are as before")
+            if self.state.skipped_steps > train.max_skipped_steps:
+                raise Died(
+                    f"{self.state.skipped_steps} steps were not finite, more than "
+                    f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. Lower train.lr"
+                )
+
+    def _log_step(self, steps: int, seconds: float) -> None:
+        """The row of training since the last such row. No speed of a process's first step alone, which compiles."""
+        state, train = self.state, self.config.row_train
+        speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
+        self._append(
+            {
+                "kind": "train",
+                "step": state.steps_done,
+                "tokens": state.steps_done * train.tokens_per_step,
+                "lr": learning_rate(state.steps_done - 1, train),
+                **state.take_row(),
+                "skipped_steps": state.skipped_steps,
+                **speed,
+            }
+        )
+
+    def _validation_scores(
+        self, advance: Callable[[int], object] = lambda tokens: None
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """The rows and the header of a validation: the same windows while training and after the last step."""
+        length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
+        return score_split(
+            self.step.model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
+        )
+
+    def _log_validation(self, header: dict[str, Any]) -> None:
+        """The row of a validation. Raises: Died."""
+        loss, step = header["nll_mean"], self.state.steps_done
+        if not math.isfinite(loss):
+            raise Died(f"the validation loss at step {step} is {loss}. Lower train.lr")
+        self._append(
+            {
+                "kind": "validation",
+                "step": step,
+                "tokens": step * self.config.train.tokens_per_step,
+                "loss": loss,
+                "bits_per_byte": header["bits_per_byte"],
+            }
+        )
+
+    def _append(self, row: dict[str, Any]) -> None:
+        """Add a row to metrics.jsonl, to the tracker and to what is shown."""
+        if self.is_first:
+            runs.append_metrics(self.run.path / "metrics.jsonl", row)
+        self.tracker.log(row)
+        self.bar.show(row)
+
+    def _save(self) -> None:
+        """Write a checkpoint of the steps so far."""
+        weights = checkpoint.weights_of(self.step.model)  # by all processes, where they are sharded
+        moments = self.step.optimizer.state()
+        if self.is_first:
+            checkpoint.save(
+                self.run.path / "checkpoints",
+                self.state.steps_done,
+                weights,
+                moments,
+                (self.run.path / "metrics.jsonl").read_bytes(),
+                {**self.state.saved(), "manifest": asdict(self.manifest)},
+                self.config.train.keep_checkpoints,
+                self.config.train.branching_steps,
+            )
+
+    # ------------------------------------------------------------ finish
+
+    def finish(self) -> None:
+        """Store the last point of the curve window by window, which is the loss table, and say so in the manifest.
+
+        Raises: Died; Stopped.
+        """
+        config, state = self.config, self.state
+        peak_memory_bytes = self.device.peak_memory_bytes() if self.has_own_memory else None
+        rows, header = self._validation_scores(lambda tokens: self._stop_if_asked())
+        if not math.isfinite(header["nll_mean"]):
+            raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
+        if not self.is_first:
+            return
+        weights = checkpoint.weights_digest(self.run.path / "checkpoints", state.steps_done)
+        header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
+        store(self.run, ResultKey(VALIDATION.name, config.train.context_length), rows, header)
+        self._log_validation(header)
+        tokens = state.timed_steps * config.train.tokens_per_step
+        speed = tokens / state.train_seconds if state.train_seconds else None
+        loss, bits_per_byte = header["nll_mean"], header["bits_per_byte"]
+        self.run.update_manifest(
+            status=runs.FINISHED,
+            reason=None,
+            skipped_steps=state.skipped_steps,
+            costs=Costs(
+                tokens_per_second=None if speed is None else round(speed, 1),
+                train_seconds=round(state.train_seconds, 2),
+                peak_memory_bytes=peak_memory_bytes,
+                first_step_seconds=round(state.first_step_seconds, 2),
+            ),
+            ended=_now(),
+            weights=weights,
+            fingerprints=replace(self.manifest.fingerprints, batches=state.batches[:16]),
+            loss=loss,
+            perplexity=perplexity(loss),
+            bits_per_byte=bits_per_byte,
+        )
+        self.tracker.summary(self.run.manifest.figures)
+        self.console.out(
+            f"{self.run.name}: loss {loss:.4f} nats/token, perplexity {perplexity(loss):.2f}, {bits_per_byte:.4f} "
+            f"bits/byte{'' if speed is None else f', {speed:,.0f} tokens/s'}"
+        )
+        initial = self.run.initial_loss
+        if initial is not None and loss > initial:
+            self.console.out(
+                f"{self.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
+                "Lower train.lr"
+            )
+
+    def _stop_if_asked(self) -> None:
+        signal_number = self.processes.stop_signal(self.signals.received)
+        if signal_number:
+            self.signals.stop(signal_number, f"after its last step, with a checkpoint: {AGAIN} finish")
+
+    @contextmanager
+    def reason_recorded(self) -> Iterator[None]:
+        """Where the run ends before its time, its manifest says why: died where the numbers went wrong, else stopped.
+
+        The tracker is closed in any case. Raises: Stopped and ConfigError in place of what they explain.
+        """
+        failed = True
+        try:
+            with self._ends_explained():
+                yield
+            failed = False
+        except BaseException as error:
+            with suppress(
+                OSError, ConfigError
+            ):  # on a full disk, say: `state_of` still sees that nobody holds the lock
+                if self.is_first and not self.run.is_finished:
+                    self.run.update_manifest(
+                        status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
+                        reason=str(error) or type(error).__name__,
+                        ended=_now(),
+                        skipped_steps=self.state.skipped_steps,
+                    )
+            raise
+        finally:
+            self.tracker.finish(failed)
+
+    @contextmanager
+    def _ends_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop.
+            self.signals.raise_if_received(f"in step {self.state.steps_done + 1}: {AGAIN} resume")
+            if not isinstance(error, OSError):
+                raise
+            where = f" {error.filename}" if error.filename else ""
+            raise ConfigError(
+                f"{self.run.name} stopped at step {self.state.steps_done}: {error.strerror or error}{where}. "
+                "Make room or check the disk, and give the same command again"
+            ) from error
