@@ -15,6 +15,7 @@ result is stored with the corpus:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from posbench.data.corpus import Corpus, Split
 from posbench.data.tokenizer import pieces
+from posbench.machine.files import read_json, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -141,11 +143,20 @@ def measure_overlap(
     return {"words": GRAM_WORDS, "one_in": one_in, "splits": measured}
 
 
-def overlap_between(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """How much of each held-out split of one text occurs in the train split of another; they share a tokenizer."""
+def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
+    """How much of each held-out split of one text occurs in the train split of another; they share a tokenizer.
+
+    It is measured once, and kept beside the held-out text. Returns: split -> the share of its 13-grams.
+    """
+    file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
+    with suppress(OSError, ValueError):
+        return dict(read_json(file))
     splits = {"train": trained_on.train, **{split.name: split for split in (held_out.validation, held_out.test)}}
     measured = measure_overlap(held_out.tokenizer, splits, lambda split, number, text: f"document {number:,}")
-    return {name: split["share"] for name, split in measured["splits"].items()}
+    shares = {name: split["share"] for name, split in measured["splits"].items()}
+    with suppress(OSError):  # a cache that cannot be written: measured again the next time
+        write_json(file, shares)
+    return shares
 
 
 def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
@@ -186,15 +197,3 @@ def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
         lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")
         lines += [f"           {worst['share']:>7.1%} of {worst['name']}" for worst in split["worst"] if worst["share"]]
     return lines
-
-
-def overlap_warning(overlap: Mapping[str, Any], data: str) -> list[str]:
-    """One line where more than `WARN_ABOVE` of a split's text also occurs in train, else none."""
-    much = [f"{split['share']:.1%} of {key}" for key, split in overlap["splits"].items() if split["share"] > WARN_ABOVE]
-    if not much:
-        return []
-    return [
-        f"warning: data={data}: {' and '.join(much)} also occur{'s' * (len(much) == 1)} in train (more than "
-        f"{WARN_ABOVE:.0%}), so a low loss there is partly memory: remove copies of documents, or keep them in one "
-        "split (posbench prepare names the worst documents)"
-    ]

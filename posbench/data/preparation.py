@@ -33,7 +33,7 @@ from posbench.data.corpus import (
     open_splits,
     write_contents,
 )
-from posbench.data.overlap import measure_overlap, overlap_between, overlap_warning
+from posbench.data.overlap import WARN_ABOVE, measure_overlap
 from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
@@ -48,7 +48,7 @@ from posbench.data.tokenizer import (
     pieces,
     vocab_size,
 )
-from posbench.machine.files import folder_beside, publish_folder, read_json, write_json
+from posbench.machine.files import folder_beside, publish_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,45 +95,32 @@ def find_prepared(config: Config) -> Corpus | None:
     return None
 
 
-def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """How much of each split of a text to score also occurs in the train split of another: measured once, and kept.
-
-    Returns: split -> the share of its 13-grams.
-    """
-    file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
-    with suppress(OSError, ValueError):
-        return dict(read_json(file))
-    shares = overlap_between(trained_on, held_out)
-    with suppress(OSError):  # a cache that cannot be written: measured again the next time
-        write_json(file, shares)
-    return shares
-
-
 def cache_folder(cache_dir: str | None) -> Path:
     """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     place = cache_dir or os.environ.get("POSBENCH_CACHE")
     return Path(place or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
 
 
-def is_cache(cache_dir: str | None) -> bool:
-    """Whether there is a cache in this folder."""
-    return cache_dir is not None and (cache_folder(cache_dir) / "corpora").is_dir()
-
-
 def warnings(corpus: Corpus, data: str) -> list[str]:
     """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
-    few = [
-        f"{name} has {corpus.splits[name].num_documents} of {total:,} documents"
-        for total in [sum(split.num_documents for split in corpus.splits.values())]
-        for name in SPLITS[1:]
-        if 0 < corpus.splits[name].num_documents < FEW_DOCUMENTS
-    ]
-    remedy = (
-        f"warning: data={data}: {' and '.join(few)}, so a loss there says little about other text: raise "
-        "data.validation_fraction and data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or "
-        "give more documents"
-    )
-    return [*([remedy] if few else []), *overlap_warning(corpus.overlap, data)]
+    total = sum(split.num_documents for split in corpus.splits.values())
+    counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
+    few = [f"{name} has {n} of {total:,} documents" for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]
+    shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
+    much = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
+    lines = []
+    if few:
+        lines.append(
+            f"{' and '.join(few)}, so a loss there says little about other text: raise data.validation_fraction and "
+            "data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or give more documents"
+        )
+    if much:
+        lines.append(
+            f"{' and '.join(much)} also occur{'s' * (len(much) == 1)} in train (more than {WARN_ABOVE:.0%}), so a low "
+            "loss there is partly memory: remove copies of documents, or keep them in one split (posbench prepare "
+            "names the worst documents)"
+        )
+    return [f"warning: data={data}: {line}" for line in lines]
 
 
 def _silent(message: str) -> None:
@@ -195,7 +182,12 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     streams = source.streams()
     if held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
-    documents = _Documents(source, streams, held_out)
+    budget, writers = config.data.token_budget, dict[str, SplitWriter]()
+
+    def is_full() -> bool:
+        return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
+
+    documents = _documents(source, streams, held_out, is_full)
     head: list[tuple[str, str]] = []
     sample = _sample(documents, head, config.tokenizer.training_bytes)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
@@ -207,15 +199,13 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     assert bos is not None
     dtype = "<u2" if entries <= 1 << 16 else "<u4"
     with ExitStack() as files:
-        writers = {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
+        writers |= {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
         for split, document, tokens in encoded(tokenizer, bos, chain(head, documents)):
-            if split == "train" and documents.train_is_full:
+            if split == "train" and is_full():
                 continue
             writers[split].add(document, tokens)
             if lengths is not None and int(lengths[tokens].sum()) != len(document):
                 lengths = None  # a normalizer is at work: the tokens do not stand for the bytes that were read
-            budget = config.data.token_budget
-            documents.train_is_full = budget is not None and writers["train"].num_tokens >= budget
             if time.monotonic() - last_notice > _NOTICE_SECONDS:
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
@@ -250,34 +240,24 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
 
 
-class _Documents:
-    """All documents of a source with their splits, the train stream first. Blank ones are left out.
-
-    Set `train_is_full` when enough has been read: the train stream then ends, and the other streams follow.
-    """
-
-    def __init__(self, source: Source, streams: Mapping[str, Iterable[str]], held_out: bool) -> None:
-        self.train_is_full = False
-        self._fractions = {} if held_out else {name: getattr(source.config, f"{name}_fraction") for name in source.cut}
-        self._tuning = source.config.tuning_fraction if source.by_document and not held_out else 0.0
-        self._documents = self._read(streams)
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return self._documents
-
-    def _read(self, streams: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-        for name in SPLITS[:1] if self._tuning else SPLITS:
-            for text in streams.get(name, ()):
-                if name == "train" and self.train_is_full:
-                    break
-                if text and not text.isspace():
-                    split = split_of(text.encode(), self._fractions) if name == "train" else name
-                    of_tuning = tuning_split(split, text.encode(), self._tuning)
-                    if of_tuning is not None:
-                        yield of_tuning, text
+def _documents(
+    source: Source, streams: Mapping[str, Iterable[str]], held_out: bool, is_full: Callable[[], bool]
+) -> Iterator[tuple[str, str]]:
+    """(split, text) of all documents that are not blank, the train stream first, which ends when `is_full`."""
+    fractions = {} if held_out else {name: getattr(source.config, f"{name}_fraction") for name in source.cut}
+    tuning = source.config.tuning_fraction if source.by_document and not held_out else 0.0
+    for name in SPLITS[:1] if tuning else SPLITS:
+        for text in streams.get(name, ()):
+            if name == "train" and is_full():
+                break
+            if text and not text.isspace():
+                split = split_of(text.encode(), fractions) if name == "train" else name
+                of_tuning = tuning_split(split, text.encode(), tuning)
+                if of_tuning is not None:
+                    yield of_tuning, text
 
 
-def _sample(documents: _Documents, head: list[tuple[str, str]], num_bytes: int) -> Iterator[str]:
+def _sample(documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int) -> Iterator[str]:
     """The first `num_bytes` or so of train text in pieces; every document read on the way is kept in `head`."""
     sampled = 0
     for split, text in documents:

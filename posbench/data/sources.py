@@ -154,7 +154,8 @@ class Files(Source):
             if path.is_dir():
                 found = list(self._in_folder(path))
             else:
-                found = [path] if path.is_file() else list(filter(Path.is_file, map(Path, _glob(word))))
+                words = [word] if path.is_file() else glob.glob(word, recursive=True)  # noqa: PTH207 (absolute ones)
+                found = [file for file in map(Path, words) if file.is_file()]
             if not found:
                 near = nearest(path.name, [each.name for each in path.parent.glob("*")])
                 raise ConfigError(
@@ -327,10 +328,6 @@ def _cut(file: TextIO, size: int) -> Iterator[str]:
             yield "".join(lines)
             lines, length = [], 0
     yield "".join(lines)
-
-
-def _glob(pattern: str) -> list[str]:
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 (absolute patterns, too)
 
 
 def _counted(files: Counter[str]) -> str:

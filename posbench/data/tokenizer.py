@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from posbench.config import ConfigError, TokenizerConfig
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Item = TypeVar("Item")
+Piece = tuple[str, str, str, bool]  # of a document: its split, its text, the piece, whether it is the last
 
 BOS = "<|bos|>"
 # A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
@@ -209,39 +208,35 @@ def lost_of(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[float, float]:
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """(split, text in UTF-8, [BOS] + tokens) of each (split, text), a batch of pieces at a time on all cores."""
-    for batch in _batched(documents, lambda document: len(document[1])):
-        cut = [list(pieces(text)) for _, text in batch]
-        tokens_of_pieces = _encode_pieces(tokenizer, bos, chain.from_iterable(cut))
-        for (split, text), parts in zip(batch, cut, strict=True):
-            tokens = [np.array([bos], np.uint32), *(next(tokens_of_pieces) for _ in parts)]
-            yield split, text.encode(), np.concatenate(tokens)
-
-
-def _encode_pieces(tokenizer: Tokenizer, bos: int, texts: Iterable[str]) -> Iterator[NDArray[np.uint32]]:
-    for batch in _batched(texts, len):  # again, for the batch that is one very long document
-        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            tokens = np.array(encoding.ids, np.uint32)
-            if (tokens == bos).any():
+    """(split, text in UTF-8, [BOS] + tokens) of each (split, text), many pieces at a time on all cores."""
+    cut = ((split, text, list(pieces(text))) for split, text in documents)
+    marked = ((split, text, piece, n == len(parts)) for split, text, parts in cut for n, piece in enumerate(parts, 1))
+    tokens = [np.array([bos], np.uint32)]
+    for batch in _batched(marked):
+        encodings = tokenizer.encode_batch_fast([piece for _, _, piece, _ in batch], add_special_tokens=False)
+        for (split, text, _, is_last), encoding in zip(batch, encodings, strict=True):
+            tokens.append(np.array(encoding.ids, np.uint32))
+            if (tokens[-1] == bos).any():
                 raise ConfigError(
                     f"the tokenizer turns ordinary text into {tokenizer.id_to_token(bos)!r}, which may only mark "
                     "the beginning of a document: mark it as special in tokenizer.json, or use tokenizer=bpe"
                 )
-            yield tokens
+            if is_last:
+                yield split, text.encode(), np.concatenate(tokens)
+                tokens = tokens[:1]
 
 
-def _batched(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Lists of items that reach `_BATCH_CHARACTERS` together."""
-    batch: list[Item] = []
+def _batched(marked: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Lists of pieces that reach `_BATCH_CHARACTERS` together."""
+    batch: list[Piece] = []
     total = 0
-    for item in items:
-        batch.append(item)
-        total += characters(item)
+    for piece in marked:
+        batch.append(piece)
+        total += len(piece[2])
         if total >= _BATCH_CHARACTERS:
             yield batch
             batch, total = [], 0
-    if batch:
-        yield batch
+    yield batch
 
 
 def pieces(text: str) -> Iterator[str]:

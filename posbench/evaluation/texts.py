@@ -9,8 +9,8 @@ from dataclasses import replace
 from posbench.composition import choices, compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, prepare
-from posbench.data.overlap import WARN_ABOVE
-from posbench.data.preparation import find_overlap, find_prepared, is_cache, prepare_held_out
+from posbench.data.overlap import WARN_ABOVE, find_overlap
+from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
 from posbench.machine.files import write_bytes
 from posbench.runs import Run
 
@@ -102,7 +102,7 @@ def _few(runs: Sequence[Run]) -> str:
 
 def _with_cache(config: Config) -> Config:
     """The configuration of a run; nothing is begun where a run folder, perhaps another's, says."""
-    place = config.data.cache_dir if is_cache(config.data.cache_dir) else None
+    place = config.data.cache_dir if cache_folder(config.data.cache_dir).is_dir() else None
     return replace(config, data=replace(config.data, cache_dir=place))
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 import posbench
 from posbench.composition import compose
 from posbench.config import ConfigError
-from posbench.data import preparation
+from posbench.data import overlap
 from posbench.evaluation import Question, text_named
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.texts import corpus_for
@@ -147,7 +147,7 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
     [result], text = said(run, notes)
     assert result.header["overlap"] == 0.25, "one of the four"
     assert "of its whole text also occurs in the text of data=files that the runs were trained on" in text
-    monkeypatch.setattr(preparation, "overlap_between", None)
+    monkeypatch.setattr(overlap, "measure_overlap", None)
     assert "also occurs in the text" in said(run, notes)[1]
 
 
