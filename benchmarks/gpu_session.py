@@ -19,6 +19,7 @@ import fnmatch
 import itertools
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -80,7 +81,7 @@ def items_of(session: Session) -> list[Item]:
     if session.rehearse:
         return [
             Item("certificates-alibi", partial(certificates, scheme="alibi", compiled=False), 120),
-            Item("resume-qk_rope", partial(resume, scheme="qk_rope"), 240),
+            Item("resume-qk_rope", partial(resume, scheme="qk_rope"), 400),
             Item("gradients-t5-200", partial(gradients, scheme="t5", length=200, compiled=False), 120),
             Item("speed-A", partial(speed, shape="A"), 400, alone=True),
             Item("beside-cpu-qk_rope", partial(beside_cpu, scheme="qk_rope"), 240),
@@ -256,10 +257,12 @@ def supervise(item: Item, session: Session, words: list[str], until: float) -> s
         return "not begun: no time left"
     command = [sys.executable, "-m", "benchmarks.gpu_session", "--item", item.name, *words]
     with (session.output / f"{item.name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=limit).returncode
+            status = process.wait(limit)
             end = f"stopped with exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and the runs that it started
             end = f"stopped after {limit:.0f} s"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"item": item.name}
     if end:
