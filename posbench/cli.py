@@ -611,10 +611,11 @@ def sample(
     prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
     tokens: Annotated[int, typer.Option(help="The largest number of tokens to write.", min=1)] = 100,
     temperature: Annotated[
-        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.")
+        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.", min=0)
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw only from this many likeliest tokens. Default: all.", show_default=False)
+        int | None,
+        typer.Option(help="Draw only from this many likeliest tokens. Default: all.", min=1, show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="The random seed of the draws.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
@@ -758,9 +759,9 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.")
+        int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.", min=1)
     ] = 7,
-    steps: Annotated[int, typer.Option(help="Training steps per turn.")] = 3,
+    steps: Annotated[int, typer.Option(help="Training steps per turn.", min=1)] = 3,
     output: Annotated[
         Path | None, typer.Option(parser=path, help="Write the figures here as JSON.", show_default=False)
     ] = None,

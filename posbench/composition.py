@@ -14,7 +14,6 @@ Three things are added to Hydra, each by a plug-in of a kind that Hydra knows or
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,44 +145,26 @@ class OwnChoices(SearchPathPlugin):
 
 # ---------------------------------------------------------------- words
 
-_QUOTED = r"'[^'\\]*'|\"[^\"\\]*\""
-_REFERENCE = r"\$\{[^{}]*\}"
-_WORD = re.compile(rf"{_QUOTED}|[\[\],]|((?:{_REFERENCE}|[^\[\]{{}}(),'\"\\])+)")
-_READABLE = re.compile(r"[\w/\-+.$%*@?|:\s]*", re.ASCII)  # what Hydra's grammar takes without quotes
-_NO_TEXT = re.compile(r"[+-]?[\d._]+(e[+-]?\d+)?|[+-]?(inf|nan)|true|false", re.IGNORECASE)
+_NEEDS_QUOTES = re.compile(r"[^\[\],]*[^\w/\-+.$%*@?|:\s\[\],][^\[\],]*", re.ASCII)  # what Hydra's grammar cannot read
 
 
 @cache
-def settings() -> dict[str, str]:
-    """Every key of a configuration (`train`, `train.lr`), and the type that posbench/config.py gives it."""
-    types: dict[str, str] = {}
-    for group, cls in {**get_type_hints(Config), "scheme": SchemeConfig}.items():
-        types[group] = getattr(cls, "__name__", str(cls))
-        types |= {f"{group}.{each.name}": str(each.type) for each in (fields(cls) if is_dataclass(cls) else ())}
-    return types
+def settings() -> list[str]:
+    """Every key of a configuration: `train`, `train.lr`."""
+    groups = {**get_type_hints(Config), "scheme": SchemeConfig}
+    inner = [f"{group}.{each.name}" for group, cls in groups.items() if is_dataclass(cls) for each in fields(cls)]
+    return [*groups, *inner]
 
 
 def hydra_word(word: str) -> str:
-    """An override as Hydra's grammar reads it as it was meant: values that need quotes get them.
+    """An override with quotes around `~/books` and `größe`, which Hydra's grammar cannot read without.
 
-    `data.path=~/books` and `scheme.name=año` cannot be read without; `experiment_name=1e3` would become 1000.0. Words
-    with functions, mappings or backslashes stay as they are.
+    Words with quotes, functions, mappings or references stay as they are.
     """
     key, equals, value = word.partition("=")
-    key = key.lstrip("+")
-    parts = list(_WORD.finditer(value))
-    if not equals or "".join(part[0] for part in parts) != value:
+    if re.search(r"[\"'(){}\\]", value):
         return word
-    is_text = "str" in settings().get(key, "") or key.endswith("path")
-
-    def part_as_read(part: re.Match[str]) -> str:
-        text = (part[1] or "").strip()
-        if key.startswith("hydra") and text.startswith("~"):  # of ours, posbench/config.py expands it
-            return f"'{os.path.expanduser(text)}'"  # noqa: PTH111
-        is_read = _READABLE.fullmatch(re.sub(_REFERENCE, "", text)) and not (is_text and _NO_TEXT.fullmatch(text))
-        return part[0] if is_read else f"'{text}'"
-
-    return word.partition("=")[0] + equals + "".join(map(part_as_read, parts))
+    return key + equals + _NEEDS_QUOTES.sub(lambda part: f"'{part[0].strip()}'", value)
 
 
 def read_words(words: Sequence[str]) -> tuple[list[str], Path | None]:

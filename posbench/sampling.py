@@ -28,16 +28,6 @@ class Drawing:
     top_k: int | None = None  # of so many likeliest tokens alone; None: of all
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.temperature != 0 and not 1e-6 <= self.temperature <= 100:
-            raise ConfigError(
-                f"--temperature {self.temperature} must be 0 (the likeliest), or from 1e-6 to 100 (1: as is)"
-            )
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"--seed {self.seed} must be a whole number from 0 to 2**63 - 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"--top-k {self.top_k} must be 1 or more: the number of likeliest tokens to draw from")
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -56,12 +46,6 @@ def sample(
     Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
     tokens.
     """
-    if tokens < 1:
-        raise ConfigError(f"--tokens {tokens} must be 1 or more")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"--prompt is not UTF-8 from character {error.start} on: fix its encoding") from None
     model, tokenizer = run.load_model(scheme_changed=scheme_changed).to(device), run.tokenizer
     bos = find_bos(tokenizer)
     assert bos is not None, "a run's tokenizer has a BOS"

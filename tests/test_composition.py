@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ from hypothesis import strategies as st
 
 from posbench import composition
 from posbench.composition import checked, choices, complete, compose, description, hydra_word, read_row
-from posbench.config import Config, ConfigError, DataConfig, EvaluationConfig, TrainConfig, check_name, parse_length
-from posbench.runs import Run
+from posbench.config import Config, ConfigError, parse_length
 from posbench.sweep import run_application, sweep_of
 
 NOPE = {"name": "nope", "kind": "nope"}
@@ -66,111 +63,45 @@ def trained(*words: str) -> list[Config]:
 
 # ---------------------------------------------------------------- values
 
-SMALL = ["model=tiny", "train.batch_size=4", "train.context_length=32", "train.steps=null", "train.schedule=wsd"]
-TOKENS = {
-    "train.tokens": ("64k", 64_000),
-    "train.branch_tokens": ("[12.8k,0.032M]", [12_800, 32_000]),
-    "train.trunk_tokens": ("0.128M", 128_000),
-    "train.validation_tokens": ("10k", 10_000),
-    "data.token_budget": ("2.5B", 2_500_000_000),
-    "evaluation.max_tokens": ("1e6", 1_000_000),
-    "evaluation.ngram_tokens": ("20M", 20_000_000),
-    "evaluation.batch_tokens": ("16_000", 16_000),
-    "train.context_length": ("4k", 4096),
-    "evaluation.lengths": ("[1k,4096,1m]", [1024, 4096, 1 << 20]),
-    "evaluation.piece": ("256k", 1 << 18),
-}
 
-
-def test_numbers_of_tokens_are_written_as_people_write_them() -> None:
-    groups = {"train": TrainConfig, "data": DataConfig, "evaluation": EvaluationConfig}
-    ends = ("tokens", "token_budget", "lengths", "context_length", "piece")
-    assert {*TOKENS} == {
-        f"{group}.{f.name}" for group, cls in groups.items() for f in fields(cls) if f.name.endswith(ends)
-    }
-    for key, (word, tokens) in TOKENS.items():
-        config = compose([*SMALL, "train.tokens=64k", f"{key}={word}"])
-        group, name = key.split(".")
-        assert getattr(getattr(config, group), name) == tokens == config.to_mapping()[group][name]
-    own = compose(["model=tiny", "experiment=mine", "scheme=nope", "--config-dir=own"])
-    assert (own.train.tokens, own.train.context_length, parse_length("", "8k")) == (20_000_000, 1024, 8192)
+@pytest.mark.parametrize(
+    ("key", "word", "tokens"),
+    [
+        ("train.tokens", "64k", 64_000),
+        ("data.token_budget", "2.5B", 2_500_000_000),
+        ("evaluation.max_tokens", "1e6", 1_000_000),
+        ("evaluation.batch_tokens", "16_000", 16_000),
+        ("train.context_length", "4k", 4096),
+        ("evaluation.lengths", "[1k,4096,1m]", [1024, 4096, 1 << 20]),
+    ],
+)
+def test_numbers_of_tokens_are_written_as_people_write_them(key: str, word: str, tokens: Any) -> None:
+    group, name = key.split(".")
+    assert compose(["train.tokens=64k", f"{key}={word}"]).to_mapping()[group][name] == tokens
 
 
 @pytest.mark.parametrize("word", ["many", "20X", "1.5", "0.0005k", "-5k", "1e400", "2k5", "1M]x", "1e-3", "true"])
 def test_what_is_not_a_number_of_tokens_is_named(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.tokens=.* is not a number of tokens: give a whole number"):
-        compose([*SMALL, f"train.tokens='{word}'"])
+    with pytest.raises(ConfigError, match=r"train\.tokens=.* is not a number of tokens"):
+        compose([f"train.tokens='{word}'"])
     with pytest.raises(ConfigError, match="is not a length"):
-        parse_length("", word)
+        parse_length("--length", word)
 
 
-def test_text_stays_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("1e3", "007", "1_000", "true", "größe", "año", "模型", "lr=0.1", "base=1e6", "v1.2+x-y"):
+def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("größe", "año", "模型", "lr=0.1", "base=1e6", "v1.2+x-y"):
         config = compose([f"experiment_name={name}", f"scheme.name={name}", f"tracking.tags=[{name},b]"])
         assert (config.experiment_name, config.scheme.name, config.tracking.tags) == (name, name, [name, "b"])
-    monkeypatch.setenv("RUN_NAME", "my_ablation")
-    assert compose(["experiment_name=my_ablation"]).experiment_name == "my_ablation"
-    assert compose(["experiment_name=${oc.env:RUN_NAME}_ö"]).experiment_name == "my_ablation_ö"
-
-
-def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     words = ["data=files", "data.train_path=[~/a b.txt,ö.txt]", "data.validation_path=~/v", "data.cache_dir=~/cache"]
-    words += ["tokenizer=file", "tokenizer.path=~/t.json", "runs_dir=~/runs", "scheme=~/other/x.py:Bent"]
-    config = compose([*words, "--config-dir=~/own", "hydra.searchpath=[~/own]"])
+    config = compose([*words, "runs_dir=~/runs", "scheme=~/other/x.py:Bent", "--config-dir=~/own"])
     assert config.data.train_path == [f"{here}/a b.txt", "ö.txt"] and config.data.validation_path == f"{here}/v"
-    assert config.data.cache_dir == f"{here}/cache" and config.tokenizer.path == f"{here}/t.json"
-    assert config.runs_dir == f"{here}/runs" and config.scheme.kind == "other/x.py:Bent"  # seen from here
-
-
-@pytest.mark.parametrize(
-    ("typed", "read"),
-    [
-        ("seed=1", "seed=1"),
-        ("train.lr=1e-3", "train.lr=1e-3"),
-        ("experiment_name=a,1e3,b", "experiment_name=a,'1e3',b"),
-        ("data.path=~/a,'~/b'", "data.path='~/a','~/b'"),
-        ("data.path=[~/a, b]", "data.path=['~/a', b]"),
-        ("tokenizer.path=null", "tokenizer.path=null"),
-        ("scheme.base=1,2", "scheme.base=1,2"),
-        ("+scheme.note=é", "+scheme.note='é'"),
-        ("scheme=choice(é,b)", "scheme=choice(é,b)"),  # functions and mappings are left to the typist
-        ("train.lr_of={nope:1e-3}", "train.lr_of={nope:1e-3}"),
-        ("data.path=it's é", "data.path=it's é"),
-        ("~train.lr", "~train.lr"),
-    ],
-)
-def test_only_what_hydra_cannot_read_gets_quotes(typed: str, read: str) -> None:
-    assert hydra_word(typed) == read
-
-
-NAMES = [
-    "..",
-    ".",
-    ".hidden",
-    "../x",
-    "x/y",
-    "/etc",
-    "\\x",
-    "a\0b",
-    "a\nb",
-    "x" * 101,
-    "模" * 90,
-    "",
-    " ",
-    "a b",
-    "-rf",
-]
-
-
-@pytest.mark.parametrize(
-    "name", [*NAMES, "~", "$HOME", "a;b", "<b>", "\x1b[31m", "=x", "a:b", "a*", "\udcff"], ids=ascii
-)
-def test_a_name_stays_inside_the_runs_folder(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"experiment_name=.* cannot name a folder"):
-        check_name("experiment_name", name)
-    for good in ("a", "vo_rope", "x" * 100, "größe", "1e3", "हिन्दी", "模型"):
-        check_name("experiment_name", good)
+    assert config.data.cache_dir == f"{here}/cache" and config.runs_dir == f"{here}/runs"
+    assert config.scheme.kind == "other/x.py:Bent"  # seen from here
+    for word in ("scheme.base=1,2", "scheme=choice(é,b)", "train.lr_of={nope:1e-3}", "~train.lr"):
+        assert hydra_word(word) == word
 
 
 # ---------------------------------------------------------------- what is refused
@@ -179,43 +110,25 @@ REFUSED = {
     "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(posbench schemes lists them; .*\.py",
     "scheme=rope": r"did you mean 'qk_rope'\?",
     "model=mine": r"model=mine does not exist.*FOLDER/model and give --config-dir FOLDER\)",
-    "experiment=dmo": r"experiment=dmo does not exist; did you mean 'demo'\?",
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
     "my_scheme.py:Faded": r"did you mean scheme=my_scheme\.py:Faded\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
-    "train.betas=[0.9,0.95]": r"no setting 'train\.betas'; did you mean 'train\.beta2'\?",
     "+foo=1": r"no setting 'foo'",
-    "+train.foo=1": r"no setting 'train\.foo'",
     "train.lr=abc": r"train\.lr=abc is refused: 'abc' is not a number",
-    "train.steps=1.5": r"train\.steps=1\.5 is refused: '1\.5' is not a whole number",
     "train.steps=2k": r"'2k' is not a whole number",
-    "seed=true": r"seed=true is refused: 'True' is not a whole number",
     "seed=null": r"seed=null is refused: it cannot be null",
-    "model.tied_embeddings=perhaps": r"'perhaps' is not true or false",
     "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give tokens from 2",
-    "evaluation.lengths=3": r"evaluation\.lengths=3 is not a list",
     "seed=0,1": r"seed=0,1 contains several values: sweep over them with -m",
-    "seed=range(0,3)": r"seed=range\(0,3\) contains several values: sweep over them with -m",
-    "train.steps=0": r"train\.steps=0 is out of range: it must be 1 or more",
     "train.lr=nan": r"train\.lr=nan is out of range",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
-    "seed=9223372036854775808": r"seed=9223372036854775808 is out of range",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
     "model.num_kv_heads=3": r"model\.num_heads=4 is not a multiple of model\.num_kv_heads=3",
     "model.vocab_size=100": r"the tokenizer has 512 tokens but model\.vocab_size=100: raise it",
     "train.dtype=float8": r"train\.dtype='float8' is not known; did you mean 'float32'\?",
-    "train.device=tpu": r"train\.device='tpu' is not known: give auto, cpu, cuda",
-    "seed='${seed}'": r"Recursive interpolation detected \(seed\)",
-    "experiment.description=${nosuch}": r"Interpolation key 'nosuch' not found \(experiment\.description\)",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
     "data.path='https://example.org/x.txt'": r"data\.path=https:.* is a web address, .*download it first",
-    "data.path='x": r"is not an override: .*in quotes",
-    "runs_dir=''": r"runs_dir is empty: name a folder",
     "~model": r"model\.name is missing|model is missing",
     "scheme=null": r"one of scheme=, .* is null: give it the name of a choice",
-    "~train.lr": r"~train\.lr is refused: a setting cannot be removed, only set",
-    "~scheme": r"the scheme has no 'name': give scheme=",
-    "": r"'' is not an override: write key=value",
     "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
     "--config-dir=nosuch": r"--config-dir nosuch is not a folder: give one that contains choices",
     "--model=tiny": r"'--model=tiny' is not an option; did you mean model=tiny\?",
@@ -223,11 +136,9 @@ REFUSED = {
     "--config-dir=own experiment=torn": r"own/experiment/torn\.yaml, line \d: .*expected ',' or '\]'",
     "--config-dir=own scheme=circle": r"the scheme 'circle' contains itself: circle -> circle",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
-    "scheme=my_scheme.py": r"names no class \(it defines Faded, WindowedNope\): give scheme=my_scheme\.py:Name",
     "scheme=my_scheme.py:Fadd": r"has no class 'Fadd'; did you mean 'Faded'\? \(it defines Faded, WindowedNope\): give",
     "scheme=broken.py:Faded": r"broken\.py, line 2: .*fix that line",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
-    "scheme=my_scheme.py:Faded scheme.name=rotary": r"give it another one, such as scheme\.name=my_rotary",
 }  # fmt: skip
 
 
@@ -308,36 +219,10 @@ def test_a_package_brings_the_yaml_of_its_schemes(here: Path, monkeypatch: pytes
         composition._conf_dirs.cache_clear()
 
 
-# ---------------------------------------------------------------- what others wrote
-
-
-def test_a_recorded_configuration_reads_nothing_of_its_readers_environment(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET", "hunter2hunter2")
-    mapping = compose().to_mapping()
-    mapping["experiment"]["description"] = said = r"${oc.env:SECRET} \${seed} \\${x}"
-    (here / "config.yaml").write_text(yaml.safe_dump(mapping))
-    assert Run(here).config.experiment.description == said
-    mapping["experiment"]["name"] = "${oc.env:SECRET}"
-    (here / "config.yaml").write_text(yaml.safe_dump(mapping))
-    with pytest.raises(ConfigError, match=r"experiment\.name='\$\{oc\.env:SECRET\}' cannot name a folder"):
-        _ = Run(here).config
-    (here / "config.yaml").write_text("scheme: !!python/object/apply:os.mkdir [made]\n")
-    with pytest.raises(ConfigError):
-        _ = Run(here).config
-    assert not Path("made").exists()
-
+# ---------------------------------------------------------------- what is written is read back
 
 BASE = json.loads(json.dumps(compose(["tokenizer=bytes", "data=files", "data.path=x"]).to_mapping()))
 FIELDS = [(group, name) for group, inner in BASE.items() for name in (inner if isinstance(inner, dict) else [None])]
-NUMBERS = [
-    (group, name)
-    for group, name in FIELDS
-    if group != "scheme"  # a scheme's class checks its own options
-    and isinstance(value := BASE[group][name] if name else BASE[group], (int, float))
-    and not isinstance(value, bool)
-]
 
 
 def with_value(group: str, name: str | None, value: Any) -> dict[str, Any]:
@@ -347,16 +232,6 @@ def with_value(group: str, name: str | None, value: Any) -> dict[str, Any]:
     else:
         mapping[group][name] = value
     return mapping
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [-1, -1e30, 10**20, 1e30, math.inf, math.nan], ids=lambda v: str(v)[:12])
-def test_negative_huge_and_infinite_numbers_are_refused_by_name(value: Any) -> None:
-    assert len(NUMBERS) > 35
-    for place in NUMBERS:
-        with pytest.raises(ConfigError) as refused:
-            checked(with_value(*place, value))
-        assert str(place[1] or place[0]) in str(refused.value)
 
 
 VALUES = st.recursive(

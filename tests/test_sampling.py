@@ -6,7 +6,6 @@ import torch
 from posbench.config import ConfigError
 from posbench.data.tokenizer import find_bos
 from posbench.model import build_model
-from posbench.runs import Run
 from posbench.sampling import Drawing, continued, sample
 from posbench.training import train
 from posbench.verify.specimen import certificate_config, randomise
@@ -41,17 +40,3 @@ def test_a_run_goes_on_with_a_prompt_as_far_as_its_scheme_is_defined(config):
     assert run.tokenizer.encode(written.text).ids and find_bos(run.tokenizer) == 256
     with pytest.raises(ConfigError, match="the prompt has 41 tokens"):
         sample(run, "rain" * 10, 1, Drawing())
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": 1e-300}, {"top_k": 0}, {"seed": 1 << 70}],
-)
-def test_a_way_of_drawing_that_is_none_is_refused(given):
-    with pytest.raises(ConfigError, match="must"):
-        Drawing(**given)
-
-
-def test_a_prompt_that_is_not_utf_8_is_refused_before_weights_are_read(tmp_path):
-    with pytest.raises(ConfigError, match="--prompt is not UTF-8 from character 2 on"):
-        sample(Run(tmp_path / "nowhere"), "ab\udcff", 5, Drawing())

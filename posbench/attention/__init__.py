@@ -11,17 +11,12 @@ from posbench.attention.kind import Kind, KVCache
 from posbench.attention.linear import Linear
 from posbench.attention.softmax import Softmax
 from posbench.config import ConfigError, SchemeConfig
-from posbench.machine.plugins import Registry, check_options
+from posbench.machine.plugins import Classes, check_options, class_named, with_packages
 from posbench.schemes import Layers, Shape
 
 __all__ = ["KINDS", "Decay", "KVCache", "Kind", "Linear", "Softmax", "build_kind", "check_kind"]
 
-KINDS: Registry[Kind] = Registry(
-    "kind of attention",
-    "posbench.attention",
-    Kind,  # type: ignore[type-abstract]
-    {"softmax": Softmax, "linear": Linear, "decay": Decay},
-)
+KINDS: Classes[Kind] = with_packages({"softmax": Softmax, "linear": Linear, "decay": Decay}, "posbench.attention")
 
 
 def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
@@ -31,7 +26,7 @@ def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
     """
     options = {name: value for name, value in config.attention.items() if name != "kind"}
     name = config.attention.get("kind", "softmax")
-    kind = KINDS.named("scheme.attention.kind", name)
+    kind = class_named(name, KINDS, "scheme.attention.kind", Kind)  # type: ignore[type-abstract]
     check_options("scheme.attention", name, kind, options)
     return kind(shape, **options)
 

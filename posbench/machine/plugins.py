@@ -5,72 +5,44 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
+Classes = dict[str, type[T] | EntryPoint]  # by name; of another package its entry point until it is first asked for
 
 
-class Registry(dict[str, type[T]]):
-    """Name -> class. A class of another package stands as its entry point until it is first asked for by `[name]`.
+def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
+    """Our classes, and those that packages name under the entry-point group. Ours keep their names."""
+    return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
-    Arguments: what, a phrase for messages; group, the entry-point group; base, the class that each must extend; ours,
-    the classes of this package; check, called with each class of another package, raises ConfigError for a wrong form.
+
+def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type[T]:
+    """The class of that name, imported where it is another package's.
+
+    Arguments: key, the setting that asks for it, such as `scheme.kind`; base, what the class must extend.
+    Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
     """
-
-    def __init__(
-        self,
-        what: str,
-        group: str,
-        base: type[T],
-        ours: Mapping[str, type[T]],
-        check: Callable[[type[T]], object] = lambda cls: None,
-    ) -> None:
-        super().__init__(ours)
-        self.what, self.group, self.base, self.check = what, group, base, check
-        for point in entry_points(group=group):
-            if point.name in self:
-                raise ConfigError(
-                    f"{point.value} registers the {what} {point.name!r}, but that name is taken: "
-                    "rename it in its package's entry points, or uninstall that package"
-                )
-            self[point.name] = cast(type[T], point)
-
-    def __getitem__(self, name: str) -> type[T]:
-        """Raises: ConfigError naming the package of a class that cannot be imported or does not extend `base`."""
-        cls: Any = super().__getitem__(name)
-        if not isinstance(cls, EntryPoint):
-            return cast(type[T], cls)
-        point = cls
-        try:
-            cls = point.load()
-        except Exception as error:  # another package's code: whatever it raises, say whose it is
-            raise ConfigError(
-                f"the {self.what} {name!r} comes from {point.value} of another package, which fails to import "
-                f"({type(error).__name__}: {error}): fix or uninstall that package"
-            ) from error
-        if not (inspect.isclass(cls) and issubclass(cls, self.base)):
-            raise ConfigError(
-                f"the entry point {self.group}:{name} is {cls!r}, not a subclass of "
-                f"{self.base.__module__.rpartition('.')[0]}.{self.base.__name__}"
-            )
-        self.check(cls)
-        self[name] = cls
-        return cls
-
-    def named(self, key: str, name: str) -> type[T]:
-        """The class of that name. Arguments: key, the setting that asks for it, such as `scheme.kind`.
-
-        Raises: ConfigError with the nearest name.
-        """
-        if name not in self:
-            raise ConfigError(
-                f"{key}={name!r} is not known{nearest(name, self)} (known: {', '.join(self)}; to add your own, "
-                f"install a package that names it under the entry-point group {self.group}, or name the class of a "
-                "scheme in a file: my_scheme.py:Faded)"
-            )
-        return self[name]
+    if name not in classes:
+        raise ConfigError(
+            f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; a scheme of your own "
+            "is a class in a file, my_scheme.py:Faded)"
+        )
+    found = classes[name]
+    if isinstance(found, type):
+        return found
+    try:
+        cls = found.load()
+        if not issubclass(cls, base):
+            raise TypeError(f"{cls} does not extend {base.__name__}")
+    except Exception as error:  # another package's code: whatever it raises, say whose it is
+        raise ConfigError(
+            f"{key}={name} is {found.value} of another package, which fails to import ({type(error).__name__}: "
+            f"{error}): fix or uninstall that package"
+        ) from error
+    classes[name] = cls
+    return cls
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from posbench.config import ConfigError, SchemeConfig
-from posbench.machine.plugins import Registry, check_options, option_names
+from posbench.machine.plugins import Classes, check_options, class_named, option_names, with_packages
 from posbench.scheme_file import load, snake_case, split
 from posbench.schemes.base import Scheme, Shape, all_of, check_hooks, shortest
 from posbench.schemes.composite import Interleaved
@@ -33,7 +33,7 @@ def _ours() -> dict[str, type[Scheme]]:
     return kinds
 
 
-SCHEMES: Registry[Scheme] = Registry("position scheme kind", "posbench.schemes", Scheme, _ours(), check_hooks)
+SCHEMES: Classes[Scheme] = with_packages(_ours(), "posbench.schemes")
 
 
 def scheme_class(kind: str) -> type[Scheme]:
@@ -41,9 +41,7 @@ def scheme_class(kind: str) -> type[Scheme]:
 
     Raises: ConfigError for an unknown kind, and for what is wrong in the file.
     """
-    if split(kind) is None:
-        return SCHEMES.named("scheme.kind", kind)
-    cls = load(kind, Scheme)
+    cls = class_named(kind, SCHEMES, "scheme.kind", Scheme) if split(kind) is None else load(kind, Scheme)
     check_hooks(cls)
     return cls
 
