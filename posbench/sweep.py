@@ -46,6 +46,7 @@ from posbench.composition import (
 )
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
+from posbench.units import duration
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"--experimental-rerun"}
@@ -214,10 +215,8 @@ class Progress:
         ended = sum(self.to_train[:number]) - ((self.workers or 1) - 1)
         if self.workers is None or ended < 1:
             return line
-        seconds = (self.clock() - self.began) / ended * (sum(self.to_train) - ended)
-        minutes = round(seconds / 60)
-        rest = f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-        return f"{line}, about {f'{max(1, round(seconds))} s' if seconds < 90 else rest} left"
+        left = (self.clock() - self.began) / ended * (sum(self.to_train) - ended)
+        return f"{line}, about {duration(max(1, left))} left"
 
 
 # ---------------------------------------------------------------- many jobs
