@@ -7,7 +7,6 @@ stopped by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
-import errno
 import gc
 import io
 import os
@@ -134,10 +133,7 @@ def _explained() -> Iterator[None]:
             say("stopped")
         raise
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = ": make room, or name other folders (runs_dir, data.cache_dir, --output, TMPDIR)" if is_full else ""
-        _fail(error, 2, f"{where}{error.strerror or error}{remedy}")
+        _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         place = place_of(error)
         where = "" if place else "\n(POSBENCH_TRACEBACK=1 shows where it arose)"
@@ -145,7 +141,7 @@ def _explained() -> Iterator[None]:
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
-    if os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
+    if os.environ.get("POSBENCH_TRACEBACK", "0") != "0":
         raise error
     say(f"posbench: {message or error}")
     raise SystemExit(status) from None
@@ -193,7 +189,9 @@ def train(
     jobs: Annotated[
         int | None,
         typer.Option(
-            help="With -m: how many runs to train at a time, on this machine's GPUs in turn.", show_default=False
+            help="With -m: how many runs to train at a time, on this machine's GPUs in turn.",
+            min=1,
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -208,7 +206,10 @@ def train(
         from posbench.sweep import run_application
 
         given = [*(words or []), *ctx.args]
-        given += _side_by_side(jobs, given)
+        if jobs is not None:
+            given += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+            if not {"-m", "--multirun"} & {*given}:
+                raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
         outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
@@ -225,17 +226,6 @@ def train(
         say(f"posbench: {outcome}")
     if failed:
         raise SystemExit(1)
-
-
-def _side_by_side(jobs: int | None, words: list[str]) -> list[str]:
-    """The words that run so many jobs of a sweep at a time. Raises: ConfigError without a sweep."""
-    if jobs is None:
-        return []
-    if jobs < 1:
-        raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more")
-    if not {"-m", "--multirun"} & set(words):
-        raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
-    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
 def _is_finished(folder: Path) -> bool:
@@ -501,8 +491,6 @@ def report(
         list_published(console())
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])]
-    if "" in (*named, output):
-        raise ConfigError("a name is empty: give posbench report EXPERIMENT --output FOLDER, or leave it out")
     folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
     try:
         chosen_seeds = [int(seed) for seed in (seeds or "").split(",") if seed.strip()]
@@ -599,8 +587,6 @@ def pack(
     """
     from posbench.runs.finding import experiment_named, pack_experiment
 
-    if experiment == "":
-        raise ConfigError("a name is empty: give posbench pack EXPERIMENT")
     written = pack_experiment(experiment_named(experiment, runs_dir), output, say, weights)
     console().out(f"{written}: {written.stat().st_size:,} bytes")
 
@@ -664,8 +650,6 @@ def export(
     from posbench.runs.finding import run_named
     from posbench.scheme_file import name_file
 
-    if "" in (run, str(folder)):
-        raise ConfigError("a name is empty: give posbench export RUN FOLDER")
     for file in scheme_files or []:
         name_file(file)
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)

@@ -414,16 +414,16 @@ def describe(jobs: Sequence[Job]) -> str:
 
 def _clash(one: Job, other: Job) -> ConfigError:
     """The refusal of two jobs of one run folder, with a way to name them apart."""
-    keys = [word.partition("=")[0] for word in other.words if word not in one.words]
-    name = "_".join([one.config.experiment_name, *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
-    remedy = f"give them different names, such as 'experiment_name={name}' (with the quotes)"
+    changed = [word for word in other.words if word not in one.words]
+    keys = [word.partition("=")[0] for word in changed]
+    setting, before = "experiment_name", one.config.experiment_name
     if all(key.startswith("scheme.") for key in keys):
-        name = "_".join([one.config.scheme.name, *(f"${{{key}}}" for key in keys)])
-        remedy = f"give the rows different names, such as 'scheme.name={name}' (with the quotes)"
+        setting, before = "scheme.name", one.config.scheme.name
+    name = "_".join([before, *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
+    remedy = f"give them different names, such as '{setting}={name}' (with the quotes)"
     if any(key in GROUPS for key in keys):
         remedy = "give each its own command, with experiment_name=... to name it"
     return ConfigError(
         f"two runs of this sweep would share the folder {one.name}: "
-        f"{' '.join(word for word in one.words if word not in other.words)} and "
-        f"{' '.join(word for word in other.words if word not in one.words)}; {remedy}"
+        f"{' '.join(word for word in one.words if word not in other.words)} and {' '.join(changed)}; {remedy}"
     )

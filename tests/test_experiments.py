@@ -1,4 +1,4 @@
-"""Every experiment of `conf/experiment` composes, and trains two steps when shrunk."""
+"""Every experiment of `conf/experiment` composes; a large one and a trunk train two steps when shrunk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", ["kexue_1b", "ladder_m"])
 def test_two_steps_of_it_shrunk(name: str, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
