@@ -79,6 +79,9 @@ def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
     group holds whatever is linked to its members. A gram that many documents hold is looked at in neighbouring ones
     only, which costs little and loses nothing but links between documents that are linked through others.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     distinct = [np.unique(grams) for grams in documents]
     sizes = np.array([len(grams) for grams in distinct])
     grams = np.concatenate(distinct)
@@ -93,17 +96,10 @@ def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
     codes, shared = np.unique(np.concatenate(pairs), return_counts=True)
     firsts, seconds = codes // len(documents), codes % len(documents)
     linked = shared > share * np.minimum(sizes[firsts], sizes[seconds])
-    heads = list(range(len(documents)))
-    for first, second in zip(firsts[linked].tolist(), seconds[linked].tolist(), strict=True):
-        low, high = sorted((_head(heads, first), _head(heads, second)))
-        heads[high] = low
-    return [_head(heads, number) for number in range(len(documents))]
-
-
-def _head(heads: list[int], number: int) -> int:
-    while heads[number] != number:
-        number = heads[number]
-    return number
+    links = (np.ones(linked.sum()), (firsts[linked], seconds[linked]))
+    _, groups = connected_components(coo_array(links, shape=(len(documents), len(documents))), directed=False)
+    _, first_of_group = np.unique(groups, return_index=True)
+    return first_of_group[groups].tolist()
 
 
 def measure_overlap(

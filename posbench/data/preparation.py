@@ -139,12 +139,12 @@ def _folder(config: Config, source: Source, held_out: bool) -> Path:
 
 
 def _prepared(config: Config, notice: Notice, check: bool = False, held_out: bool = False) -> Corpus:
-    from filelock import FileLock, Timeout
-
     source = SOURCES[config.data.source](config.data)
     folder = _folder(config, source, held_out)
     with suppress(DamagedCorpusError):
         return open_corpus(folder, check)
+    from filelock import FileLock, Timeout
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")

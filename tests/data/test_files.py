@@ -90,9 +90,9 @@ def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, 
 def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Path) -> None:
     text = "\n\n".join(prose(n, 60) for n in range(40)) + "é" * 5000
     (tmp_path / "book.txt").write_text(text)
-    (tmp_path / "other.txt").write_text("Another file is another document.")
+    (tmp_path / "other.txt").write_bytes(b"Another file\r\nis another document.")
     found = documents(files("data.cut_bytes=1000", path=tmp_path))["train"]
-    assert found.pop() == "Another file is another document."
+    assert found.pop() == "Another file\r\nis another document."
     assert "".join(found) == text and len(found) > 10
     whole, rest = found[:-6], found[-6:]  # the last line is longer than a document: cut between characters
     assert all(1000 <= len(piece) < 2500 and piece.endswith("\n\n") for piece in whole[:-1])

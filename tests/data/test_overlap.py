@@ -16,7 +16,6 @@ from posbench.config import Config
 from posbench.data import overlap, prepare
 from posbench.data.corpus import SPLITS
 from posbench.data.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
-from posbench.data.preparation import SOURCES
 from posbench.data.stdlib import is_table
 
 Files = Callable[..., Config]
@@ -85,8 +84,3 @@ def test_rows_of_literals_are_a_table_and_code_and_prose_are_not() -> None:
     code = "def area(sides):\n    return sides[0] * sides[1]  # of a rectangle\n" * 50
     assert is_table(table) and not is_table(code) and is_table(table + code[: len(table) // 2])
     assert not is_table('"""' + "A docstring is prose, though it is a literal.\n" * 50 + '"""')
-
-
-def test_a_document_is_named_by_words_and_not_by_quotation_marks(leaky: Config) -> None:
-    named = SOURCES["files"](leaky.data).name("test", 3, '"""\nShortest paths.\n"""\n' + "word " * 100)
-    assert named.startswith('document 3, which begins \'""" Shortest paths.')

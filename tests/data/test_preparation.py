@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prose import prose
-from test_tokenizer import word_level
+from test_tokenizer import foreign, word_level
+from tokenizers import normalizers
 
 import posbench
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus, corpus, prepare, sources, tokenizer
+from posbench.data import Corpus, prepare, sources, tokenizer
 from posbench.data.corpus import SPLITS
 from posbench.data.preparation import SOURCES, prepare_held_out
 from posbench.data.sources import split_of
@@ -82,7 +80,7 @@ def test_text_for_tuning_is_cut_from_train_alone(files: Files, books: Path) -> N
     whole = texts_of(prepare(files(path=books), quiet=True))
     tuning = texts_of(prepare(files("data.tuning_fraction=0.3", path=books), quiet=True))
     assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"]) and tuning["test"] == []
-    assert 20 < len(tuning["validation"]) < 60
+    assert 28 < len(tuning["validation"]) < 60
 
 
 _PREPARE = """
@@ -141,18 +139,6 @@ def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str
     assert len(told) == 2, "the third time finds it"
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(
-    files: Files, books: Path, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(corpus.SplitWriter, "add", full)
-    with pytest.raises(ConfigError, match=r"cache .* cannot be written \(No space left on device\).*data\.cache_dir"):
-        prepare(files(path=books), quiet=True)
-    assert left() == []
-
-
 @pytest.mark.slow
 def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     command = [sys.executable, "-c", _PREPARE, str(books)]
@@ -160,20 +146,6 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     outputs = [process.communicate(timeout=60) for process in running]
     assert len({json.loads(output)[0] for output, _ in outputs}) == 1
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_left_is_cleared_away(books: Path, left: Callable[[], list[str]]) -> None:
-    slow = _PREPARE.replace("config =", "preparation.write_contents = lambda *_: time.sleep(60)\nconfig =")
-    process = subprocess.Popen([sys.executable, "-c", slow, str(books)])
-    deadline = time.monotonic() + 30
-    while not any(name.endswith("tokenizer.json") for name in left()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert any(".tmp" in name for name in left())
-    subprocess.run([sys.executable, "-c", _PREPARE, str(books)], check=True, capture_output=True)
-    assert len({Path(name).parent for name in left()}) == 1 and not any(".tmp" in name for name in left())
 
 
 def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, told: list[str]) -> None:
@@ -266,6 +238,13 @@ def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
         prepare(files(*words, path=write_rows(tmp_path / "unknown.jsonl", ["x y z"])), quiet=True)
 
 
+def test_bytes_are_not_exact_where_a_tokenizer_normalizes(files: Files, tmp_path: Path) -> None:
+    foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
+    rows = write_rows(tmp_path / "rows.jsonl", [f"e\u0301 {prose(n)}" for n in range(60)])
+    config = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=rows)
+    assert not prepare(config, quiet=True).has_exact_bytes
+
+
 def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
     files: Files, books: Path, tmp_path: Path, told: list[str]
 ) -> None:
@@ -277,7 +256,7 @@ def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
     assert ": whole 150 documents, " in told[-1]
     short = prepare_held_out(files(*words, "data.token_budget=900", path=books), told.append)
     assert 900 <= short.test.num_tokens < 3000
-    unread = write_rows(tmp_path / "train.jsonl", []).with_name("train.jsonl")
+    unread = tmp_path / "train.jsonl"
     unread.write_text("this would be refused")
     split = prepare_held_out(files(*words, train_path=unread, validation_path=books), told.append)
     assert split.validation.num_documents == split.test.num_documents == 150 and split.train.num_documents == 0

@@ -9,12 +9,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prose import prose
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from posbench.config import ConfigError, TokenizerConfig
 from posbench.data import tokenizer as module
@@ -169,14 +168,6 @@ def test_what_a_tokenizer_loses_of_a_text_is_measured(tmp_path: Path) -> None:
     texts = ["a b", "c d e f g h a b  c", *["a b c d"] * 5, "x a b c d e f g h a b"]
     assert lost_of(lossy, texts) == (1 / 42, 2 / 8)
     assert lost_of(foreign(tmp_path / "tokenizer.json", ["<s>"]), ["a b\n c é", "[UNK]"])[0] == 0
-
-
-def test_lengths_of_a_normalizing_tokenizer_do_not_add_up(tmp_path: Path) -> None:
-    """The reason why a corpus compares them document by document before it calls them exact."""
-    tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
-    lengths = byte_lengths(tokenizer)
-    assert lengths is not None
-    assert int(lengths[np.array(tokenizer.encode("e\u0301").ids)].sum()) != len("e\u0301".encode())
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81"])
