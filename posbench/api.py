@@ -61,12 +61,13 @@ def evaluate(
     """
     import pandas as pd
 
-    from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
+    from posbench.evaluation.request import Request
+    from posbench.evaluation.texts import text_named
     from posbench.runs.finding import runs_named
     from posbench.runs.results import perplexity
 
-    question = Question(
+    request = Request(
         lengths=tuple(parse_length("lengths", length) for length in lengths),
         protocols=tuple(protocols),
         under=tuple(under),
@@ -80,20 +81,20 @@ def evaluate(
     )
     several = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     found = runs_named([str(each.path if isinstance(each, Run) else each) for each in several], Path("runs"))
-    answers = evaluate_runs(found, question, console(quiet=quiet), jobs=jobs)
+    evaluations = evaluate_runs(found, request, console(quiet=quiet), jobs=jobs)
     return pd.DataFrame(
         {
-            "experiment": answer.experiment,
-            "scheme": answer.scheme,
-            "seed": answer.seed,
-            "protocol": answer.result.protocol,
-            "length": answer.result.length,
-            "under": " ".join(answer.result.key.options),
-            "data": answer.result.key.data or "",
-            "loss": answer.result.header["nll_mean"],
-            "perplexity": perplexity(answer.result.header["nll_mean"]),
-            "bits_per_byte": answer.result.header.get("bits_per_byte"),
-            "targets": answer.result.header["targets_total"],
+            "experiment": evaluation.experiment,
+            "scheme": evaluation.scheme,
+            "seed": evaluation.seed,
+            "protocol": evaluation.result.protocol,
+            "length": evaluation.result.length,
+            "under": " ".join(evaluation.result.key.options),
+            "data": evaluation.result.key.data or "",
+            "loss": evaluation.result.header["nll_mean"],
+            "perplexity": perplexity(evaluation.result.header["nll_mean"]),
+            "bits_per_byte": evaluation.result.header.get("bits_per_byte"),
+            "targets": evaluation.result.header["targets_total"],
         }
-        for answer in answers
+        for evaluation in evaluations
     )

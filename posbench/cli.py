@@ -1,7 +1,7 @@
 """The commands, and the one place that prints errors and exits.
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
-answers at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
+evaluations at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
 stopped by Ctrl-C or SIGTERM.
 """
 
@@ -400,11 +400,12 @@ def evaluate(
 
     `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
     """
-    from posbench.evaluation import Question, text_named
     from posbench.evaluation.command import evaluate_runs
+    from posbench.evaluation.request import Request
+    from posbench.evaluation.texts import text_named
     from posbench.runs.finding import runs_named
 
-    question = Question(
+    request = Request(
         lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
         protocols=tuple(word for words in protocol or [] for word in words.split(",")),
         under=tuple(under or []),
@@ -417,7 +418,7 @@ def evaluate(
         scheme_files=tuple(scheme_files or ()),
         scheme_changed=scheme_changed,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), question, console(), named=bool(runs), jobs=jobs)
+    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import joblib
@@ -18,7 +18,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.question import Question
+from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
@@ -26,11 +26,9 @@ from posbench.runs.results import Result, row_name
 from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 
-_MOST_NAMED = 10  # failures
-
 
 @dataclass(frozen=True)
-class Answer:
+class Evaluation:
     """One result of one run."""
 
     experiment: str
@@ -51,8 +49,8 @@ class Answer:
 
 
 def evaluate_runs(
-    runs: Sequence[Run], question: Question, console: Console, named: bool = True, jobs: int = 1
-) -> list[Answer]:
+    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
+) -> list[Evaluation]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
@@ -64,52 +62,43 @@ def evaluate_runs(
     """
     if jobs < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
-    notices = _Notices(console)
-    scorable = _with_options(_scorable(runs, named, notices.say), question.under, notices.say)
-    if question.data is not None:
-        scorable = trained_on_others(scorable, question.data, notices.say_once)
-    answers: list[Answer] = []
+    say_once = cache(console.out)  # what would be the same for every run is said for the first
+    scorable = _with_options(_scorable(runs, named, console.out), request.under, console.out)
+    if request.data is not None:
+        scorable = trained_on_others(scorable, request.data, say_once)
+    evaluations: list[Evaluation] = []
     failures: dict[str, Exception] = {}
     try:
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
             here = jobs == 1  # in this process, which can show how far a run is
             advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else _unseen
-            score = partial(_evaluate, question=question, advance=advance, say=notices.say_once if here else None)
+            score = partial(_evaluate, request=request, advance=advance, say=say_once if here else None)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable))
             for run, scoring in zip(scorable, scored, strict=True):
                 bar.update(task, advance=1, description=run.name)
                 for text in scoring.notices:
-                    notices.say_once(text)
+                    say_once(text)
                 if scoring.error is not None:  # the others are worth having
                     failures[run.name] = scoring.error
-                answers += [_answer(run, result) for result, _ in scoring.results]
-                notices.say(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
-        if question.wants_ngrams:
-            own_text = partial(corpus_for, data=None, notice=notices.say_once)
-            add_ngrams([run for run in scorable if run.name not in failures], own_text, notices.say, question.again)
+                for result, _ in scoring.results:
+                    config = run.config
+                    evaluations.append(Evaluation(config.experiment_name, config.scheme.name, config.seed, result))
+                console.out(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
+        if request.wants_ngrams:
+            own_text = partial(corpus_for, data=None, notice=say_once)
+            add_ngrams([run for run in scorable if run.name not in failures], own_text, console.out, request.again)
     finally:
-        _show_all(console, answers)
+        for title, protocol in dict.fromkeys(evaluation.table for evaluation in evaluations):
+            _show(
+                console,
+                title,
+                protocol,
+                [evaluation for evaluation in evaluations if evaluation.table == (title, protocol)],
+            )
     if failures:
         raise _joined(failures, len(scorable))
-    return answers
-
-
-class _Notices:
-    """Lines on the console."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._said: set[str] = set()
-
-    def say(self, text: str) -> None:
-        self._console.out(text)
-
-    def say_once(self, text: str) -> None:
-        """What would be the same for every run is said for the first."""
-        if text not in self._said:
-            self.say(text)
-        self._said.add(text)
+    return evaluations
 
 
 def _progress(console: Console) -> Progress:
@@ -145,15 +134,15 @@ class _Scoring:
 
 
 def _evaluate(
-    run: Run, question: Question, advance: Callable[[int], object], say: Callable[[str], None] | None
+    run: Run, request: Request, advance: Callable[[int], object], say: Callable[[str], None] | None
 ) -> _Scoring:
     """Score one run. `say` prints what there is to say at once; without it the notices are returned."""
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
-        corpus = corpus_for(run, question.data, say)
+        corpus = corpus_for(run, request.data, say)
         tell = scoring.results.append
-        for variant in question.variants:
+        for variant in request.variants:
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
         if not isinstance(run, PackedRun):
             _track(run, say)
@@ -184,25 +173,15 @@ def _track(run: Run, say: Callable[[str], object]) -> None:
         say(offline_hint(tracker.record["folder"]))
 
 
-def _answer(run: Run, result: Result) -> Answer:
-    config = run.config
-    return Answer(config.experiment_name, config.scheme.name, config.seed, result)
-
-
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
     """`scored fixed 64, 128; fixed · yarn 128, then failed`"""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
             lengths.setdefault(row_name(result.protocol, result.key.under), []).append(short_length(result.length))
-    parts = [f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items()]
-    if parts:
-        done = [f"scored {'; '.join(parts)}"]
-    elif results:
-        done = ["already there"]
-    else:
-        done = [] if has_failed else ["nothing to score"]
-    return ", then ".join([*done, *["failed"] * has_failed])
+    scored = "; ".join(f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items())
+    done = f"scored {scored}" if scored else "already there" if results else ""
+    return ", then ".join(filter(None, [done, "failed" * has_failed])) or "nothing to score"
 
 
 def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -> list[Run]:
@@ -235,20 +214,19 @@ def _why_unreadable(run: Run) -> str:
 
 def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str], None]) -> list[Run]:
     """Those whose schemes have the options of `under`. Raises: ConfigError where none has."""
-    why: dict[str, list[Run]] = {}
+    reasons: dict[str, list[Run]] = {}
     for run in runs if under else []:
         with suppress(ConfigError):  # what is wrong with a run is said in its turn
-            refusal = run.refusal_of(under)
-            if refusal is not None:
-                why.setdefault(refusal, []).append(run)
-    refused = [run for each in why.values() for run in each]
-    for refusal, of_it in why.items():
-        schemes = ", ".join(dict.fromkeys(run.config.scheme.name for run in of_it))
-        text = f"--under {' '.join(under)} cannot be used with {schemes}: {refusal}"
-        if len(refused) == len(runs):
+            reasons.setdefault(run.refusal_of(under) or "", []).append(run)
+    taken = [run for run in runs if not any(run in refused for reason, refused in reasons.items() if reason)]
+    for reason, refused in reasons.items():
+        schemes = ", ".join(dict.fromkeys(run.config.scheme.name for run in refused))
+        text = f"--under {' '.join(under)} cannot be used with {schemes}: {reason}"
+        if reason and not taken:
             raise ConfigError(f"{text}. Name runs of a scheme that has this option (rotations have rescale)")
-        notice(f"{text} (skipped: {len(of_it)} of {len(runs)} runs)")
-    return [run for run in runs if run not in refused]
+        if reason:
+            notice(f"{text} (skipped: {len(refused)} of {len(runs)} runs)")
+    return taken
 
 
 def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
@@ -257,34 +235,24 @@ def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
         return next(iter(failures.values()))
     runs: dict[str, list[str]] = {}
     for name, error in failures.items():
-        is_ours = isinstance(error, ConfigError)
-        runs.setdefault(str(error) if is_ours else f"{type(error).__name__}: {error}", []).append(name)
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        runs.setdefault(f"{kind}{error}", []).append(name)
     lines = [f"{', '.join(names[:3]) + ', ...' * (len(names) > 3)}: {message}" for message, names in runs.items()]
-    more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
-    text = "\n  ".join([f"{len(failures)} of {total} runs failed", *lines[:_MOST_NAMED], *more])
+    text = "\n  ".join([f"{len(failures)} of {total} runs failed", *lines])
     is_users = all(isinstance(error, (ConfigError, OSError)) for error in failures.values())
     return ConfigError(text) if is_users else RuntimeError(text)
 
 
-def _show_all(console: Console, answers: Sequence[Answer]) -> None:
-    """A table for each experiment and protocol, in the order in which they came."""
-    tables: dict[tuple[str, str], list[Answer]] = {}
-    for answer in answers:
-        tables.setdefault(answer.table, []).append(answer)
-    for (title, protocol), of_table in tables.items():
-        _show(console, title, protocol, of_table)
-
-
-def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]) -> None:
+def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:
     """One figure by row and length, over all seeds, as the protocol words it; a scheme under words is another row."""
-    lengths = sorted({answer.result.length for answer in answers})
-    rows = list(dict.fromkeys(answer.row for answer in answers))
-    targets = sorted({answer.result.header["targets_total"] for answer in answers})
+    lengths = sorted({evaluation.result.length for evaluation in evaluations})
+    rows = list(dict.fromkeys(evaluation.row for evaluation in evaluations))
+    targets = sorted({evaluation.result.header["targets_total"] for evaluation in evaluations})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
     heading = f"{title}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
     console.out(f"\n{heading}")
-    seeds = {row: sorted({a.seed for a in answers if a.row == row}) for row in rows}
+    seeds = {row: sorted({a.seed for a in evaluations if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme", overflow="fold")
@@ -295,7 +263,7 @@ def _show(console: Console, title: str, protocol: str, answers: Sequence[Answer]
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in lengths:
-            headers = [a.result.header for a in answers if (a.row, a.result.length) == (row, length)]
+            headers = [a.result.header for a in evaluations if (a.row, a.result.length) == (row, length)]
             cells.append(asked.headline_of(headers) if headers else "–")
         table.add_row(Text(row), *cells)
     console.print(table)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
-from posbench.evaluation.question import Question
+from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.runs.results import Result, ResultKey, store
 from posbench.scheme_file import name_file
@@ -84,7 +84,7 @@ def score_split(
 def evaluate_run(
     run: Run,
     corpus: Corpus,
-    question: Question,
+    request: Request,
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
     notice: Notice = lambda text: None,
@@ -94,21 +94,21 @@ def evaluate_run(
     Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
     the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
 
-    Arguments: corpus, the run's own text or the one that the question names (`posbench.evaluation.texts`).
+    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`).
     Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
     counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where the run is not finished, its configuration or weights are another run's, it was trained on
     other text or with another tokenizer, or what is stored is of another number format than is asked for.
     """
-    for file in question.scheme_files:
+    for file in request.scheme_files:
         name_file(file)
-    _check(run, corpus, question)
-    scorer = _Scorer(run, corpus, question)
+    _check(run, corpus, request)
+    scorer = _Scorer(run, corpus, request)
     stored, _ = run.results()
     results = []
-    for protocol in map(protocol_named, question.protocols_of(run.config.evaluation.protocols)):
-        wanted = question.lengths_of(protocol, run.config, corpus.test)
-        have = {} if question.again else scorer.usable(protocol, stored)
+    for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
+        wanted = request.lengths_of(protocol, run.config, corpus.test)
+        have = {} if request.again else scorer.usable(protocol, stored)
         scorer.check_dtype(protocol, [have[length] for length in wanted if length in have])
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
@@ -128,7 +128,7 @@ def evaluate_run(
     return results
 
 
-def _check(run: Run, corpus: Corpus, question: Question) -> None:
+def _check(run: Run, corpus: Corpus, request: Request) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
     prints = run.manifest.fingerprints
     if not run.is_finished:
@@ -136,7 +136,7 @@ def _check(run: Run, corpus: Corpus, question: Question) -> None:
         raise ConfigError(f"{run.name} is {status}, not finished: give its train command again to finish it")
     run.check_config()
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
-    if question.data is None:
+    if request.data is None:
         differing["text"] = (corpus.fingerprint, prints.data)
     for what, (now, trained) in differing.items():
         if now != trained:
@@ -149,13 +149,13 @@ def _check(run: Run, corpus: Corpus, question: Question) -> None:
 class _Scorer:
     """Scores one run and stores the results. The model is loaded when the first length is scored."""
 
-    def __init__(self, run: Run, corpus: Corpus, question: Question) -> None:
-        self.run, self.corpus, self.question = run, corpus, question
-        step = question.at_step
+    def __init__(self, run: Run, corpus: Corpus, request: Request) -> None:
+        self.run, self.corpus, self.request = run, corpus, request
+        step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += [*run.marks, *(["file=changed"] if run.check_scheme_files(question.scheme_changed) else [])]
-        self.under = (*question.under, *marks, *question.text_words)
+        marks += [*run.marks, *(["file=changed"] if run.check_scheme_files(request.scheme_changed) else [])]
+        self.under = (*request.under, *marks, *request.text_words)
 
     @cached_property
     def longest(self) -> int | None:
@@ -163,18 +163,18 @@ class _Scorer:
         from posbench.model import shape_of
         from posbench.schemes import build_scheme
 
-        config = self.run.config_under(self.question.under)
+        config = self.run.config_under(self.request.under)
         return build_scheme(config.scheme, shape_of(config)).longest
 
     @cached_property
     def model(self) -> Decoder:
-        return self.run.load_model(self.question.under, self.at_step, self.question.scheme_changed)
+        return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed)
 
     def key(self, protocol: Protocol, length: int) -> ResultKey:
         return ResultKey(protocol.name, length, self.under)
 
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that answers the question, of the same text and settings."""
+        """Length -> the stored result that evaluations the request, of the same text and settings."""
         return {
             result.length: result
             for result in stored
@@ -183,7 +183,7 @@ class _Scorer:
 
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
         """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
-        others = [] if self.question.again else [r for r in stored if r.protocol in protocol.shares_windows]
+        others = [] if self.request.again else [r for r in stored if r.protocol in protocol.shares_windows]
         same = [result for result in others if self._is_alike(protocol, result)]
         # An anchor may be longer than any stored length: a scheme may not be defined up to there.
         return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
@@ -196,7 +196,7 @@ class _Scorer:
 
     def check_dtype(self, protocol: Protocol, stored: Sequence[Result]) -> None:
         """Raises: ConfigError where a number format is asked for and stored results were scored in another."""
-        asked = self.question.dtype
+        asked = self.request.dtype
         others = [result for result in stored if asked not in ("auto", result.header.get("dtype"))]
         if others:
             lengths = ", ".join(str(result.length) for result in others)
@@ -211,7 +211,7 @@ class _Scorer:
         from posbench.runs.checkpoint import weights_digest
 
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
-        model.piece = self.question.piece or settings.piece
+        model.piece = self.request.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
         if device.compiled:
             model.allow_compiled_attention()
@@ -242,7 +242,7 @@ class _Scorer:
         """Where to compute: in the number format of training unless another is asked for."""
         from posbench.machine.device import choose_device
 
-        dtype = self.question.dtype
+        dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))
-        return choose_device(replace(self.run.config.train, device=self.question.device, dtype=dtype))
+        return choose_device(replace(self.run.config.train, device=self.request.device, dtype=dtype))

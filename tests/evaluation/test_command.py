@@ -13,9 +13,9 @@ from rich.console import Console
 
 from posbench.config import Config, ConfigError
 from posbench.data import prepare
-from posbench.evaluation import Question
-from posbench.evaluation.command import Answer, _show, evaluate_runs
+from posbench.evaluation.command import Evaluation, _show, evaluate_runs
 from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.runs.results import Result, ResultKey
 from posbench.training import train
@@ -29,8 +29,8 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 
     def said(runs: list[Run]) -> str:
         console = Console(file=io.StringIO(), width=100)
-        question = Question(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32")
-        evaluate_runs(runs, question, console)
+        request = Request(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32")
+        evaluate_runs(runs, request, console)
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     text = said(runs)
@@ -43,18 +43,18 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same(config: 
 def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config: Callable[..., Config]) -> None:
     learned, nope = (train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in NAMES)
     console = Console(file=io.StringIO(), width=100)
-    question = Question(lengths=(16, 32, 64), protocols=("fixed",), device="cpu", dtype="float32")
-    evaluate_runs([learned, nope], question, console)
+    request = Request(lengths=(16, 32, 64), protocols=("fixed",), device="cpu", dtype="float32")
+    evaluate_runs([learned, nope], request, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("learned is defined up to 32 tokens: longer lengths are skipped") == 1
     assert re.search(r"learned +\d+\.\d\d +\d+\.\d\d +–\nnope( +\d+\.\d\d){3}\n", text)
     stored = {run: [each for each in run.results()[0] if each.protocol == "fixed"] for run in (learned, nope)}
     assert [result.length for result in stored[learned]] == [16, 32]
     # The targets are those of the schemes that are scored at 64, also where only shorter lengths are asked for later.
-    evaluate_runs([learned], Question(lengths=(16,), protocols=("fixed",), device="cpu", dtype="float32"), console)
+    evaluate_runs([learned], Request(lengths=(16,), protocols=("fixed",), device="cpu", dtype="float32"), console)
     assert stored[learned][0].windows[["document", "start"]].equals(stored[nope][0].windows[["document", "start"]])
     assert learned.results()[0][0].windows.equals(stored[learned][0].windows)
-    evaluate_runs([learned], Question(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32"), console)
+    evaluate_runs([learned], Request(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32"), console)
     assert console.file.getvalue().rstrip().endswith("learned/seed=0: nothing to score")  # type: ignore[attr-defined]
 
 
@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_is_not_a_result(
     torch.nn.init.constant_(model.norm.weight, torch.nan)
     monkeypatch.setattr(Run, "load_model", lambda *arguments: model)
     with pytest.raises(ConfigError, match=f"a loss of {protocol} at 16 tokens is not a finite number in float32"):
-        evaluate_run(run, prepare(run.config), Question((16,), (protocol,), dtype="float32"))
+        evaluate_run(run, prepare(run.config), Request((16,), (protocol,), dtype="float32"))
     assert [result.protocol for result in run.results()[0]] == ["validation"]
 
 
@@ -78,7 +78,7 @@ def test_no_zero_has_a_minus() -> None:
         Result(ResultKey("retrieval", length), {"targets_total": 9, "drop": drop}, pyarrow.table({}))
         for length, drop in {64: -0.00004, 128: -0.0006}.items()
     ]
-    _show(console, "demo", "retrieval", [Answer("demo", "nope", 0, result) for result in results])
+    _show(console, "demo", "retrieval", [Evaluation("demo", "nope", 0, result) for result in results])
     assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -91,9 +91,9 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
     console = Console(file=io.StringIO(), width=100)
 
     def said(*names: str, under: tuple[str, ...]) -> str:
-        question = Question(lengths=(16, 64), protocols=("fixed",), under=under, device="cpu", dtype="float32")
+        request = Request(lengths=(16, 64), protocols=("fixed",), under=under, device="cpu", dtype="float32")
         start = console.file.tell()
-        evaluate_runs([runs[name] for name in names], question, console)
+        evaluate_runs([runs[name] for name in names], request, console)
         return console.file.getvalue()[start:]  # type: ignore[attr-defined]
 
     text = said(*ROWS, under=("rescale=pi,yarn",))

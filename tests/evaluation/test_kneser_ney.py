@@ -15,10 +15,10 @@ from rich.console import Console
 
 from posbench.config import Config
 from posbench.data import prepare
-from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.kneser_ney import KneserNey, discounts
 from posbench.evaluation.ngrams import ORDERS, text_read, windows_read
+from posbench.evaluation.request import Request
 from posbench.runs import Run, find_runs
 from posbench.runs.results import Result
 from posbench.training import train
@@ -94,9 +94,9 @@ def run(config: Callable[..., Config]) -> Run:
     return train(config("scheme=nope", "train.steps=1"))
 
 
-def evaluated(runs: list[Run], **question: object) -> str:
+def evaluated(runs: list[Run], **request: object) -> str:
     console = Console(file=io.StringIO(), width=200)
-    evaluate_runs(runs, Question(protocols=("ngram",), **question), console)  # type: ignore[arg-type]
+    evaluate_runs(runs, Request(protocols=("ngram",), **request), console)  # type: ignore[arg-type]
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

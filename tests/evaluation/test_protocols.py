@@ -18,11 +18,12 @@ from rich.console import Console
 import posbench
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
-from posbench.evaluation import Question, score_split
 from posbench.evaluation.command import evaluate_runs
+from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import POSITION, PROTOCOLS, Protocol, Score
 from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import places
+from posbench.evaluation.request import Request
 from posbench.model import Decoder, build_model
 from posbench.runs import Run
 from posbench.runs.results import Result
@@ -179,8 +180,8 @@ def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_ord
 
 
 def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **others: Any) -> list[Result]:
-    question = Question(lengths, (protocol,), device="cpu", dtype="float32", **others)
-    return [answer.result for answer in evaluate_runs([run], question, Console(quiet=True))]
+    request = Request(lengths, (protocol,), device="cpu", dtype="float32", **others)
+    return [evaluation.result for evaluation in evaluate_runs([run], request, Console(quiet=True))]
 
 
 def _stored(run: Run, protocol: str) -> dict[int, Result]:
@@ -229,7 +230,7 @@ def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) 
 
 def test_lengths_alone_are_scored_with_the_training_length_and_nothing_else(config: Make) -> None:
     run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.protocols=[fixed,order,retrieval]"))
-    evaluate_runs([run], Question(lengths=(64,)), Console(quiet=True))
+    evaluate_runs([run], Request(lengths=(64,)), Console(quiet=True))
     stored = [(key.protocol, key.length) for key in run.evaluated()]
     assert stored == [("fixed", 32), ("fixed", 64), ("retrieval", 64), ("validation", 32)]
 
@@ -256,7 +257,7 @@ class Halves(Protocol):
 def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROTOCOLS, "halves", Halves())  # type: ignore[arg-type]
     run = train(config("scheme=nope", "train.steps=1", "evaluation.protocols=[halves]"))
-    evaluate_runs([run], Question(lengths=(64,)), Console(quiet=True))
+    evaluate_runs([run], Request(lengths=(64,)), Console(quiet=True))
     rows = posbench.results(run.path, tidy=True)
     sums = rows[rows["protocol"] == "halves"].groupby("first")[["value", "count"]].sum()
     assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}

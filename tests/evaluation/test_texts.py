@@ -17,9 +17,9 @@ import posbench
 from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.data import overlap
-from posbench.evaluation import Question, text_named
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.texts import corpus_for
+from posbench.evaluation.request import Request
+from posbench.evaluation.texts import corpus_for, text_named
 from posbench.runs import Run, find_runs
 from posbench.runs.finding import pack_experiment
 from posbench.runs.results import Result, ResultKey
@@ -72,8 +72,8 @@ def said(
     """The results, and what was printed."""
     console = Console(file=io.StringIO(), width=200)
     data = text_named(["files", f"data.path={folder}", f"data.name={name}", *words])
-    answers = evaluate_runs([run], Question(data=data, lengths=lengths, device="cpu", dtype="float32"), console)
-    return [answer.result for answer in answers], console.file.getvalue()  # type: ignore[attr-defined]
+    evaluations = evaluate_runs([run], Request(data=data, lengths=lengths, device="cpu", dtype="float32"), console)
+    return [evaluation.result for evaluation in evaluations], console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_alone(run: Run, notes: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_text_that_a_run_was_trained_on_is_no_other_text(run: Run, documents
 )
 def test_words_that_name_no_text_are_refused(words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Question(data=text_named(words))
+        Request(data=text_named(words))
 
 
 def test_a_choice_of_ones_own_is_a_text_too(tmp_path: Path, notes: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_choice_of_ones_own_is_a_text_too(tmp_path: Path, notes: Path) -> None
 
 def test_a_text_is_not_an_option_of_a_scheme() -> None:
     with pytest.raises(ConfigError, match="--under 'data=pg19' is not an option of a scheme"):
-        Question(under=("data=pg19",))
+        Request(under=("data=pg19",))
 
 
 def test_a_text_of_the_hub_without_the_hub_is_refused_before_any_run_is_scored(
@@ -195,7 +195,7 @@ def test_a_text_of_the_hub_without_the_hub_is_refused_before_any_run_is_scored(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     console = Console(file=io.StringIO())
     with pytest.raises(ConfigError, match="cannot be read from the Hugging Face hub"):
-        evaluate_runs([run], Question(data=text_named(["wikitext103"]), device="cpu"), console)
+        evaluate_runs([run], Request(data=text_named(["wikitext103"]), device="cpu"), console)
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
 
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from posbench.composition import compose
-from posbench.evaluation import Question
 from posbench.evaluation.command import evaluate_runs
+from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.runs.results import Result
 from posbench.training import train
@@ -26,9 +26,9 @@ Evaluate = Callable[..., list[Result]]
 def evaluate() -> Evaluate:
     """Score a run as `posbench eval` does, by default with the protocol `fixed`."""
 
-    def score(run: Run, **question: Any) -> list[Result]:
-        asked = Question(**{"device": "cpu", "dtype": "float32", "protocols": ("fixed",), **question})
-        return [answer.result for answer in evaluate_runs([run], asked, Console(quiet=True))]
+    def score(run: Run, **request: Any) -> list[Result]:
+        asked = Request(**{"device": "cpu", "dtype": "float32", "protocols": ("fixed",), **request})
+        return [evaluation.result for evaluation in evaluate_runs([run], asked, Console(quiet=True))]
 
     return score
 

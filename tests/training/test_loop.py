@@ -14,7 +14,7 @@ import torch
 from posbench import load_run
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
-from posbench.evaluation import score_split
+from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
 from posbench.model import build_model
 from posbench.runs.checkpoint import load_tensors, newest

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
 
     Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`), and of no
@@ -46,8 +46,8 @@ class Question:
         _ = self.text_words
 
     @property
-    def variants(self) -> list[Question]:
-        """A question for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
+    def variants(self) -> list[Request]:
+        """A request for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
         every = combinations(self.under)
         return [self] if every == [self.under] else [replace(self, under=under) for under in every]
 
