@@ -119,14 +119,18 @@ def check(checkpoint: Path) -> None:
     """Read every file and compare its checksum. Raises: TornCheckpoint; ConfigError for one of another format."""
     sums = _sums(checkpoint)
     for name in (STATE, MODEL, OPTIMIZER, METRICS):
-        try:
-            summed = sum_of(checkpoint / name)
-        except OSError:
-            raise TornCheckpoint(f"{name} is missing") from None
-        if summed != sums.get(name):
-            raise TornCheckpoint(f"{name} does not match its checksum")
+        _check_sum(checkpoint, name, sums.get(name))
     if read_state(checkpoint)["step"] != _step(checkpoint):
         raise TornCheckpoint(f"it is of step {read_state(checkpoint)['step']}")
+
+
+def _check_sum(checkpoint: Path, name: str, expected: str | None) -> None:
+    try:
+        summed = sum_of(checkpoint / name)
+    except OSError:
+        raise TornCheckpoint(f"{name} is missing") from None
+    if summed != expected:
+        raise TornCheckpoint(f"{name} does not match its checksum")
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
@@ -173,43 +177,33 @@ def any_written(folder: Path) -> bool:
 def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: int | None = None) -> None:
     """The weights of the run's last step into `model`, or those of the older checkpoint `at_step`.
 
+    Raises: ConfigError where they are gone, damaged, of another run, or of another shape.
+    """
+    put_weights(model, load_tensors(weights_file(folder, manifest, at_step).parent, MODEL))
+
+
+def weights_file(folder: Path, manifest: Manifest, at_step: int | None = None) -> Path:
+    """The weights of the run's last step, or of an older one, checked.
+
+    Those of the last step are bound to the run by their digest in its manifest, older ones by the checkpoint's.
     Raises: ConfigError with the steps that are left where they are gone, damaged, or of another run.
     """
-    step = manifest.num_steps if at_step is None else at_step
-    why = _why_not(folder, step, manifest)
-    if why:
-        steps = [n for n in map(_step, _folders(folder)) if _why_not(folder, n, manifest) is None]
-        listed = ", ".join(map(str, sorted(steps)))
-        rest = f"Steps that are intact: {listed}. Use older weights with --at-step {max(steps)}, or " if steps else ""
-        raise ConfigError(
-            f"the weights of step {step} in {folder} cannot be used: {why}. "
-            f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
-        )
-    put_weights(model, load_tensors(folder / _name(step), MODEL))
-
-
-def last_weights(folder: Path, manifest: Manifest) -> Path:
-    """The file of the weights of the run's last step. Raises: ConfigError where they are gone or damaged."""
-    if why := _why_not(folder, manifest.num_steps, manifest):
-        raise ConfigError(f"the weights in {folder} cannot be used: {why}")
-    return folder / _name(manifest.num_steps) / MODEL
-
-
-def _why_not(folder: Path, step: int, manifest: Manifest) -> str | None:
-    """Why the weights of a step are not those that the run had then; None where they are."""
-    checkpoint = folder / _name(step)
-    if step == manifest.num_steps and manifest.weights is not None:
-        try:
-            same = sum_of(checkpoint / MODEL) == manifest.weights
-        except OSError:
-            return f"{checkpoint.name}/{MODEL} is missing"
-        return None if same else f"{checkpoint.name}/{MODEL} does not match the checksum in run.json"
+    checkpoint = folder / _name(manifest.num_steps if at_step is None else at_step)
     try:
-        check(checkpoint)
-        changed = changes(manifest_in(checkpoint), manifest)
-    except (TornCheckpoint, ConfigError) as torn:
-        return f"{checkpoint.name}: {torn}"
-    return f"{checkpoint.name} belongs to another run: {'; '.join(changed)}" if changed else None
+        if _step(checkpoint) == manifest.num_steps and manifest.weights is not None:
+            _check_sum(checkpoint, MODEL, manifest.weights)
+        else:
+            check(checkpoint)
+            if changed := changes(manifest_in(checkpoint), manifest):
+                raise TornCheckpoint(f"it belongs to another run: {'; '.join(changed)}")
+    except (TornCheckpoint, ConfigError) as why:
+        others = [str(_step(other)) for other in reversed(_folders(folder)) if other != checkpoint]
+        rest = f"Other steps: {', '.join(others)}. Use older weights with --at-step {others[-1]}, or " if others else ""
+        raise ConfigError(
+            f"the weights of step {_step(checkpoint)} in {folder} cannot be used: {checkpoint.name}: {why}. "
+            f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
+        ) from why
+    return checkpoint / MODEL
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:

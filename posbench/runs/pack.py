@@ -116,10 +116,6 @@ class PackedRun(Run):
         """Its name in the pack, `scheme/seed=n`."""
         return "/".join(self.path.parts[-2:])
 
-    @property
-    def remedy(self) -> str:
-        return f"restore {self.pack.file} from a copy"
-
     def content(self, name: str) -> bytes:
         number = self.pack.index["runs"][self.key].get(name)
         if number is None:
@@ -142,7 +138,7 @@ class PackedRun(Run):
                 check_header(manifest, weights, key, header)
                 results[key] = Result(key, header, table)
             except NotAResult as why:
-                damaged.append(Damaged(key, self.pack.file, str(why), self.remedy))
+                damaged.append(Damaged(key, self.pack.file, str(why), f"restore {self.pack.file} from a copy"))
         results |= {result.key: result for result in of_folder}
         return [results[key] for key in sorted(results)], damaged
 
@@ -272,12 +268,12 @@ def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
     import torch
     from safetensors.torch import load_file, save
 
-    from posbench.runs.checkpoint import last_weights
+    from posbench.runs.checkpoint import weights_file
 
     digests = {}
     for run in runs:
         name = "/".join(run.path.parts[-2:])
-        tensors = load_file(last_weights(run.path / "checkpoints", run.manifest))
+        tensors = load_file(weights_file(run.path / "checkpoints", run.manifest))
         content = save({each: tensor.to(torch.bfloat16) for each, tensor in tensors.items()})
         digests[name] = hashlib.sha256(content).hexdigest()
         archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)

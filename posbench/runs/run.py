@@ -49,11 +49,6 @@ class Run:
         """`experiment/scheme/seed=n`, as it stands under the runs folder."""
         return "/".join(self.path.parts[-3:])
 
-    @property
-    def remedy(self) -> str:
-        """What to do about a finished run that lost a file: its train command would find it finished and do nothing."""
-        return f"delete the folder {self.path} and train it again"
-
     def content(self, name: str) -> bytes:
         """One of the run's files. Raises: DamagedFile where it is missing; ConfigError where it may not be read."""
         try:
@@ -61,7 +56,7 @@ class Run:
         except (FileNotFoundError, NotADirectoryError):
             raise DamagedFile(
                 f"{self.path} is not a run: it has no {name} (give a folder such as runs/demo/vo_rope/seed=0; if the "
-                f"file was lost, {self.remedy})"
+                f"file was lost, delete the folder {self.path} and train it again)"
             ) from None
         except OSError as error:
             raise _unreadable(self.path / name, error) from error
@@ -77,7 +72,9 @@ class Run:
                 f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
             ) from error
         except (ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"{file} cannot be read ({' '.join(str(error).split())}): {self.remedy}") from error
+            raise ConfigError(
+                f"{file} cannot be read ({' '.join(str(error).split())}): restore it from a copy"
+            ) from error
 
     @property
     def manifest(self) -> Manifest:
@@ -163,8 +160,7 @@ class Run:
         changed = changes_in(self.config, self.manifest)
         if changed:
             raise ConfigError(
-                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Restore the run's own, or "
-                f"{self.remedy}"
+                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Restore the run's own"
             )
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:

@@ -19,7 +19,7 @@ def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, sh
     assert "4 of 8 runs" in posbench("eval", "--length", "64", "--device", "cpu", "--dtype", "float32").out
     words = [*short, "runs_dir=runs/reference", "experiment_name=demo_cpu", "scheme=nope", "seed=0"]
     assert "is finished" in posbench("train", *words).error
-    assert "skipped: 4 packed runs" in posbench("ls").error
+    assert "4 packed runs" in posbench("ls").error
     assert posbench("ls", "demo_cpu").out.startswith("runs/reference/demo_cpu, 4 runs: 4 finished")
     assert posbench("compare", "runs/reference/demo_cpu/nope", "demo/nope/seed=0").status == 0
     assert "is one run" in posbench("report", "runs/reference/demo_cpu/nope/seed=0").refusal

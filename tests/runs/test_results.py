@@ -121,7 +121,7 @@ def test_older_weights_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -
     assert same.key.under == (), "the last step is what is read anyway"
 
 
-@pytest.mark.parametrize("why", ["does not match the checksum", "is missing"])
+@pytest.mark.parametrize("why", ["does not match its checksum", "is missing"])
 def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
     run: Run, evaluate: Evaluate, why: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
     else:
         file = checkpoints / "step=00000004" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*intact: 2\. Use older weights with --at-step 2"):
+    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*Other steps: 2\. Use older weights with --at-step 2"):
         run.load_model()
     with pytest.raises(ConfigError, match=r"step 4 .*--at-step 2"):
         evaluate(run, protocols=("fixed",), lengths=(128,))
