@@ -35,10 +35,8 @@ from torch import Tensor, nn
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.composition import choices
-from posbench.machine.costs import datasheet_rate
-from posbench.machine.device import Device, choose_device
+from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
 from posbench.machine.memory import keep_freed_memory
-from posbench.machine.speed import matmul_rate
 from posbench.model import Decoder
 from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep

@@ -21,11 +21,9 @@ from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config
-from posbench.machine.costs import datasheet_rate
-from posbench.machine.device import Device, choose_device
+from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
 from posbench.machine.files import write_json
 from posbench.machine.memory import keep_freed_memory
-from posbench.machine.speed import matmul_rate
 from posbench.model import Decoder, build_model
 from posbench.size import cache, num_parameters, training_flops_per_token, vocab_size
 from posbench.training.step import TrainingStep

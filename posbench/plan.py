@@ -17,7 +17,7 @@ from posbench.composition import compose
 from posbench.config import Config, ConfigError, nearest
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import protocol_named
-from posbench.machine.costs import DATASHEET
+from posbench.machine.device import DATASHEET
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
@@ -32,7 +32,7 @@ MOST_SECONDS = 20.0  # that timing this machine may take
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.costs`); bytes and hours are estimates.
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); bytes and hours are estimates.
 
     Where a sweep is over models or batches, parameters and memory are those of the run that takes the most memory.
     """
@@ -73,7 +73,7 @@ def plan(
 ) -> Plan:
     """The cost of the runs that `posbench train -m WORDS` would make.
 
-    Arguments: device, a name of `posbench.machine.costs.DATASHEET`; mfu, the share of its rate that training reaches;
+    Arguments: device, a name of `posbench.machine.device.DATASHEET`; mfu, the share of its rate that training reaches;
     flops_per_second, a rate in place of the datasheet's; time_here, whether to time a few steps on this machine.
     Raises: ConfigError for what train would refuse, and for an unknown device.
     """
@@ -129,8 +129,7 @@ def _timed(config: Config, mfu: float) -> tuple[str, float]:
     Where a few steps would take too long, that is the share `mfu` of the rate of a matrix product.
     """
     from posbench.bench import WARMUP_STEPS, Contender
-    from posbench.machine.device import choose_device
-    from posbench.machine.speed import matmul_rate
+    from posbench.machine.device import choose_device, matmul_rate
 
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)

@@ -1,4 +1,4 @@
-"""Where a run computes and in which number format: chosen once, recorded in the manifest."""
+"""Where a run computes, in which number format, and how fast that device multiplies matrices."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
 
+# Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
+# quoted against.
+DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 BFLOAT16_PAYS_FROM = 2.0  # times the speed of float32: a model is more than its matrix products
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
 
@@ -175,3 +178,23 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def datasheet_rate(name: str) -> float | None:
+    """The maker's rate of the device of that name (`Device.describe`), FLOP/s; None where it is not known."""
+    return next((rate for key, rate in DATASHEET.items() if key in name), None)
+
+
+def matmul_rate(device: Device, repeats: int = 3) -> float:
+    """FLOP/s of a large square product in the device's number format: the best of a few."""
+    size, products = (8192, 20) if device.is_cuda else (2048, 1)  # a GPU needs a queue, and time to clock up
+    a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
+    best = 0.0
+    for _ in range(repeats):
+        device.wait()
+        began = time.perf_counter()
+        for _ in range(products):
+            a @ a
+        device.wait()
+        best = max(best, products * 2 * size**3 / (time.perf_counter() - began))
+    return best

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import TrainConfig
-from posbench.machine.shards import put_together, shard_like, shard_of
+from posbench.runs.checkpoint import put_together, shard_like, shard_of
 from posbench.schemes import Scheme
 
 
