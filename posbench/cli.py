@@ -26,7 +26,7 @@ from posbench.scheme_file import place_of
 
 if TYPE_CHECKING:
     from posbench.config import Config
-    from posbench.sweep_table import Trained
+    from posbench.runs import Manifest
 
 app = typer.Typer(
     name="posbench",
@@ -213,14 +213,14 @@ def train(
         outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
-    from posbench.sweep_table import Trained, show_outcomes
+    from posbench.sweep_table import show_outcomes
+    from posbench.tracking import offline_hint
 
     show_outcomes(outcomes, console())
-    for folder in dict.fromkeys(each.result.recordings for each in outcomes if isinstance(each.result, Trained)):
-        if folder is not None:
-            from posbench.tracking import offline_hint
-
-            say(offline_hint(folder))
+    trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
+    records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
+    for folder in dict.fromkeys(record["folder"] for record in records):
+        say(offline_hint(folder))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         say(f"posbench: {outcome}")
@@ -237,16 +237,10 @@ def _is_finished(folder: Path) -> bool:
         return False
 
 
-def _train_job(config: Config) -> Trained:
+def _train_job(config: Config) -> Manifest:
     from posbench.api import train as train_run
-    from posbench.runs import run_folder
-    from posbench.sweep_table import Trained
 
-    was_finished = _is_finished(run_folder(config))
-    manifest = train_run(config).manifest
-    wandb = manifest.wandb or {}
-    is_recorded = wandb.get("mode") == "offline" and not was_finished
-    return Trained(manifest.loss, was_finished, wandb["folder"] if is_recorded else None)
+    return train_run(config).manifest
 
 
 @app.command(context_settings=HYDRA)

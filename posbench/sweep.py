@@ -124,13 +124,14 @@ class Outcome:
     name: str
     error: Exception | None = None
     result: Any = None
+    was_finished: bool = False  # before the sweep
 
-    def __reduce__(self) -> tuple[type[Outcome], tuple[str, Exception | None, Any]]:
+    def __reduce__(self) -> tuple[type[Outcome], tuple[str, Exception | None, Any, bool]]:
         """Errors travel between processes as text: not every exception can be pickled and read again."""
         error = self.error
         if error is not None and not isinstance(error, ConfigError):
             error = JobFailed(_kind(error) + str(error))
-        return Outcome, (self.name, error, self.result)
+        return Outcome, (self.name, error, self.result, self.was_finished)
 
     def __str__(self) -> str:
         return f"{self.name}: {_kind(self.error)}{self.error}"
@@ -174,7 +175,8 @@ class Task:
         name = self.progress.names[number]
         self.say(self.progress.begins(number))
         try:
-            return Outcome(name, result=self.job(typed(composed)))
+            was_finished = not self.progress.to_train[number]
+            return Outcome(name, result=self.job(typed(composed)), was_finished=was_finished)
         except Exception as error:
             return self._failed(Outcome(name, error))
         except Stopped as stopped:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -13,17 +12,8 @@ from posbench.sweep import Outcome
 _MOST_SEEDS = 8  # columns
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a job of `posbench train` gives back."""
-
-    loss: float | None  # of the final validation, nats/token
-    was_finished: bool  # before the job
-    recordings: str | None = None  # the folder where wandb recorded it offline
-
-
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
-    """One row a scheme and one column a seed, where there is more than one run."""
+    """One row a scheme and one column a seed, where there is more than one run; results are the runs' manifests."""
     named = [outcome for outcome in outcomes if outcome.name.count("/") == 2]
     if len(named) < 2:
         return
@@ -48,15 +38,12 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 def _cell(outcome: Outcome) -> str:
     if outcome.error is not None:
         return "failed"
-    result = outcome.result
-    if not isinstance(result, Trained) or result.loss is None:
-        return "finished"
-    return f"{result.loss:.4f}{'*' * result.was_finished}"
+    return f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
     """`33 runs: 20 trained, 12 finished before (*), 1 failed`."""
     failed = sum(outcome.error is not None for outcome in outcomes)
-    before = sum(isinstance(outcome.result, Trained) and outcome.result.was_finished for outcome in outcomes)
+    before = sum(outcome.was_finished for outcome in outcomes)
     counts = {"trained": len(outcomes) - failed - before, "finished before (*)": before, "failed": failed}
     return f"{len(outcomes)} runs: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}"

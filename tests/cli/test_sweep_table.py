@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
+from types import SimpleNamespace
 
 from rich.console import Console
 
 from posbench.config import ConfigError
 from posbench.sweep import Outcome
-from posbench.sweep_table import Trained, show_outcomes
+from posbench.sweep_table import show_outcomes
 
 
 def shown(outcomes: list[Outcome]) -> list[str]:
@@ -21,8 +22,8 @@ def shown(outcomes: list[Outcome]) -> list[str]:
 def test_one_table_of_what_was_trained_what_was_there_and_what_failed() -> None:
     lines = shown(
         [
-            Outcome("demo/nope/seed=0", result=Trained(3.25, was_finished=True)),
-            Outcome("demo/nope/seed=1", result=Trained(3.125, was_finished=False)),
+            Outcome("demo/nope/seed=0", result=SimpleNamespace(loss=3.25), was_finished=True),
+            Outcome("demo/nope/seed=1", result=SimpleNamespace(loss=3.125)),
             Outcome("demo/qk_rope/seed=0", ConfigError("no room")),
         ]
     )
@@ -35,6 +36,6 @@ def test_one_table_of_what_was_trained_what_was_there_and_what_failed() -> None:
 
 
 def test_runs_of_several_experiments_are_told_apart_and_one_run_has_no_table() -> None:
-    losses = [Outcome(f"{name}/nope/seed=0", result=Trained(2.5, False)) for name in ("a", "b")]
+    losses = [Outcome(f"{name}/nope/seed=0", result=SimpleNamespace(loss=2.5)) for name in ("a", "b")]
     assert [line.split()[0] for line in shown(losses)] == ["loss,", "a/nope", "b/nope", "2"]
     assert shown(losses[:1]) == []
