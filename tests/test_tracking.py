@@ -17,7 +17,6 @@ from posbench.api import evaluate
 from posbench.config import Config
 from posbench.runs import Run, run_folder
 from posbench.training import train
-from tests.cli.commands import Give
 from tests.training.conftest import after_step
 
 Make = Callable[..., Config]
@@ -157,14 +156,3 @@ def test_the_folder_of_a_report_is_an_artifact(tmp_path: Path) -> None:
     [recording] = (tmp_path / "wandb").glob("offline-run-*")
     about = header(recording)
     assert (about["run_group"], about["job_type"], about["project"]) == ("demo", "report", "ours")
-
-
-@pytest.mark.slow
-def test_how_to_upload_is_said_once_a_sweep(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = [word for word in short if not word.startswith(("tracking", "hydra"))]
-    said = posbench("train", "-m", "--jobs", "2", "seed=0,1", "scheme=nope", "tracking=wandb", *words)
-    assert said.status == 0 and said.error.count("wandb sync") == 1, said.error

@@ -66,8 +66,7 @@ from posbench.version import __version__
 if TYPE_CHECKING:
     import pandas as pd
 
-LAUNCHER_ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from the launcher
-AGAIN = "give the same command again to"
+ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from torchrun
 _runs_of_process = itertools.count()
 
 
@@ -87,7 +86,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
     torch.compiler.reset()
     run = runs.run_at(runs.run_folder(config))
     with joined_processes(config.train.device) as processes:
-        echo = LAUNCHER_ECHO_SECONDS if processes.size > 1 else 0.0
+        echo = ECHO_SECONDS if processes.size > 1 else 0.0
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
@@ -226,7 +225,7 @@ class Training:
 
         Raises: ConfigError where a checkpoint is another run's.
         """
-        folder, train, newest, trunk = self.run.path, self.config.train, None, None
+        folder, newest, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
             self.run.write_manifest(self.manifest)
@@ -256,9 +255,11 @@ class Training:
             )
             self.processes.barrier()  # before the first process changes what the others read
         if self.is_first:
-            metrics = (found / checkpoint.METRICS).read_text(encoding="utf-8") if found else ""
-            write_text(folder / "metrics.jsonl", metrics)
+            (folder / "metrics.jsonl").unlink(missing_ok=True)
+            if found:
+                write_text(folder / "metrics.jsonl", (found / checkpoint.METRICS).read_text(encoding="utf-8"))
             if newest:
+                train = self.config.train
                 checkpoint.prune(newest.parent, newest, train.keep_checkpoints, train.branching_steps)
                 self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
             self.tracker = open_tracker(self.config, self.run, self.manifest, self.console.out)
@@ -273,6 +274,7 @@ class Training:
         Raises: Stopped once a signal has come and a checkpoint is written; Died where the numbers went wrong.
         """
         train, state, step = self.config.train, self.state, self.step
+        validate_every = train.steps_between_validations
         checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
         branching_steps = train.branching_steps  # where the decay of a shorter run begins
         self.device.reset_peak_memory()
@@ -294,16 +296,14 @@ class Training:
                 # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
                 # (posbench.training.step). The result stays on the device, and the host does not wait for it.
                 state.pending.append(step(n, tokens, self.observe))  # [2]: loss (nats per token), gradient norm
-                state.steps_done = n + 1
-                self.bar.advance(state.steps_done)
+                state.steps_done = done = n + 1
+                self.bar.advance(done)
 
-                is_last = state.steps_done == train.num_steps
-                is_logged = state.steps_done % train.log_every == 0 or is_last
-                is_validated = state.steps_done % train.steps_between_validations == 0 and not is_last  # see `finish`
                 signal_number = self.processes.stop_signal(self.signals.received)  # the same in all processes
-                is_saved = state.steps_done % checkpoint_every == 0 or state.steps_done in branching_steps
-                is_saved = is_saved or is_last or bool(signal_number)
-
+                is_last = done == train.num_steps
+                is_logged = is_last or done % train.log_every == 0
+                is_validated = not is_last and done % validate_every == 0  # the last one is stored (`finish`)
+                is_saved = is_last or done % checkpoint_every == 0 or done in branching_steps or bool(signal_number)
                 if n > first:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
                 if n == first or is_logged or is_validated or is_saved:
@@ -325,8 +325,8 @@ class Training:
                     began = time.perf_counter()
 
                 if signal_number:
-                    where = f"at step {state.steps_done} of {train.num_steps}, with a checkpoint"
-                    self.signals.stop(signal_number, f"{where}: {AGAIN} resume")
+                    where = f"at step {done} of {train.num_steps}, with a checkpoint"
+                    self.signals.stop(signal_number, f"{where}: give the same command again to resume")
 
     def validate(self) -> None:
         """A point of the loss curve: the windows of the loss table, scored with the weights of now. Raises: Died."""
@@ -367,23 +367,27 @@ class Training:
     def _validation_scores(
         self, advance: Callable[[int], object] = lambda tokens: None
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """The rows and the header of a validation: the same windows while training and after the last step."""
+        """The rows and the header of a validation: the same windows while training and after the last step.
+
+        Raises: Died.
+        """
         length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
-        return score_split(
+        rows, header = score_split(
             self.step.model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
         )
+        if not math.isfinite(header["nll_mean"]):
+            raise Died(f"the validation loss at step {self.state.steps_done} is {header['nll_mean']}. Lower train.lr")
+        return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """The row of a validation. Raises: Died."""
-        loss, step = header["nll_mean"], self.state.steps_done
-        if not math.isfinite(loss):
-            raise Died(f"the validation loss at step {step} is {loss}. Lower train.lr")
+        """The row of a validation."""
+        step = self.state.steps_done
         self._append(
             {
                 "kind": "validation",
                 "step": step,
                 "tokens": step * self.config.train.tokens_per_step,
-                "loss": loss,
+                "loss": header["nll_mean"],
                 "bits_per_byte": header["bits_per_byte"],
             }
         )
@@ -421,8 +425,6 @@ class Training:
         config, state = self.config, self.state
         peak_memory_bytes = self.device.peak_memory_bytes() if self.has_own_memory else None
         rows, header = self._validation_scores(lambda tokens: self._stop_if_asked())
-        if not math.isfinite(header["nll_mean"]):
-            raise Died(f"the validation loss after the last step is {header['nll_mean']}. Lower train.lr")
         if not self.is_first:
             return
         weights = checkpoint.weights_digest(self.run.path / "checkpoints", state.steps_done)
@@ -464,7 +466,9 @@ class Training:
     def _stop_if_asked(self) -> None:
         signal_number = self.processes.stop_signal(self.signals.received)
         if signal_number:
-            self.signals.stop(signal_number, f"after its last step, with a checkpoint: {AGAIN} finish")
+            self.signals.stop(
+                signal_number, "after its last step, with a checkpoint: give the same command again to finish"
+            )
 
     @contextmanager
     def reason_recorded(self) -> Iterator[None]:
@@ -478,9 +482,8 @@ class Training:
                 yield
             failed = False
         except BaseException as error:
-            with suppress(
-                OSError, ConfigError
-            ):  # on a full disk, say: `state_of` still sees that nobody holds the lock
+            # Where the disk is full, say, nothing can be written: `state_of` still sees that nobody holds the lock.
+            with suppress(OSError, ConfigError):
                 if self.is_first and not self.run.is_finished:
                     self.run.update_manifest(
                         status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
@@ -498,7 +501,9 @@ class Training:
             yield
         except Exception as error:
             # Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop.
-            self.signals.raise_if_received(f"in step {self.state.steps_done + 1}: {AGAIN} resume")
+            self.signals.raise_if_received(
+                f"in step {self.state.steps_done + 1}: give the same command again to resume"
+            )
             if not isinstance(error, OSError):
                 raise
             where = f" {error.filename}" if error.filename else ""

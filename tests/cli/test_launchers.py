@@ -127,3 +127,16 @@ def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pyt
     posbench("train", "-m", "--jobs", "3", "seed=0,1")
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
     assert "--jobs 3 is for a sweep: give -m too" in posbench("train", "--jobs", "3").refusal
+
+
+@pytest.mark.slow
+def test_how_to_upload_is_said_once_a_sweep(
+    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "of-wandb"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [word for word in short if not word.startswith(("tracking", "hydra"))]
+    said = posbench("train", "-m", "--jobs", "2", "seed=0,1", "scheme=nope", "tracking=wandb", *words)
+    assert said.status == 0 and said.error.count("wandb sync") == 1, said.error

@@ -154,7 +154,7 @@ def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, given:
 
 def test_names_of_branches() -> None:
     assert branch_name("ladder_s", 1_998_848) == "ladder_s-2M" and branch_name("a-b", 512) == "a-b-512"
-    assert branch_name("x", 1_250_000_000) == "x-1.25G" and branch_name("x", 200_704) == "x-201k"
+    assert branch_name("x", 1_250_000_000) == "x-1.25B" and branch_name("x", 200_704) == "x-201k"
 
 
 def test_no_row_of_a_family_hides_its_largest_gradient(config: Make) -> None:

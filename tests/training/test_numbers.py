@@ -66,9 +66,7 @@ def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    ("step", "phase", "when"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "after the last step")]
-)
+@pytest.mark.parametrize(("step", "phase", "when"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "at step 12")])
 def test_a_validation_that_is_not_finite_ends_the_run(
     config: Make, value: float, step: int, phase: str, when: str
 ) -> None:
