@@ -240,7 +240,7 @@ def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
 
 def test_bytes_are_not_exact_where_a_tokenizer_normalizes(files: Files, tmp_path: Path) -> None:
     foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
-    rows = write_rows(tmp_path / "rows.jsonl", [f"e\u0301 {prose(n)}" for n in range(60)])
+    rows = write_rows(tmp_path / "rows.jsonl", [f"e\u0301 {book(n)}" for n in range(150)])
     config = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=rows)
     assert not prepare(config, quiet=True).has_exact_bytes
 
