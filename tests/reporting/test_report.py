@@ -160,6 +160,19 @@ def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Pa
     assert "scheme | 256 (trained) | 257 | 512 |" in written(own, tmp_path, every_length=True)[0]
 
 
+def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_path: Path) -> None:
+    for file in own.glob("alibi/seed=*/eval/fixed/512.*"):
+        file.unlink()
+    text, _ = written(own, tmp_path)
+    rows = text.split("## Perplexity by length: fixed")[1]
+    assert re.search(r"^alibi \| [\d.]+ \| – \| – \| –$", rows, re.MULTILINE), rows[:800]
+
+
+def test_one_scheme_against_the_baseline_is_said_in_the_singular(own: Path, tmp_path: Path) -> None:
+    text, _ = written(own, tmp_path, seeds=[0, 1], schemes=["qk_rope", "nope"])
+    assert "nope has a higher loss than qk_rope in both seeds." in text
+
+
 def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
     written(own, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
