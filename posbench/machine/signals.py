@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from posbench.config import ConfigError
-
 
 class Stopped(BaseException):
     """Training was asked to stop; the same command resumes it. Not an Exception, so that it ends a whole sweep.
@@ -80,25 +78,11 @@ class StopSignals:
 
 
 def is_worker() -> bool:
-    """Whether this process is one of several that a launcher started: ours, torchrun, or another.
+    """Whether this process is one of several that torchrun, or another launcher, started.
 
-    Some platforms set RANK=0 and WORLD_SIZE=1 for every command: that is one process, which may launch others.
+    Some platforms set RANK=0 and WORLD_SIZE=1 for every command: that is one process.
     """
-    return "RANK" in os.environ and environment_number("WORLD_SIZE", 1) > 1
-
-
-def environment_number(name: str, default: int) -> int:
-    """What a launcher has set: how many processes there are (WORLD_SIZE) or the number of one (LOCAL_RANK).
-
-    Raises: ConfigError where the value is not such a number.
-    """
-    text = os.environ.get(name, str(default))
-    if not (text.isascii() and text.isdecimal()) or (name == "WORLD_SIZE" and int(text) < 1):
-        raise ConfigError(
-            f"{name}={text!r} in the environment is not a number that launchers such as torchrun set: if you use none, "
-            "remove it (unset RANK WORLD_SIZE LOCAL_RANK)"
-        )
-    return int(text)
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:

@@ -7,6 +7,7 @@ process writes. A run on one process makes no process group: for it the methods 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
-from posbench.machine.signals import environment_number, is_worker
+from posbench.machine.signals import is_worker
 
 if TYPE_CHECKING:
     from posbench.model import Decoder
@@ -91,7 +92,7 @@ class ProcessGroup(Processes):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = environment_number("LOCAL_RANK", 0)
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
 
     def check(self, config: Config) -> None:
         check_divides(config, self.size)
@@ -179,7 +180,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes()
         return
     if torch.cuda.is_available() and device != "cpu":
-        local = environment_number("LOCAL_RANK", 0)
+        local = int(os.environ.get("LOCAL_RANK", 0))
         if local >= torch.cuda.device_count():
             raise ConfigError(
                 f"process {local + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer processes, "
