@@ -22,7 +22,7 @@ from rich.table import Table
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
-from posbench.machine.files import write_json
+from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder, build_model
 from posbench.size import cache, num_parameters, training_flops_per_token, vocab_size
@@ -226,6 +226,8 @@ def bench(
     console: Console,
 ) -> dict[str, Any]:
     """Measure, print a table, and write JSON to `output` where given. Raises: ConfigError for what compose refuses."""
+    if output is not None:
+        check_writable(output.parent, "figures")  # before minutes of work
     result = (
         bench_evaluation(words, schemes, lengths, rounds) if lengths else bench_training(words, schemes, rounds, steps)
     )

@@ -216,7 +216,6 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
         (["report", "demo", "--output", "{}"], r"report cannot be written to .*name another folder"),
         (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*name another folder"),
         (["report", "demo/nope/seed=0"], r"runs/demo/nope/seed=0 is one run: give its experiment, runs/demo"),
-        (["bench", "--output", "."], r"--output \. is a folder: name a file, such as bench\.json"),
         (["bench", "--output", "{}/x.json"], r"figures cannot be written to .*name another folder"),
         (["bench", "--output", "/proc/nosuch/x.json"], r"figures cannot be written to .*name another folder"),
     ],
