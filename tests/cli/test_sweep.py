@@ -11,8 +11,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from posbench.config import Config
-from posbench.runs import Run, run_folder
 from posbench.sweep import Progress, run_application, sweep_of
+from posbench.sweep_table import Trained
 from tests.cli.commands import Give, left
 
 EVENTS: list[str] = []
@@ -175,17 +175,15 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     short: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from posbench import training
-
     trained: list[str] = []
 
-    def train(config: Config, *rest: object) -> Run:
+    def train(config: Config) -> Trained:
         if config.scheme.name == "nope":
             raise ZeroDivisionError("oh")
         trained.append(config.scheme.name)
-        return Run(run_folder(config))
+        return Trained(2.5, was_finished=False)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr("posbench.cli._train_job", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     told = ["3 runs: 3 schemes x 1 seed", "demo/nope/seed=0: oh", "posbench: demo/nope/seed=0: ZeroDivisionError: oh"]
     lines = said.error.splitlines()
