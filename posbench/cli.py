@@ -1,7 +1,7 @@
 """The commands, and the one place that prints errors and exits.
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
-evaluations at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
+starts at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
 stopped by Ctrl-C or SIGTERM.
 """
 
@@ -469,7 +469,7 @@ def report(
         typer.Option(
             parser=os.path.expanduser,
             metavar="PATH",
-            help="Where the files go. Default: report in the experiment's folder.",
+            help="Where the files go. Default: report (or report-by-COLUMN) in the experiment's folder.",
             show_default=False,
         ),
     ] = None,

@@ -66,7 +66,7 @@ def list_runs(runs: Sequence[Run]) -> list[Listed]:
 
 
 def exit_status(rows: Sequence[Listed]) -> int:
-    """0 where all runs are finished, 1 where one failed or cannot be read, else 3: some run or were cut off."""
+    """0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were interrupted."""
     states = {row.state for row in rows}
     return SOME_FAILED if states & {*FAILED} else ALL_FINISHED if states <= {FINISHED} else SOME_UNFINISHED
 

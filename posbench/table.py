@@ -363,7 +363,7 @@ _PLAIN_CACHE = """
 def curves(paths: Iterable[str]) -> pd.DataFrame:
     """Validation losses while training of the runs at these paths: path, tokens, loss (nats a token).
 
-    All points of a run are of the same first tokens of the split. The final loss, of more of the split, is left out.
+    All points of a run are of the same first tokens of the split.
     """
     import pandas as pd
 

@@ -35,7 +35,7 @@ def test_the_python_of_the_readme_runs(
     documents: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(compose(small_run(documents, cache, tmp_path / "made")))
-    shutil.copytree(run.path, tmp_path / "runs" / "demo" / "vo_rope" / "seed=0")
+    shutil.copytree(run.path, tmp_path / "runs" / "first" / "alibi" / "seed=0")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}

@@ -244,7 +244,7 @@ def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:
-    """One figure by row and length, over all seeds, as the protocol words it; a scheme under words is another row."""
+    """A table of one figure by scheme and length, over all seeds. A scheme with `--under` options has its own row."""
     lengths = sorted({evaluation.result.length for evaluation in evaluations})
     rows = list(dict.fromkeys(evaluation.row for evaluation in evaluations))
     targets = sorted({evaluation.result.header["targets_total"] for evaluation in evaluations})

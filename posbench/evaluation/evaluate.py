@@ -174,7 +174,7 @@ class _Scorer:
         return ResultKey(protocol.name, length, self.under)
 
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that evaluations the request, of the same text and settings."""
+        """Length -> the stored result that answers the request, of the same text and settings."""
         return {
             result.length: result
             for result in stored

@@ -101,7 +101,7 @@ def _few(runs: Sequence[Run]) -> str:
 
 
 def _with_cache(config: Config) -> Config:
-    """The configuration of a run; nothing is begun where a run folder, perhaps another's, says."""
+    """A run's configuration, with the cache folder that it recorded only where that exists: none is made there."""
     place = config.data.cache_dir if cache_folder(config.data.cache_dir).is_dir() else None
     return replace(config, data=replace(config.data, cache_dir=place))
 

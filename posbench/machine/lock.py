@@ -1,5 +1,6 @@
-"""One process a run folder. The kernel holds the lock on `<folder>/.lock`, so it ends with its process, however that
-ends; what the file says is who holds it.
+"""One process a run folder, by a lock on `<folder>/.lock`.
+
+The kernel releases the lock when the process ends, however that happens. The file names the process that holds it.
 """
 
 from __future__ import annotations

@@ -103,14 +103,15 @@ class Comparison:
     def tokens_to_baseline(self) -> dict[str, float]:
         """Scheme -> where its loss curve reaches the last point of the baseline's, as a share of the tokens.
 
-        The mean over seeds; infinity where a seed does not reach it. Losses in the middle of a run are those before the
-        learning rate has come down, so a shorter run that is planned as one would need fewer tokens.
+        The mean over seeds; infinity where a seed does not reach it; left out for curves of fewer than three points.
+        Losses in the middle of a run are those before the learning rate has come down, so a shorter run that is planned
+        as one would need fewer tokens.
         """
         shares: dict[str, list[float]] = {}
         base = dict(list(self.curves[self.curves["scheme"] == self.baseline].groupby("seed")))
         for scheme, seed in self.curves[["scheme", "seed"]].drop_duplicates().itertuples(index=False):
             of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
-            if seed in base and len(base[seed]) > 1:
+            if seed in base and len(base[seed]) > 2:
                 goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
                 shares.setdefault(str(scheme), []).append(_crossing(of["tokens"], of["loss"], goal) / tokens)
         return {scheme: float(np.mean(values)) for scheme, values in shares.items()}

@@ -47,11 +47,11 @@ def report(
 
     Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
     that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
-    the first place); by, a column of `posbench.results` that runs are grouped by, such as train.lr, or several with
-    commas; margin, below which losses count as equal, in nats a token; schemes and seeds, only these; title, default
-    the experiment's name; every_length, whether lengths that are neither a multiple nor a part of the training length
-    are shown too; latex, whether tables are also written as LaTeX and pictures as PDF; wandb, whether the folder is
-    logged to wandb as an artifact; open_page, whether the page is opened in a browser.
+    the first place, or `report-by-<column>`); by, a column of `posbench.results` that runs are grouped by, such as
+    train.lr, or several with commas; margin, below which losses count as equal, in nats a token; schemes and seeds,
+    only these; title, default the experiment's name; every_length, whether lengths that are neither a multiple nor a
+    part of the training length are shown too; latex, whether tables are also written as LaTeX and pictures as PDF;
+    wandb, whether the folder is logged to wandb as an artifact; open_page, whether the page is opened in a browser.
     Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
     from rich.console import Console
@@ -61,7 +61,7 @@ def report(
         raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
     places = [places] if isinstance(places, str | Path) else list(places)
     beside = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
-    target = Path(output) if output else beside / "report"
+    target = Path(output) if output else beside / (f"report-by-{by}" if by else "report")
     check_writable(target, "report")
     summary, rows = read(places)
     if summary.empty:
@@ -103,8 +103,14 @@ def report(
 def _own_published(summary: pd.DataFrame) -> Published | None:
     """The published results that the experiment names."""
     runs, _ = finished(summary)
-    name = config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("published")
+    name = _chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
+
+
+def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The experiment's file, but for runs of another name: they have the demo's file by default, and are not it."""
+    experiment = config.get("experiment", {})
+    return experiment if name.startswith(str(experiment.get("name"))) else {}
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
@@ -295,7 +301,10 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     code = f"; {codes} versions of the code" if codes > 1 else ""
     prints = ", ".join(f"{what} {distinct(f'fingerprint.{name}')[:12]}" for what, name in _PRINTS.items())
     facts = [
-        ("experiment", f"{c.experiment}: {c.config.get('experiment', {}).get('description') or 'no description'}"),
+        (
+            "experiment",
+            ": ".join(filter(None, (c.experiment, _chosen_experiment(c.config, c.experiment).get("description")))),
+        ),
         settings("model"),
         settings("data", "tokenizer"),
         settings("train"),
@@ -336,7 +345,8 @@ def _groups(
     for column in columns:
         if column not in known or summary[column].isna().all():
             varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
-            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {', '.join(varied)}")
+            differ = ", ".join(varied) or "nothing but the scheme and the seed"
+            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
     runs, _ = finished(summary)
     groups = runs.groupby(columns if columns[1:] else by, sort=True)
     return {value: build(of, rows, baseline, published, margin, by) for value, of in groups}

@@ -1,6 +1,6 @@
 """Which runs there are at a place, and which of them the words of a command name.
 
-Runs lie in run folders and in packs, which need no folders. A word is a folder as given, a folder below `runs_dir`, or
+Runs lie in run folders and in packs, which need no folders. A word is a folder below `runs_dir`, a folder as given, or
 the name of an experiment's folder; the error for one that names nothing says what there is.
 """
 
@@ -192,10 +192,10 @@ def experiment_named(name: str | None, runs_dir: Path) -> Path:
 
 
 def _place(name: str, runs_dir: Path) -> Path | None:
-    """The folder of that name, here or below `runs_dir`; or the one experiment whose folder has that name."""
+    """The folder of that name, below `runs_dir` or here; or the one experiment whose folder has that name."""
     if not name:
         return runs_dir
-    if given := next((folder_of(place) for place in (Path(name), runs_dir / name) if holds_runs(place)), None):
+    if given := next((folder_of(place) for place in (runs_dir / name, Path(name)) if holds_runs(place)), None):
         return given
     experiments = [folder for folder in _experiments(runs_dir) if folder.name == name]
     return experiments[0] if len(experiments) == 1 else None

@@ -48,7 +48,7 @@ FORWARD = (
     "model.py",
     "schemes/base.py",
 )
-_STEPS = tuple(f"training/{name}.py" for name in ("train", "step", "checkpoint", "optimizer", "processes"))
+_STEPS = tuple(f"training/{name}.py" for name in ("train", "step", "resume", "optimizer", "processes"))
 # The text has a fingerprint of its own.
 _CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", "schedule.py", *_STEPS)
 _BASES = (Scheme, Kind)

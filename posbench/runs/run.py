@@ -145,7 +145,7 @@ class Run:
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is a checkpoint, intact or not, or none may be looked for: whoever needs it will say so."""
+        """True if a checkpoint exists, intact or not, or if the folder cannot be read."""
         from posbench.runs.checkpoint import any_written
 
         try:

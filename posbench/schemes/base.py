@@ -142,10 +142,6 @@ class Scheme(nn.Module):
         """Whether the class has any of these hooks of its own."""
         return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
 
-    def describe(self) -> str:
-        """A phrase for the report about what the options mean in this decoder; empty if they need none."""
-        return ""
-
     def flops_per_token(self, length: int) -> float | None:
         """Model FLOPs of this layer's hooks in a forward pass over windows of `length` tokens, per token.
 

@@ -106,10 +106,6 @@ class Layers(nn.Module):
         """Its heading in `posbench schemes`."""
         return self.first.group if len(set(self.rows)) == 1 else "layers"
 
-    def describe(self) -> str:
-        """What the options mean in this decoder."""
-        return "; ".join(dict.fromkeys(words for scheme in self if (words := scheme.describe())))
-
     def flops_per_token(self, length: int) -> float | None:
         """Model FLOPs of the hooks of all layers, per token; None where a scheme does not state its own."""
         total = 0.0

@@ -29,10 +29,6 @@ class Sinusoidal(Scheme):
         self.amplitude = number("amplitude", amplitude, 0, 1e6, "1 is the paper's proportion")
         self.base = number("base", base, 1.001, 1e15, "10000 is usual")
 
-    def describe(self) -> str:
-        std = self.shape.embedding_std
-        return f"sines of amplitude {self.amplitude * std:g}; token embeddings begin with standard deviation {std:g}"
-
     def prepare(self, pos: Tensor, length: int) -> Tensor:
         """The table to add, [T, C] float64."""
         width = self.shape.d_model

@@ -49,7 +49,9 @@ from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.results import ResultKey, perplexity, store
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.tracking import Tracker, open_tracker
-from posbench.training.checkpoint import (
+from posbench.training.optimizer import learning_rate
+from posbench.training.processes import Processes, joined_processes
+from posbench.training.resume import (
     LoopState,
     Say,
     manifest_before,
@@ -57,8 +59,6 @@ from posbench.training.checkpoint import (
     take_over,
     trunk_checkpoint,
 )
-from posbench.training.optimizer import learning_rate
-from posbench.training.processes import Processes, joined_processes
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 from posbench.units import short_count
 from posbench.version import __version__

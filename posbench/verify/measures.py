@@ -36,7 +36,7 @@ def shift(specimen: Specimen) -> float:
 
 
 def shift_drift(model: Decoder, tokens: Tensor) -> float:
-    """... of any model and tokens, of which those are read that fit in where the scheme is defined.
+    """The same for any model. Tokens beyond `scheme.longest` are dropped.
 
     A scheme may be absolute beyond the training length alone (FIRE), so one that promises to be is asked there too.
     """

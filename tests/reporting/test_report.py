@@ -56,6 +56,14 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
     assert (described["meaning"] != "").all()
 
 
+def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of_the_demo(tmp_path: Path) -> None:
+    demo, _ = written(fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.4}, (0, 1))), tmp_path / "a")
+    mine, _ = written(
+        fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), experiment="mine")), tmp_path / "b"
+    )
+    assert all(words in demo and words not in mine for words in ("Eleven position schemes", "kexue.fm"))
+
+
 def test_the_first_screen_is_a_paragraph_a_picture_and_a_table(full: Path) -> None:
     blocks = (full / "report.md").read_text().split("\n\n")
     assert blocks[0] == "# posbench: demo" and "4 seeds" in blocks[1]

@@ -9,6 +9,7 @@ import pytest
 
 from posbench import results
 from posbench.runs import Run, find_runs, load_run, state_of
+from posbench.runs.finding import experiment_named
 
 
 def test_links_are_followed_and_every_run_is_found_once(runs: Path, tmp_path: Path) -> None:
@@ -40,3 +41,11 @@ def test_what_one_reader_does_to_a_configuration_no_other_sees(run: Run) -> None
     """Equal files are parsed once."""
     run.config.train.lr = 7.0
     assert load_run(run.path).config.train.lr != 7.0
+
+
+def test_a_name_is_a_run_of_the_runs_folder_before_a_folder_here(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text" / "demo").mkdir(parents=True)  # a folder of text that is called as the experiment
+    monkeypatch.chdir(tmp_path / "text")
+    assert experiment_named("demo", runs) == runs / "demo"

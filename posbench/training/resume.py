@@ -1,4 +1,4 @@
-"""What a run goes on from: its own folder and newest checkpoint, or its trunk's checkpoint where a branch begins.
+"""Resuming: from the run's newest checkpoint, or from its trunk's where a branch begins.
 
 The files of a checkpoint are those of `posbench.runs.checkpoint`. `LoopState` is what the loop keeps in one beside
 weights and moments.
