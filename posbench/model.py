@@ -202,8 +202,9 @@ def initialise(model: Decoder, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if name.startswith("scheme."):
             if hasattr(parameter, "is_drawn"):
+                alone = re.sub(r"members\.\d+\.", "", name)  # its name where the scheme is not one of several
                 with torch.no_grad():
-                    parameter.copy_(_draw(seed, _without_members(name), tuple(parameter.shape), config.init_std))
+                    parameter.copy_(_draw(seed, alone, tuple(parameter.shape), config.init_std))
             continue
         if parameter.ndim < 2:
             continue
@@ -211,8 +212,9 @@ def initialise(model: Decoder, seed: int) -> None:
         std = config.init_std / (2 * config.num_layers) ** 0.5 if writes_to_stream else config.init_std
         if name.endswith("attention.qkv.weight"):
             block = cast(Block, model.blocks[int(name.split(".")[1])])
-            drawn = _draw(seed, name, (_rows_of_all(config), parameter.shape[1]), std)
-            parts = dict(zip(("q", "k", "v"), drawn.split(list(_rows_by_part(config).values())), strict=True))
+            rows = _rows_by_part(config)
+            drawn = _draw(seed, name, (sum(rows.values()), parameter.shape[1]), std)
+            parts = dict(zip(rows, drawn.split(list(rows.values())), strict=True))
             value = torch.cat([parts[part] for part in block.attention.rows()])
         else:
             value = _draw(seed, name, tuple(parameter.shape), std)
@@ -224,15 +226,6 @@ def _rows_by_part(config: ModelConfig) -> dict[str, int]:
     """Rows of the projection that holds all parts."""
     kv = config.kv_heads * config.head_width
     return {"q": config.num_heads * config.head_width, "k": kv, "v": kv}
-
-
-def _rows_of_all(config: ModelConfig) -> int:
-    return sum(_rows_by_part(config).values())
-
-
-def _without_members(name: str) -> str:
-    """A scheme's parameter by the name that it has where the scheme stands alone."""
-    return re.sub(r"members\.\d+\.", "", name)
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:

@@ -112,6 +112,7 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
     assert list(third.glob("files/media/table/eval/results_*.json"))
 
 
+@pytest.mark.slow
 def test_without_tracking_wandb_is_not_imported(words: list[str]) -> None:
     code = "import sys\nfrom posbench import compose, train\n"
     code += f"train(compose({words!r}), quiet=True)\nassert 'wandb' not in sys.modules"

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from posbench.config import Config, ConfigError
+from posbench.data.tokenizer import find_bos
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of
-from posbench.huggingface.tokenizer import exported, special_tokens
 from posbench.machine.files import folder_beside, publish_folder, write_text
 from posbench.model import Decoder
 from posbench.runs import Run
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
 _COMPARED = 256  # tokens
@@ -149,3 +149,33 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")  # begins with BOS, 
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=True)[0]))
 ```
 """
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """BOS in three roles: it begins a document, which ends the one before it, and it is the padding."""
+    bos = find_bos(tokenizer)
+    assert bos is not None, "a run's tokenizer has a BOS"
+    return {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
+
+
+def exported(tokenizer: Tokenizer, context_length: int) -> PreTrainedTokenizerFast:
+    """The tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training."""
+    from tokenizers import Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    copy: Any = Tokenizer.from_str(tokenizer.to_str())
+    number = special_tokens(tokenizer)["bos_token_id"]
+    bos = tokenizer.id_to_token(number)
+    copy.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, number)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=copy,
+        bos_token=bos,
+        eos_token=bos,
+        pad_token=bos,
+        padding_side="left",
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_max_length=context_length,
+    )

@@ -195,6 +195,7 @@ def test_the_reference_reports_stay_short(pack: str, lines: int, words: int, tmp
     assert len(shown.splitlines()) < 60 and max(map(len, shown.splitlines()[:-1])) <= 80
 
 
+@pytest.mark.slow
 def test_a_report_imports_neither_torch_nor_hydra(experiment: Path, tmp_path: Path) -> None:
     words = ["posbench", "report", str(experiment), "--output", str(tmp_path)]
     program = f"""

@@ -307,6 +307,7 @@ def test_a_scheme_that_crashes_fails_and_the_others_are_still_measured(console, 
     )
 
 
+@pytest.mark.slow
 def test_schemes_are_listed_with_their_promises_and_what_cannot_be_built_is_a_row_too(console, tmp_path):
     (tmp_path / "scheme").mkdir()
     for name, row in {
