@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -22,7 +21,6 @@ from rich.table import Table
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
-from posbench.machine.files import check_writable, write_json
 from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder, build_model
 from posbench.size import cache, num_parameters, training_flops_per_token, vocab_size
@@ -222,19 +220,13 @@ def bench(
     lengths: Sequence[int],
     rounds: int,
     steps: int,
-    output: Path | None,
     console: Console,
 ) -> dict[str, Any]:
-    """Measure, print a table, and write JSON to `output` where given. Raises: ConfigError for what compose refuses."""
-    if output is not None:
-        check_writable(output.parent, "figures")  # before minutes of work
+    """Measure, and print a table. Raises: ConfigError for what compose refuses."""
     result = (
         bench_evaluation(words, schemes, lengths, rounds) if lengths else bench_training(words, schemes, rounds, steps)
     )
     (_show_evaluation if lengths else _show_training)(result, console)
-    if output is not None:
-        write_json(output, result)
-        console.out(f"wrote {output}")
     return result
 
 

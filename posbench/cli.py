@@ -7,11 +7,7 @@ stopped by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
-import gc
-import io
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,21 +34,6 @@ app = typer.Typer(
 )
 
 
-def _complete_published(incomplete: str) -> list[str]:
-    from posbench.reporting.published import published_names
-
-    return [name for name in ["list", *published_names()] if name.startswith(incomplete)]
-
-
-def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Experiments below the runs folder, and behind a slash their schemes and seeds."""
-    runs_dir = Path(str(ctx.params.get("runs_dir") or "runs"))
-    parent = incomplete.rpartition("/")[0]
-    places = sorted(place.name for place in (runs_dir / parent).glob("[!.]*") if place.is_dir())
-    names = [f"{parent}/{name}" if parent else name for name in places]
-    return [name for name in names if name.startswith(incomplete)]
-
-
 _GROUPS = (
     "Groups of conf/: scheme=, model=, data=, tokenizer=, train=, evaluation=, tracking=, experiment=. An "
     "unknown name lists the choices of its group; posbench schemes lists schemes; --cfg job shows every setting."
@@ -62,11 +43,6 @@ AtStep = Annotated[
     int | None,
     typer.Option(help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False),
 ]
-
-
-def path(text: str) -> Path:
-    """A path with `~` expanded, which no shell does behind `--output=`."""
-    return Path(text).expanduser()
 
 
 SchemeFiles = Annotated[
@@ -82,14 +58,13 @@ SchemeChanged = Annotated[
     bool,
     typer.Option("--scheme-changed", help="Go on where the file of the run's scheme has changed; results are marked."),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", parser=path, help="The folder that contains the experiments.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUNS",
         help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.",
         show_default=False,
-        autocompletion=_complete_runs,
     ),
 ]
 
@@ -99,14 +74,7 @@ def main() -> None:
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
     # training step ten times slower (docs/internals/decisions.md). OpenMP reads this once, when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    gc.set_threshold(50_000)  # little that an import makes is garbage: a tenth of the start goes to looking for it
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # of what a terminal's encoding lacks, such as ± in ASCII
-    with _explained():
-        worker = is_worker()
-    if worker:
+    if is_worker():
         end_with(_application)
     _application()
 
@@ -169,7 +137,8 @@ ConfigDir = Annotated[
     Path | None,
     typer.Option(
         "--config-dir",
-        parser=path,
+        exists=True,
+        file_okay=False,
         metavar="FOLDER",
         help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.",
         show_default=False,
@@ -200,22 +169,13 @@ def train(
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
-    from posbench.machine.signals import Stopped
-
-    try:
-        from posbench.sweep import run_application
-
-        given = [*(words or []), *ctx.args]
-        if jobs is not None:
-            given += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
-            if not {"-m", "--multirun"} & {*given}:
-                raise ConfigError(f"--jobs {jobs} is for a sweep: give -m too, and what to sweep over")
-        outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
-    except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT, "interrupted before the first step: nothing was written") from None
-    from posbench.sweep_table import show_outcomes
+    from posbench.sweep import run_application, show_outcomes
     from posbench.tracking import offline_hint
 
+    given = [*(words or []), *ctx.args]
+    if jobs is not None:
+        given += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+    outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
     records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
@@ -252,10 +212,6 @@ def plan(
         float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.", min=1e-6, max=1)
     ] = 0.4,
     gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.", min=1)] = 1,
-    flops: Annotated[
-        float | None, typer.Option(help="FLOP/s of the GPU, instead of the datasheet's.", min=1e6, show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, disk, hours on a GPU and on this machine.
@@ -264,11 +220,8 @@ def plan(
     """
     from posbench import plan as planning
 
-    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, flops, time_here=True)
-    if as_json:
-        typer.echo(planning.as_json(planned))
-    else:
-        planning.show(planned, console())
+    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, time_here=True)
+    planning.show(planned, console())
 
 
 @app.command(context_settings=HYDRA)
@@ -424,7 +377,6 @@ def report(
             help="An experiment, or its folder. Default: the only one in the runs folder. Several are one table where "
             "they differ only in schemes and seeds; else group them with --by.",
             show_default=False,
-            autocompletion=_complete_runs,
         ),
     ] = None,
     against: Annotated[
@@ -432,7 +384,6 @@ def report(
         typer.Option(
             help="Published results to compare with ours, such as kexue-10862. --against list shows all.",
             show_default=False,
-            autocompletion=_complete_published,
         ),
     ] = None,
     baseline: Annotated[
@@ -487,10 +438,6 @@ def report(
         return
     named: list[str | None] = [*dict.fromkeys(experiments or [])]
     folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
-    try:
-        chosen_seeds = [int(seed) for seed in (seeds or "").split(",") if seed.strip()]
-    except ValueError:
-        raise ConfigError(f"--seeds {seeds!r}: give whole numbers with commas, such as 0,1,2") from None
     write_report(
         folders,
         against=against,
@@ -500,7 +447,7 @@ def report(
         by=by,
         margin=margin,
         schemes=[name.strip() for name in (schemes or "").split(",") if name.strip()],
-        seeds=chosen_seeds,
+        seeds=[int(seed) for seed in (seeds or "").split(",") if seed.strip()],
         title=title,
         every_length=every_length,
         latex=latex,
@@ -522,7 +469,6 @@ def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
 @app.command(name="ls")
 def list_runs(
     runs: Names = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """List runs: state, tokens, loss, lengths evaluated, size on disk, age.
@@ -538,10 +484,7 @@ def list_runs(
         packs = dict.fromkeys(run.path.relative_to(runs_dir).parts[0] for run in named if run not in own)
         say(f"{len(named) - len(own)} packed runs hidden: posbench ls {' '.join(packs)}")
     rows = listing.list_runs(own)
-    if as_json:
-        typer.echo(listing.as_json(rows))
-    else:
-        listing.show(rows, console())
+    listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
 
 
@@ -563,7 +506,6 @@ def pack(
     output: Annotated[
         Path | None,
         typer.Argument(
-            parser=path,
             metavar="OUTPUT.zip",
             help="The file to write, which must not exist. Default: runs/EXPERIMENT.zip; if that exists, "
             "runs/EXPERIMENT.2.zip, and so on.",
@@ -670,7 +612,6 @@ def schemes(
     plot: Annotated[
         Path | None,
         typer.Option(
-            parser=path,
             metavar="FOLDER",
             help="Draw what each scheme does at each distance, into this folder.",
             show_default=False,
@@ -683,10 +624,6 @@ def schemes(
 
     `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
     """
-    from posbench.composition import choice_folder
-
-    if config_dir:
-        choice_folder(str(config_dir))
     if plot is None:
         from posbench.verify import list_schemes
 
@@ -741,9 +678,6 @@ def bench(
         int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.", min=1)
     ] = 7,
     steps: Annotated[int, typer.Option(help="Training steps per turn.", min=1)] = 3,
-    output: Annotated[
-        Path | None, typer.Option(parser=path, help="Write the figures here as JSON.", show_default=False)
-    ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Measure tokens per second of a whole training step, beside the machine's matrix-product rate.
@@ -753,7 +687,7 @@ def bench(
     from posbench.bench import bench as measure
 
     lengths = [parse_length("--eval", length) for length in evaluate or []]
-    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, output, console())
+    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, console())
 
 
 def _version(wanted: bool) -> None:

@@ -32,21 +32,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from posbench.config import Config, ConfigError, SchemeConfig, nearest
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
@@ -54,7 +48,7 @@ from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
-_MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope", "absolute": "learned", "relative": "shaw"}
+_CONFIG_DIR = "--config-dir="
 
 # ---------------------------------------------------------------- the YAML files of choices
 
@@ -84,16 +78,6 @@ def choice_files(group: str, *folders: Path) -> dict[str, Path]:
 def choices(group: str, *folders: Path) -> list[str]:
     """The names that `group=` accepts."""
     return list(choice_files(group, *folders))
-
-
-def choice_folder(name: str) -> Path:
-    """The folder that `--config-dir` names. Raises: ConfigError where it is not one."""
-    folder = Path(name).expanduser()
-    if not name or not folder.is_dir():
-        raise ConfigError(
-            f"--config-dir {name} is not a folder: give one that contains choices, such as FOLDER/scheme/mine.yaml"
-        )
-    return folder
 
 
 def description(group: str, name: str, *folders: Path) -> str:
@@ -167,28 +151,6 @@ def hydra_word(word: str) -> str:
     return key + equals + _NEEDS_QUOTES.sub(lambda part: f"'{part[0].strip()}'", value)
 
 
-def read_words(words: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The words as Hydra reads them, without `--config-dir FOLDER`, and that folder.
-
-    Raises: ConfigError where it is not a folder, and for `--model tiny`, which is written `model=tiny`.
-    """
-    remaining: list[str] = []
-    folder: Path | None = None
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        flag, equals, value = word.partition("=")
-        following = left[0] if left and not left[0].startswith("-") else ""
-        if flag in ("--config-dir", "-cd"):
-            folder = choice_folder(value if equals else following)
-            left = left if equals else left[1:]
-        elif flag.startswith("--") and flag[2:].partition(".")[0] in settings():
-            raise ConfigError(f"{word!r} is not an option; did you mean {flag[2:]}={value or following or '...'}?")
-        else:
-            remaining.append(word if word.startswith("-") else hydra_word(word))
-    return remaining, folder
-
-
 # ---------------------------------------------------------------- composing
 
 
@@ -198,7 +160,7 @@ def register() -> None:
     schema.scheme = DictConfig({}, flags={"struct": False})  # a scheme's options are its class's: no `+` is needed
     store = ConfigStore.instance()
     store.store(group="schema", name="posbench", node=schema, provider="posbench")
-    sweeper = {"_target_": "hydra_plugins.posbench_sweeper.PosbenchSweeper", "max_batch_size": None, "params": None}
+    sweeper = {"_target_": "hydra_plugins.posbench_sweeper.PosbenchSweeper", "params": None}
     store.store(group="hydra/sweeper", name="posbench", node=sweeper, provider="posbench")
     for plugin in (SchemeFiles, OwnChoices):
         Plugins.instance().register(plugin)
@@ -224,22 +186,15 @@ def _hydra() -> Iterator[ConfigLoader]:
 @contextmanager
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
     """What Hydra composes of the words, its own `hydra` part included; within, Hydra is as it is within a job."""
-    overrides, folder = read_words(words)
+    folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
+    overrides = [hydra_word(word) for word in words if not word.startswith(_CONFIG_DIR)]
+    if folders:
+        places = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders)
+        overrides = [f"hydra.searchpath=[{places}]", *overrides]  # the first counts
     with explained(), _hydra() as loader:
-        if folder is not None:
-            others: list[Any] = [each for each in parse(overrides) if each.key_or_group == "hydra.searchpath"]
-            places: Any = [place for each in others for place in each.value()] + [f"file://{folder.resolve()}"]
-            quoted = ",".join(QuotedString(place, Quote.single).with_quotes() for place in places)
-            overrides = [f"hydra.searchpath=[{quoted}]", *overrides]  # the first counts
         composed = loader.load_configuration("config", overrides, run_mode=mode)
         HydraConfig.instance().set_config(composed)
         yield composed
-
-
-def parse(words: Sequence[str]) -> list[Override]:
-    """The `Override`s that Hydra reads in words. Raises: Hydra's OverrideParseException."""
-    overrides: list[Override] = OverridesParser.create().parse_overrides(list(words))
-    return overrides
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
@@ -304,43 +259,28 @@ def _check_row_name(scheme: SchemeConfig) -> None:
         )
 
 
-def expand(scheme: Any, within: tuple[str, ...] = ()) -> Any:
+def expand(row: Any) -> Any:
     """A scheme's mapping with the rows themselves in place of their names in `layers` and `of`.
 
     So a run folder's `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` needs no other file. Mappings in
     those lists stay, with theirs expanded. A kind that is a class in a file is looked up there, and names its row.
 
-    Arguments: within, the names of the rows that this one is part of.
-    Raises: ConfigError for an unknown row, and for a row that contains itself.
+    Arguments: row, a mapping, or the name of one. Raises: ConfigError for an unknown row.
     """
-    if not isinstance(scheme, dict):
-        return scheme
-    if names_file(scheme.get("kind")):
-        row = row_of_file(scheme["kind"])
-        scheme = {"name": row["name"], **scheme, "kind": row["kind"]}
-    rows: dict[str, Any] = {}  # a row that is named twice is read once
-
-    def part(value: Any) -> Any:
-        if not isinstance(value, str):
-            return expand(value, within)
-        if value in within:
-            raise ConfigError(
-                f"the scheme {value!r} contains itself: {' -> '.join((*within, value))}; break that circle"
-            )
-        if value not in rows:
-            hydra = HydraConfig.get()
-            words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
-            loader = GlobalHydra.instance().config_loader()
-            composed = loader.load_configuration(
-                hydra.job.config_name, [*words, hydra_word(f"scheme={value}")], RunMode.RUN
-            )
-            row: Any = OmegaConf.to_container(composed, resolve=False)
-            rows[value] = expand(row["scheme"], (*within, value))
-        return rows[value]
-
+    if isinstance(row, str):
+        hydra = HydraConfig.get()
+        words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+        loader = GlobalHydra.instance().config_loader()
+        composed = loader.load_configuration(hydra.job.config_name, [*words, hydra_word(f"scheme={row}")], RunMode.RUN)
+        row = OmegaConf.to_container(composed, resolve=False)["scheme"]  # type: ignore[call-overload,index]
+    if not isinstance(row, dict):
+        return row
+    if names_file(row.get("kind")):
+        own = row_of_file(row["kind"])
+        row = {"name": own["name"], **row, "kind": own["kind"]}
     return {
-        option: [part(value) for value in values] if option in _LISTS_OF_ROWS and isinstance(values, list) else values
-        for option, values in scheme.items()
+        option: [expand(value) for value in values] if option in _LISTS_OF_ROWS and isinstance(values, list) else values
+        for option, values in row.items()
     }
 
 
@@ -355,7 +295,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
         return SchemeConfig.from_mapping(row)
     files = choice_files("scheme", *folders)
     if name not in files:
-        raise ConfigError(no_scheme(name, files))
+        raise ConfigError(_no_choice("scheme", name, files))
     with explained():
         content: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     if any(option in content for option in _LISTS_OF_ROWS):
@@ -366,93 +306,45 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
 
 # ---------------------------------------------------------------- what was refused, in plain words
 
-_TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
-
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise a ConfigError in plain words in place of what is raised within; an OSError of a file stays one."""
+    """Raise a ConfigError in place of an error of Hydra, OmegaConf or YAML."""
     try:
         yield
-    except ConfigError:
-        raise
-    except Exception as error:  # Hydra's, OmegaConf's, YAML's and bare ones
-        if isinstance(error, OSError) and not isinstance(error, HydraException):
-            raise
-        raise ConfigError(explain(error)) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_explanation(error)) from error
 
 
-def explain(error: BaseException) -> str:
-    """One line of cause, value and remedy, with the nearest valid name."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _no_choice(str(error.missing_cfg_file), error.options or ())
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, OverrideParseException):
+def _explanation(error: BaseException) -> str:
+    """The error's own words in one line; of an unknown choice, setting or override, the nearest one too."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return _no_choice(group, name, error.options or choices(group))
+    if isinstance(error, OverrideParseException) and "=" not in str(error.override):
         return _no_override(str(error.override))
-    if wrong := re.search(r"Could not override '([^']*)'", text):
-        return _no_setting(wrong[1])
-    if wrong := re.search(r"Error merging override (.+)", text):
-        return f"{wrong[1]} is refused: {_plain(str(error.__cause__ or 'the value does not fit'))}"
-    if wrong := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", text):
-        return f"{wrong[1] or wrong[2]} contains several values: sweep over them with -m, or write a list as [1,2]"
-    cause = error.__cause__ or error.__context__
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        file = re.match(r"In '(.+?)':", text)
-        return explain(cause) + (f" (in {file[1]}.yaml)" if file else "")
-    key = getattr(error, "full_key", None) or ""
-    if isinstance(error, MissingMandatoryValue):
-        remedy = f"one of {', '.join(choices(key))}" if choices(key) else "posbench train --cfg job shows all settings"
-        return f"{key} is missing: give {key}=... ({remedy})"
     if isinstance(error, ConfigKeyError):
-        return _no_setting(key)
-    if text.startswith("Config group override must be"):
-        return f"one of {', '.join(f'{group}=' for group in GROUPS)} is null: give it the name of a choice"
-    return _plain(text) + (f" ({key})" if key else "")
+        return _no_setting(str(error.full_key))
+    if unknown := re.search(r"Could not override '([^']*)'", text):
+        return _no_setting(unknown[1])
+    if error.__cause__ is None:
+        return text
+    file = re.match(r"In '(.+?)'", text)
+    return _explanation(error.__cause__) + (f" (in {file[1]})" if file else "")
 
 
-def _plain(text: str) -> str:
-    """OmegaConf's words about a type in ours."""
-    line = text.splitlines()[0]
-    if wrong := re.search(r"Value '(.*?)' .*could not be converted to (\w+)", line):
-        return f"{wrong[1]!r} is not {_TYPES.get(wrong[2], wrong[2])}"
-    if wrong := re.search(r"Value '(.*?)' is not a valid bool", line):
-        return f"{wrong[1]!r} is not true or false"
-    if "does not support deletion" in line:
-        return "a setting cannot be removed, only set: key=value"
-    return "it cannot be null" if "not Optional" in line else line
-
-
-def _no_choice(path: str, options: Sequence[str]) -> str:
-    group, _, name = path.rpartition("/")
-    known = [option for option in options or choices(group) if option != "schema"]
-    if not group:
-        return f"there is no root {path}.yaml{nearest(name, known)}: leave --config-name out, or give its folder too"
-    if group == "scheme":
-        return no_scheme(name, known)
+def _no_choice(group: str, name: str, known: Iterable[str]) -> str:
+    listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
+    own = "scheme=my_scheme.py:Name for a class of yours, or " if group == "scheme" else ""
     return (
-        f"{group}={name} does not exist{nearest(name, known)} (conf/{group} contains {', '.join(known)}; put your own "
-        f"into FOLDER/{group} and give --config-dir FOLDER)"
-    )
-
-
-def no_scheme(name: str, known: Iterable[str]) -> str:
-    """That `scheme=rope` does not exist, with the scheme that was probably meant."""
-    hint = nearest(_MEANT.get(name, name), known)
-    return (
-        f"scheme={name} does not exist{hint} (posbench schemes lists them; one of your own is a class in a file, "
-        "scheme=my_scheme.py:Name, or FOLDER/scheme/mine.yaml with --config-dir FOLDER)"
+        f"{group}={name} does not exist{nearest(name, known)} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
     )
 
 
 def _no_override(word: str) -> str:
-    """That `vo_rope` alone is not an override, with the group that has such a choice."""
-    if "=" in word:
-        hint = "; put a value with spaces, commas, brackets or quotes in quotes: key='\"my value\"'"
-    else:
-        group = next((group for group in GROUPS if word in choices(group)), "scheme" if names_file(word) else None)
-        hint = f"; did you mean {group}={word}?" if group else ""
+    group = next((group for group in GROUPS if word in choices(group)), "scheme" if names_file(word) else None)
+    hint = f"; did you mean {group}={word}?" if group else ""
     return f"{word!r} is not an override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
 
 

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from posbench.schedule import decay_begins, warmup_steps
 from posbench.units import short_count, whole_number
 
 MISSING: Any = (
@@ -334,7 +333,11 @@ class TokenizerConfig(_Group):
 
 @dataclass
 class TrainConfig(_Group):
-    """The pre-training loop."""
+    """The pre-training loop.
+
+    A *family* is a trunk, which is its longest run, and branches, which are runs of fewer tokens. Warm-up is counted by
+    the trunk's steps and a decay by a run's own, so a branch is the same run as its trunk until its decay begins.
+    """
 
     steps: int | None = ruled(at_least(1), None)  # optimizer steps; null: as many whole steps as `tokens` allows
     tokens: Any = ruled(token_count, None)  # token budget; ignored if `steps` is set
@@ -422,7 +425,7 @@ class TrainConfig(_Group):
         )
         shortest = min([*self.branch_tokens, self.tokens])
         _require(
-            decay_begins(self.decay_ratio, shortest // self.tokens_per_step) >= self.warmup_steps,
+            self._decay_begins(shortest // self.tokens_per_step) >= self.warmup_steps,
             f"the decay of a run of {shortest} tokens would begin before the {self.warmup_steps} steps of warm-up end "
             f"(train.warmup_ratio={self.warmup_ratio} of the trunk's {self.trunk_steps} steps): lower "
             "train.warmup_ratio or train.decay_ratio, or make the shortest branch longer",
@@ -462,17 +465,20 @@ class TrainConfig(_Group):
     @property
     def warmup_steps(self) -> int:
         """Steps over which the learning rate rises."""
-        return warmup_steps(self.warmup_ratio, self.trunk_steps)
+        return math.ceil(self.warmup_ratio * self.trunk_steps)
 
     @property
     def decay_begins(self) -> int:
         """The steps done when the decay of this run begins (wsd)."""
-        return decay_begins(self.decay_ratio, self.num_steps)
+        return self._decay_begins(self.num_steps)
+
+    def _decay_begins(self, num_steps: int) -> int:
+        return num_steps - math.ceil(self.decay_ratio * num_steps)
 
     @property
     def branching_steps(self) -> frozenset[int]:
         """The steps done when the decays of this trunk's branches begin."""
-        return frozenset(decay_begins(self.decay_ratio, n // self.tokens_per_step) for n in self.branch_tokens)
+        return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
     @property
     def steps_between_validations(self) -> int:

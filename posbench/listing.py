@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.machine.lock import holder_of
-from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, STOPPED, UNREADABLE, Run, state_of
+from posbench.runs import DIED, FINISHED, INTERRUPTED, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import ResultKey
 from posbench.units import duration, short_bytes, short_count, short_length
@@ -28,31 +26,21 @@ _VALIDATION = "validation"  # on its own text that of training, which every fini
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """One result."""
-
-    length: int  # tokens
-    under: tuple[str, ...] = ()  # words that held at evaluation alone; `data=<name>`: on that text
-
-
-@dataclass(frozen=True)
 class Listed:
     """One run. None: not known."""
 
     path: str
     experiment: str
     scheme: str
-    seed: int | None
     state: str  # finished | running | interrupted | stopped | died | unreadable
+    seed: int | None = None
     reason: str | None = None  # why it stopped or died, or cannot be read
-    process: str | None = None  # that trains it: `1234 on host`
-    step: int | None = None  # of the last line of its metrics
-    num_steps: int | None = None
+    share: float = 0.0  # of its steps that are done
     tokens: int | None = None  # trained on so far
     loss: float | None = None  # nats/token, of the last validation
-    evaluated: dict[str, list[Evaluated]] = field(default_factory=dict)  # by protocol
+    evaluated: Sequence[ResultKey] = ()
     num_bytes: int | None = None  # on disk; None: packed with others
-    changed: str | None = None  # when it ended or was last written to, ISO 8601
+    changed: float | None = None  # when it was last written to, seconds since 1970
 
 
 def unpacked(runs: Sequence[Run]) -> Sequence[Run]:
@@ -71,11 +59,6 @@ def exit_status(rows: Sequence[Listed]) -> int:
     return SOME_FAILED if states & {*FAILED} else ALL_FINISHED if states <= {FINISHED} else SOME_UNFINISHED
 
 
-def as_json(rows: Sequence[Listed]) -> str:
-    """A list of objects, one a run, with the names of `Listed`."""
-    return json.dumps([asdict(row) for row in rows], indent=2)
-
-
 def show(rows: Sequence[Listed], console: Console) -> None:
     """A table for each experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.experiment):
@@ -92,52 +75,29 @@ def show(rows: Sequence[Listed], console: Console) -> None:
 
 def _listed(run: Run) -> Listed:
     experiment, scheme = str(run.path.parent.parent), run.path.parent.name
-    state = state_of(run)
     try:
         manifest = run.manifest
-        last, loss = _progress(run, manifest.loss)
-        evaluated = _evaluated(run)
+        rows = [] if manifest.loss is not None else run.logged
+        evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
-        number = run.path.name.removeprefix("seed=")
-        seed = int(number) if number.isdecimal() else None
-        return Listed(str(run.path), experiment, scheme, seed, UNREADABLE, reason=str(error))
-    finished = state == FINISHED
+        return Listed(str(run.path), experiment, scheme, UNREADABLE, reason=str(error))
+    last = rows[-1] if rows else {"step": 0, "tokens": 0}
+    losses = [row["loss"] for row in rows if row["kind"] == "validation"]
+    state = state_of(run)
     return Listed(
         path=str(run.path),
         experiment=experiment,
         scheme=manifest.scheme,
-        seed=manifest.seed,
         state=state,
+        seed=manifest.seed,
         reason=manifest.reason,
-        process=_process(run) if state == RUNNING else None,
-        step=manifest.num_steps if finished else last.get("step", 0),
-        num_steps=manifest.num_steps,
-        tokens=manifest.tokens if finished else last.get("tokens", 0),
-        loss=loss,
+        share=last["step"] / manifest.num_steps,
+        tokens=manifest.tokens if state == FINISHED else last["tokens"],
+        loss=manifest.loss if manifest.loss is not None or not losses else losses[-1],
         evaluated=evaluated,
         num_bytes=_num_bytes(run.path),
-        changed=manifest.ended if finished and manifest.ended else _last_written(run.path),
+        changed=_last_written(run.path),
     )
-
-
-def _progress(run: Run, final_loss: float | None) -> tuple[dict[str, Any], float | None]:
-    """The last line of the metrics, and the last loss of a validation."""
-    if final_loss is not None:
-        return {}, final_loss
-    rows = run.logged
-    losses = [row.get("loss") for row in rows if row.get("kind") == "validation"]
-    return (rows[-1] if rows else {}), (losses[-1] if losses else None)
-
-
-def _process(run: Run) -> str | None:
-    holder = holder_of(run.path)
-    return f"{holder.get('process', '?')} on {holder.get('host', '?')}" if holder else None
-
-
-def _evaluated(run: Run) -> dict[str, list[Evaluated]]:
-    keys = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
-    groups = groupby(keys, key=lambda each: each.protocol)
-    return {name: [Evaluated(each.length, each.under) for each in group] for name, group in groups}
 
 
 def _num_bytes(folder: Path) -> int | None:
@@ -151,9 +111,9 @@ def _num_bytes(folder: Path) -> int | None:
     return total
 
 
-def _last_written(folder: Path) -> str | None:
+def _last_written(folder: Path) -> float | None:
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := folder / name).is_file()]
-    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
+    return max(times, default=None)
 
 
 def _counts(rows: Sequence[Listed]) -> str:
@@ -173,12 +133,12 @@ def _table(rows: Sequence[Listed]) -> Any:
     for row in rows:
         cells = (
             row.scheme,
-            _or_dash(row.seed, str),
+            "-" if row.seed is None else str(row.seed),
             _state(row),
-            _or_dash(row.tokens, short_count),
-            _or_dash(row.loss, "{:.3f}".format),
-            _or_dash(row.num_bytes, short_bytes),
-            _or_dash(row.changed, _age),
+            "-" if row.tokens is None else short_count(row.tokens),
+            "-" if row.loss is None else f"{row.loss:.3f}",
+            "-" if row.num_bytes is None else short_bytes(row.num_bytes),
+            "-" if row.changed is None else duration(max(0.0, time.time() - row.changed)),
             _lengths(row.evaluated),
         )
         style = "red" if row.state in FAILED else "yellow" if row.state != FINISHED else ""
@@ -186,30 +146,20 @@ def _table(rows: Sequence[Listed]) -> Any:
     return table
 
 
-def _or_dash(value: Any, shown: Callable[[Any], str]) -> str:
-    return "-" if value is None else shown(value)
-
-
 def _state(row: Listed) -> str:
     """`running 40%`."""
-    done = f" {row.step / row.num_steps:.0%}" if row.step is not None and row.num_steps else ""
-    return row.state if row.state in (FINISHED, UNREADABLE) else _COUNTED.get(row.state, row.state) + done
+    if row.state in (FINISHED, UNREADABLE):
+        return row.state
+    return f"{_COUNTED.get(row.state, row.state)} {row.share:.0%}"
 
 
-def _lengths(evaluated: dict[str, list[Evaluated]]) -> str:
+def _lengths(evaluated: Sequence[ResultKey]) -> str:
     """`fixed 64-2k (9), validation 128 on pg19`: the shortest and the longest length, and how many results."""
-    lengths: dict[tuple[str, str], list[int]] = {}
-    for protocol, results in evaluated.items():
-        for each in results:
-            text = ResultKey(protocol, each.length, each.under).data
-            lengths.setdefault((protocol, f" on {text}" if text else ""), []).append(each.length)
+    lengths: dict[str, list[int]] = {}
+    for key in evaluated:
+        lengths.setdefault(f"{key.protocol} {{}}" + (f" on {key.data}" if key.data else ""), []).append(key.length)
     parts = []
-    for (protocol, text), here in lengths.items():
+    for text, here in lengths.items():
         ends = "-".join(map(short_length, sorted({min(here), max(here)})))
-        parts.append(f"{protocol} {ends}{text}" + (f" ({len(here)})" if len(here) > 1 else ""))
+        parts.append(text.format(ends) + (f" ({len(here)})" if len(here) > 1 else ""))
     return ", ".join(parts) or "-"
-
-
-def _age(changed: str) -> str:
-    when = datetime.fromisoformat(changed)
-    return duration(max(0.0, (datetime.now(UTC) - when.replace(tzinfo=when.tzinfo or UTC)).total_seconds()))

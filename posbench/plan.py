@@ -6,15 +6,14 @@ Estimates, each from a count that is written down here; `tests/test_plan.py` hol
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from posbench.attention import build_kind
 from posbench.composition import compose
-from posbench.config import Config, ConfigError, nearest
+from posbench.config import Config, ConfigError
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import protocol_named
 from posbench.machine.device import DATASHEET
@@ -68,21 +67,17 @@ def plan(
     device: str = "H100",
     mfu: float = 0.4,
     gpus: int = 1,
-    flops_per_second: float | None = None,
     time_here: bool = False,
 ) -> Plan:
     """The cost of the runs that `posbench train -m WORDS` would make.
 
     Arguments: device, a name of `posbench.machine.device.DATASHEET`; mfu, the share of its rate that training reaches;
-    flops_per_second, a rate in place of the datasheet's; time_here, whether to time a few steps on this machine.
+    time_here, whether to time a few steps on this machine.
     Raises: ConfigError for what train would refuse, and for an unknown device.
     """
-    rate = DATASHEET.get(device) if flops_per_second is None else flops_per_second
-    if rate is None:
-        raise ConfigError(
-            f"--device {device!r} is not known{nearest(device, DATASHEET)} (known: {', '.join(DATASHEET)}); or give "
-            "--flops its FLOP/s"
-        )
+    if device not in DATASHEET:
+        raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
+    rate = DATASHEET[device]
     configs, seeds = _rows(words)
     costs = [_cost(config) for config in configs]
     first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
@@ -106,7 +101,7 @@ def plan(
         training_flops=flops["training"],
         validation_flops=flops["validation"],
         evaluation_flops=flops["evaluation"],
-        device=device if flops_per_second is None else "as given",
+        device=device,
         flops_per_second=rate,
         mfu=mfu,
         gpus=gpus,
@@ -268,8 +263,3 @@ def show(plan: Plan, console: Console) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
-
-
-def as_json(plan: Plan) -> str:
-    """The plan as JSON, with its units in the names of the fields."""
-    return json.dumps(asdict(plan), indent=2)

@@ -8,14 +8,10 @@ followed by them: all trunks are trained, then all branches.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,31 +21,22 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
+from rich.table import Table
 
-from posbench.composition import (
-    GROUPS,
-    VERSION_BASE,
-    conf_dir,
-    explained,
-    hydra_word,
-    parse,
-    read_words,
-    register,
-    session,
-    typed,
-)
+from posbench.composition import GROUPS, VERSION_BASE, conf_dir, explained, hydra_word, register, session, typed
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
-from posbench.units import duration
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
-_FLAGS_WITH_VALUES |= {"--experimental-rerun"}
+_FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
 
 
 # ---------------------------------------------------------------- the application
@@ -65,49 +52,30 @@ def run_application(
     """Run `job` for the run that the words name, or for each run of a sweep, or print what `--cfg` and `--info` ask.
 
     In a sweep a job that fails does not keep the others from running. `say` receives what a sweep will run, which run
-    begins, each failure when it happens, and all of them again where the sweep is interrupted. `is_finished` says of a
-    run folder that it needs no training.
-    Returns: how each job of a sweep ended, or the single run, whose outcome has no name.
-    Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder, and where
-    every job of a sweep raised it; what the job of a single run raises; Stopped for Ctrl-C between two runs.
+    begins, and each failure when it happens. `is_finished` says of a run folder that it needs no training.
+    Returns: how each job of a sweep ended, or the single run.
+    Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder; what the job
+    of a single run raises, or all jobs of a sweep alike; Stopped for Ctrl-C outside of training.
     """
     task = Task(job, say, is_finished)
     register()
-    sys.argv = [program, *_argv(words)]  # where Hydra reads them
+    overrides: list[str] = []
+    flags: list[str] = []  # Hydra refuses them among overrides
+    for before, word in pairwise(["", *words]):
+        is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
+        (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
+    sys.argv = [program, *overrides, *flags]  # where Hydra reads them
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, instead of Hydra's own print and exit
-    application = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(task)
     try:
         with explained():
-            application()
-    except (Stopped, KeyboardInterrupt) as interrupted:
-        for outcome in _failed(task):
-            task.say(f"posbench: {outcome}")
-        if isinstance(interrupted, KeyboardInterrupt) and (task.outcomes or task.has_workers):
-            where = "while several runs were training" if task.has_workers else "between two runs"
-            raise Stopped(signal.SIGINT, f"interrupted {where}: give the same command again to resume") from None
-        raise
-    if task.error is not None:
-        raise task.error
-    failed = _failed(task)
-    alike = len(failed) == len(task.outcomes) and len({str(outcome.error) for outcome in failed}) == 1
-    if alike and failed[0].error is not None and not isinstance(failed[0].error, JobFailed):
-        raise failed[0].error  # of the words, not of one job
+            hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(task)()
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT, "interrupted: give the same command again to resume") from None
+    errors = {str(outcome.error): outcome.error for outcome in task.outcomes}
+    error = errors.popitem()[1] if len(errors) == 1 else None
+    if error is not None and not isinstance(error, JobFailed):
+        raise error  # of the words, not of one job
     return task.outcomes
-
-
-def _argv(words: Sequence[str]) -> list[str]:
-    """The words as Hydra's command line takes them: overrides first, then flags, which it refuses among overrides."""
-    remaining, folder = read_words(words)
-    overrides: list[str] = []
-    flags = [f"--config-dir={folder.absolute()}"] if folder else []
-    for before, word in pairwise(["", *remaining]):
-        is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
-        (flags if is_flag else overrides).append(word)
-    return [*overrides, *flags]
-
-
-def _failed(task: Task) -> list[Outcome]:
-    return [outcome for outcome in task.outcomes if outcome.error is not None]
 
 
 # ---------------------------------------------------------------- one job
@@ -119,7 +87,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job of a sweep ended; `error` is None where it finished, `result` then what the job returned."""
+    """How a job ended; `error` is None where it finished, `result` then what the job returned."""
 
     name: str
     error: Exception | None = None
@@ -130,19 +98,12 @@ class Outcome:
         """Errors travel between processes as text: not every exception can be pickled and read again."""
         error = self.error
         if error is not None and not isinstance(error, ConfigError):
-            error = JobFailed(_kind(error) + str(error))
+            error = JobFailed(str(self).removeprefix(f"{self.name}: "))
         return Outcome, (self.name, error, self.result, self.was_finished)
 
     def __str__(self) -> str:
-        return f"{self.name}: {_kind(self.error)}{self.error}"
-
-
-def _kind(error: Exception | None) -> str:
-    return "" if error is None or isinstance(error, (ConfigError, JobFailed)) else f"{type(error).__name__}: "
-
-
-def _process() -> tuple[str, int]:
-    return socket.gethostname(), os.getpid()
+        kind = "" if isinstance(self.error, (ConfigError, JobFailed)) else f"{type(self.error).__name__}: "
+        return f"{self.name}: {kind}{self.error}"
 
 
 @dataclass
@@ -152,73 +113,31 @@ class Task:
     job: Callable[[Config], object]
     say: Callable[[str], object]  # is told which job begins, and each failure when it happens
     is_finished: Callable[[Path], bool]  # whether a run folder needs no training
-    progress: Progress | None = None  # of a sweep, set by the sweeper; None: one run, or another sweeper's job
-    home: tuple[str, int] = field(default_factory=_process)  # the sweep's own process
-    said: set[str] = field(default_factory=set)
-    error: Exception | None = None  # what the job of a single run raised
-    outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended, filled by the sweeper
-    has_workers: bool = False  # whether jobs were handed to other processes, set by the sweeper
+    num_jobs: int | None = None  # of a sweep, set by the sweeper; None: one run, or another sweeper's job
+    outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
-        """Raises: Stopped and KeyboardInterrupt in the sweep's own process, to end the whole sweep."""
-        if self.progress is None:
-            try:
-                outcome = Outcome("", result=self.job(typed(composed)))
-                self.outcomes.append(outcome)
-                return outcome
-            except Exception as error:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:  # a job of another sweeper
-                    raise
-                self.error = error  # raised when Hydra is done, which would print it in words of its own
-                return Outcome("", error)
-        number = int(HydraConfig.get().job.num)
-        name = self.progress.names[number]
-        self.say(self.progress.begins(number))
+        """Raises: what the job raises; in a sweep Stopped and KeyboardInterrupt alone, which end it."""
+        config = typed(composed)
+        name = run_name(config)
+        was_finished = self.is_finished(Path(config.runs_dir, name))
+        if self.num_jobs is not None:
+            self.say(f"run {int(HydraConfig.get().job.num) + 1} of {self.num_jobs}: {name}")
         try:
-            was_finished = not self.progress.to_train[number]
-            return Outcome(name, result=self.job(typed(composed)), was_finished=was_finished)
+            outcome = Outcome(name, None, self.job(config), was_finished)
         except Exception as error:
-            return self._failed(Outcome(name, error))
-        except Stopped as stopped:
-            if _process() == self.home:
+            if self.num_jobs is None:
                 raise
-            return self._failed(Outcome(name, JobFailed(str(stopped))))  # one worker was stopped: the others go on
-
-    def _failed(self, outcome: Outcome) -> Outcome:
-        if str(outcome.error) not in self.said:
-            self.said.add(str(outcome.error))
-            self.say(f"{outcome.name}: {outcome.error}")
+            outcome = Outcome(name, error)
+            self.say(str(outcome))
+        if self.num_jobs is None:
+            self.outcomes.append(outcome)
         return outcome
 
 
-@dataclass
-class Progress:
-    """How far a sweep is: which run of how many begins, and about how long the rest takes.
-
-    Arguments: names, of the runs in their order; to_train, for each whether it has to be trained (false: it is finished
-    already); workers, how many are trained side by side, None where that is not known (a cluster decides).
-    """
-
-    names: Sequence[str]
-    to_train: Sequence[bool]
-    workers: int | None = 1
-    clock: Callable[[], float] = time.time  # one that all processes of a machine share
-    began: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = self.clock()
-
-    def begins(self, number: int) -> str:
-        """`run 7 of 33: demo/vo_rope/seed=0, about 12 min left`, for the run of that number (0-based).
-
-        By the mean time of the runs trained so far: nothing is said of it until one of them has ended.
-        """
-        line = f"run {number + 1} of {len(self.names)}: {self.names[number]}"
-        ended = sum(self.to_train[:number]) - ((self.workers or 1) - 1)
-        if self.workers is None or ended < 1:
-            return line
-        left = (self.clock() - self.began) / ended * (sum(self.to_train) - ended)
-        return f"{line}, about {duration(max(1, left))} left"
+def run_name(config: Config) -> str:
+    """`demo/vo_rope/seed=0`: the run folder below the runs folder."""
+    return f"{config.experiment_name}/{config.scheme.name}/seed={config.seed}"
 
 
 # ---------------------------------------------------------------- many jobs
@@ -230,23 +149,12 @@ class Job(NamedTuple):
     words: Sequence[str]
     config: Config
 
-    @property
-    def names(self) -> tuple[str, str, int]:
-        """What names its run folder: experiment, scheme, seed."""
-        return self.config.experiment_name, self.config.scheme.name, self.config.seed
-
-    @property
-    def name(self) -> str:
-        """`demo/vo_rope/seed=0`: the run folder below the runs folder."""
-        return "{}/{}/seed={}".format(*self.names)
-
 
 class PosbenchSweeper(Sweeper):
-    """Composes and checks all jobs, says what will run, refuses two jobs of one folder, then launches them."""
+    """Composes and checks all jobs, refuses two jobs of one folder, then launches them."""
 
-    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
+    def __init__(self, params: dict[str, str] | None) -> None:
         """Hydra's settings of a sweeper; `params` are read from the whole configuration (`swept_values`)."""
-        self.max_batch_size = max_batch_size
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Called by Hydra before `sweep`."""
@@ -256,7 +164,6 @@ class PosbenchSweeper(Sweeper):
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
-        self.is_sequential = config.hydra.runtime.choices["hydra/launcher"] == "basic"  # one after another, here
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs that the words `arguments` name, and the sweep of an experiment that they name.
@@ -264,29 +171,25 @@ class PosbenchSweeper(Sweeper):
         Raises: ConfigError before the first job, for what is refused.
         """
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ConfigError(
-                "a sweep (-m) cannot run under torchrun, because its runs would share one process group: give each run "
-                "its own torchrun"
-            )
+            raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
         values = swept_values(self.master)
         trunks = [
             self._composed(words, number)
             for number, words in enumerate(dict.fromkeys(itertools.product(*values.values())))
         ]
         if not trunks:
-            none = " ".join(word for word in arguments if "," in word or "(" in word)
-            raise ConfigError(f"{none} matches nothing, so there is no run to train: see the names in conf/")
+            raise ConfigError(f"{' '.join(arguments)} matches nothing, so there is no run to train")
         words_of_branches = [[*trunk.words, *words] for trunk in trunks for words in trunk.config.branch_words()]
         branches = [self._composed(words, number) for number, words in enumerate(words_of_branches, len(trunks))]
         jobs = [*trunks, *branches]
-        to_train = [not self.task.is_finished(Path(job.config.runs_dir, job.name)) for job in jobs]
-        finished = len(jobs) - sum(to_train)
-        self.task.say(describe(jobs) + (f"; {finished} of them already finished" if finished else ""))
-        self.task.progress = Progress([job.name for job in jobs], to_train, self._workers)
-        self.task.has_workers = not self.is_sequential
-        with _removed_if_empty(Path(str(self.master.hydra.sweep.dir))):
-            self._launch(trunks, 0)
-            self._launch(branches, len(trunks))  # from checkpoints of the trunks, so after the last of them
+        check_folders(jobs)
+        finished = sum(self.task.is_finished(Path(job.config.runs_dir, run_name(job.config))) for job in jobs)
+        self.task.num_jobs = len(jobs)
+        self.task.say(f"{len(jobs)} runs" + (f", {finished} of them already finished" if finished else ""))
+        for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at checkpoints of the trunks
+            if batch:
+                returned = self.launcher.launch([list(job.words) for job in batch], initial_job_idx=first)
+                self.task.outcomes += [job.return_value for job in returned]
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
         composed = self.loader.load_sweep_config(self.master, list(words))
@@ -297,45 +200,42 @@ class PosbenchSweeper(Sweeper):
         OmegaConf.copy_cache(composed, self.master)  # what was looked up once is the same in all jobs
         return job
 
-    @property
-    def _workers(self) -> int | None:
-        """How many jobs run side by side on this machine; None where a cluster decides."""
-        if self.is_sequential:
-            return 1
-        if (jobs := OmegaConf.select(self.master, "hydra.launcher.n_jobs")) is None:
-            return None
-        return int(jobs) if jobs > 0 else os.cpu_count()
 
-    def _launch(self, jobs: Sequence[Job], first: int) -> None:
-        """In batches: of one job where they run one after another, so that its end is known when the next is
-        interrupted."""
-        size = 1 if self.is_sequential else self.max_batch_size or max(1, len(jobs))
-        for start in range(0, len(jobs), size):
-            batch = [list(job.words) for job in jobs[start : start + size]]
-            try:
-                returned = self.launcher.launch(batch, initial_job_idx=first + start)
-            except Exception as error:
-                if self.is_sequential:
-                    raise
-                message = (
-                    f"{type(self.launcher).__name__} failed ({type(error).__name__}: {error}): give the same command "
-                    "again to resume, finished runs are skipped"
-                )
-                self.task.outcomes.append(Outcome(f"{len(batch)} runs", ConfigError(message)))
-            else:
-                self.task.outcomes += [job.return_value for job in returned]
+def check_folders(jobs: Sequence[Job]) -> None:
+    """Raises: ConfigError where two jobs of different words have one run folder, with a way to name them apart."""
+    job_of: dict[str, Job] = {}
+    for job in jobs:
+        other = job_of.setdefault(run_name(job.config), job)
+        if other.words != job.words:
+            changed = [word for word in job.words if word not in other.words]
+            keys = [key + ".name" * (key in GROUPS) for key in (word.partition("=")[0] for word in changed)]
+            name = "_".join([other.config.experiment_name, *(f"${{{key}}}" for key in keys)])
+            raise ConfigError(
+                f"two runs of this sweep would share the folder {run_name(job.config)}: "
+                f"{' '.join(word for word in other.words if word not in job.words)} and {' '.join(changed)}; give them "
+                f"different names, such as 'experiment_name={name}' (with the quotes)"
+            )
 
 
-@contextmanager
-def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove the folder that launchers make for their files, and the one above, where nothing was written to them."""
-    made = [place for place in (folder, folder.parent) if not place.exists()]
-    try:
-        yield
-    finally:
-        for place in made:
-            with suppress(OSError):
-                place.rmdir()
+def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
+    """One row a scheme and one column a seed, where there is more than one run; results are the runs' manifests."""
+    if len(outcomes) < 2:
+        return
+    losses: dict[str, dict[str, str]] = {}
+    for outcome in outcomes:
+        row, _, seed = outcome.name.rpartition("/seed=")
+        loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
+        losses.setdefault(row, {})[seed] = loss
+    seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
+    table = Table("loss, nats/token", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False)
+    of_one_experiment = len({row.partition("/")[0] for row in losses}) == 1
+    for row, by_seed in losses.items():
+        table.add_row(row.partition("/")[2] if of_one_experiment else row, *(by_seed.get(seed, "") for seed in seeds))
+    console.print(table)
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    before = sum(outcome.was_finished for outcome in outcomes)
+    counts = {"trained": len(outcomes) - failed - before, "finished before (*)": before, "failed": failed}
+    console.out(f"{len(outcomes)} runs: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}")
 
 
 # ---------------------------------------------------------------- what a sweep would run
@@ -378,54 +278,16 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 def _overrides(composed: DictConfig) -> dict[str, Override]:
     """The overrides of a sweep by their keys: those of `hydra.sweeper.params`, then the words.
 
-    The default experiment's sweep is not taken: `posbench train -m seed=0,1` is two runs. So where the words name no
-    experiment, only what they say of `hydra.sweeper.params` themselves counts.
+    The default experiment's sweep is not taken: `posbench train -m seed=0,1` is two runs. So `hydra.sweeper.params`
+    counts where the words name an experiment, or a part of it.
     """
-    said: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
-    words: list[str] = said["task"]
-    given = [word.lstrip("+").partition("=")[0] for word in said["hydra"]]
-    names_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    takes_all = names_experiment or composed.hydra.job.config_name != "config"
-    params = {
-        key: value
-        for key, value in (OmegaConf.select(composed, "hydra.sweeper.params") or {}).items()
-        if takes_all or f"hydra.sweeper.params.{key}" in given or "hydra.sweeper.params" in given
-    }
+    given: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
+    words = [word.lstrip("+") for word in [*given["task"], *given["hydra"]]]
+    takes_params = any(word.startswith(("experiment=", "hydra.sweeper.params")) for word in words)
+    params = OmegaConf.select(composed, "hydra.sweeper.params") if takes_params else None
+    swept = [hydra_word(f"{key}={value}") for key, value in (params or {}).items()]
     overrides: dict[str, Override] = {}
-    for override in parse([*(hydra_word(f"{key}={value}") for key, value in params.items()), *words]):
+    for override in OverridesParser.create().parse_overrides([*swept, *given["task"]]):
         override.config_loader = GlobalHydra.instance().config_loader()
         overrides[override.get_key_element()] = override
     return overrides
-
-
-def describe(jobs: Sequence[Job]) -> str:
-    """`22 runs: 11 schemes x 2 seeds`. Raises: ConfigError where two jobs of different words have one run folder."""
-    first_of: dict[tuple[str, str, int], Job] = {}
-    for job in jobs:
-        if first_of.setdefault(job.names, job).words != job.words:
-            raise _clash(first_of[job.names], job)
-    counts = [len(set(values)) for values in zip(*first_of, strict=True)]
-    named = [
-        f"{count} {what}{'s' * (count > 1)}"
-        for count, what in zip(counts, ("experiment", "scheme", "seed"), strict=True)
-        if count > 1 or what != "experiment"
-    ]
-    total = len(first_of)
-    return f"{total} run{'s' * (total > 1)}: {(' x ' if math.prod(counts) == total else ', ').join(named)}"
-
-
-def _clash(one: Job, other: Job) -> ConfigError:
-    """The refusal of two jobs of one run folder, with a way to name them apart."""
-    changed = [word for word in other.words if word not in one.words]
-    keys = [word.partition("=")[0] for word in changed]
-    setting, before = "experiment_name", one.config.experiment_name
-    if all(key.startswith("scheme.") for key in keys):
-        setting, before = "scheme.name", one.config.scheme.name
-    name = "_".join([before, *(f"{key.rpartition('.')[2]}_${{{key}}}" for key in keys)])
-    remedy = f"give them different names, such as '{setting}={name}' (with the quotes)"
-    if any(key in GROUPS for key in keys):
-        remedy = "give each its own command, with experiment_name=... to name it"
-    return ConfigError(
-        f"two runs of this sweep would share the folder {one.name}: "
-        f"{' '.join(word for word in one.words if word not in other.words)} and {' '.join(changed)}; {remedy}"
-    )

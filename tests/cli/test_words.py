@@ -48,7 +48,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
             r"\(experiments there: none\): train it first with posbench train -m experiment=ladder_s",
         ),
         (["compare", "a", "b"], r"there is no run 'a'"),
-        (["bench", "--model", "tiny"], r"'--model' is not an option; did you mean model=tiny\?"),
+        (["bench", "--model", "tiny"], r"'--model' is not an override: write key=value"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     (Path(folder) / "scheme" / "mine.yaml").write_text("# Of my own.\nname: mine\nkind: rotary\nsites: [q]\n")
     own = ["--config-dir", folder]
     small = ["scheme=mine", *words]
-    assert json.loads(posbench("plan", *small, "--json", *own).out)["schemes"] == ["mine"]
+    assert "1 schemes (mine)" in posbench("plan", *small, *own).out
     assert posbench("prepare", *small, *own).status == 0
     said = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *own)
     assert said.status == 0 and "\nmine " in said.out
@@ -75,7 +75,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     assert "\nmine " in posbench("verify", "mine", *own).out
     assert "scheme=mine does not exist" in posbench("plan", *small).refusal
     for command in ("plan", "prepare", "bench", "schemes", "verify"):
-        assert "--config-dir nosuch is not a folder" in posbench(command, "--config-dir", "nosuch").refusal
+        assert posbench(command, "--config-dir", "nosuch").status == 2
 
 
 def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> None:
@@ -131,5 +131,5 @@ def test_ctrl_c_prints_no_traceback(
     ):
         monkeypatch.setattr(where, interrupted)
     said = posbench(command, *(short if command == "train" else []))
-    told = "interrupted before the first step: nothing was written" if command == "train" else "stopped"
+    told = "interrupted: give the same command again to resume" if command == "train" else "stopped"
     assert (said.status, said.error) == (130, told + "\n")
