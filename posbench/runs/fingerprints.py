@@ -50,7 +50,7 @@ FORWARD = (
 )
 _STEPS = tuple(f"training/{name}.py" for name in ("train", "step", "resume", "optimizer", "processes"))
 # The text has a fingerprint of its own.
-_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", "schedule.py", *_STEPS)
+_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", *_STEPS)
 _BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
