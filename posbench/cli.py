@@ -228,9 +228,6 @@ def plan(
 def tune(
     ctx: typer.Context,
     words: Overrides = None,
-    seed: Annotated[
-        int, typer.Option(help="The pilots' seed; it must not be one of the experiment's seeds.", min=0)
-    ] = 1000,
     fraction: Annotated[
         float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
@@ -242,7 +239,7 @@ def tune(
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), seed, fraction)
+    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), fraction)
 
 
 @app.command(context_settings=HYDRA)

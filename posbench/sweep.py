@@ -117,21 +117,21 @@ class Task:
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
-        """Raises: what the job raises; in a sweep Stopped and KeyboardInterrupt alone, which end it."""
-        config = typed(composed)
-        name = run_name(config)
-        was_finished = self.is_finished(Path(config.runs_dir, name))
-        if self.num_jobs is not None:
-            self.say(f"run {int(HydraConfig.get().job.num) + 1} of {self.num_jobs}: {name}")
+        """Raises: Stopped and KeyboardInterrupt alone, which end a sweep: Hydra would print others in its own words."""
+        name, was_finished = "", False
         try:
+            config = typed(composed)
+            name = run_name(config)
+            was_finished = self.is_finished(Path(config.runs_dir, name))
+            if self.num_jobs is not None:
+                self.say(f"run {int(HydraConfig.get().job.num) + 1} of {self.num_jobs}: {name}")
             outcome = Outcome(name, None, self.job(config), was_finished)
         except Exception as error:
-            if self.num_jobs is None:
-                raise
             outcome = Outcome(name, error)
-            self.say(str(outcome))
         if self.num_jobs is None:
             self.outcomes.append(outcome)
+        elif outcome.error is not None:
+            self.say(str(outcome))
         return outcome
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-SEED = 1000
-FRACTION = 0.05  # of the train documents
+SEED = 1000  # of every pilot
 FACTOR = 2.0  # between two rates
 MOST_WIDER = 3  # rates beyond the first three, on each side
 
@@ -46,11 +45,10 @@ class Tuning:
     folder: Path
     experiment: str
     lr: float  # the experiment's own
-    seed: int
 
     def run(self, scheme: str, lr: float) -> Run:
         """The pilot of a scheme at a rate."""
-        return Run(self.folder / f"lr={lr!r}" / self.schemes[scheme] / f"seed={self.seed}")
+        return Run(self.folder / f"lr={lr!r}" / self.schemes[scheme] / f"seed={SEED}")
 
 
 def tune(
@@ -58,15 +56,15 @@ def tune(
     job: Callable[[Config], object],
     say: Callable[[str], object],
     console: Console,
-    seed: int = SEED,
-    fraction: float = FRACTION,
+    fraction: float = 0.05,
 ) -> dict[str, Rates]:
     """Train the pilots that are missing, print and store the table, and return the losses by scheme and rate.
 
-    Arguments: words, as of `posbench train -m`; job, what trains a run; say, told what a sweep will run.
+    Arguments: words, as of `posbench train -m`; job, what trains a run; say, told what a sweep will run;
+    fraction, the part of the train documents that pilots are scored on.
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """
-    tuning = _tuning(words, seed, fraction)
+    tuning = _tuning(words, fraction)
     wanted = {scheme: [tuning.lr / FACTOR, tuning.lr, tuning.lr * FACTOR] for scheme in tuning.schemes}
     losses: dict[str, Rates] = {scheme: {} for scheme in tuning.schemes}
     while wanted:
@@ -96,8 +94,8 @@ def wider_rate(rates: Rates, lr: float) -> float | None:
     return None
 
 
-def _tuning(words: Sequence[str], seed: int, fraction: float) -> Tuning:
-    """What the words name. Raises: ConfigError, for a sweep of other things and for a seed that is scored too."""
+def _tuning(words: Sequence[str], fraction: float) -> Tuning:
+    """What the words name. Raises: ConfigError for a sweep of other things."""
     swept = sweep_of(words)
     several = ", ".join(key for key in swept if key not in ("scheme", "seed"))
     if several:
@@ -105,14 +103,12 @@ def _tuning(words: Sequence[str], seed: int, fraction: float) -> Tuning:
             f"posbench tune sweeps learning rates over schemes, so {several} cannot be swept too: give one value"
         )
     named = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
-    choices, seeds = swept.pop("scheme", named[-1:] or ["qk_rope"]), swept.pop("seed", [])
-    if str(seed) in seeds:
-        raise ConfigError(f"--seed {seed} is a seed of this experiment: pilots need another one, such as {SEED}")
+    choices = swept.get("scheme", named[-1:] or ["qk_rope"])
     given = tuple(word for word in words if word.partition("=")[0] not in ("scheme", "seed"))
     config = compose([*given, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
     folder = Path(config.runs_dir) / f"{config.experiment_name}-tune"
     pilot = (
-        f"seed={seed}",
+        f"seed={SEED}",
         f"runs_dir='{folder}'",
         "experiment_name='lr=${train.lr}'",
         f"data.tuning_fraction={fraction}",
@@ -120,7 +116,7 @@ def _tuning(words: Sequence[str], seed: int, fraction: float) -> Tuning:
         "train.lr_of=null",
     )
     schemes = {choice: compose([*given, *pilot, f"scheme={choice}"]).scheme.name for choice in choices}
-    return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr, seed)
+    return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr)
 
 
 def _together(wanted: dict[str, list[float]]) -> Iterable[tuple[list[float], list[str]]]:
@@ -167,7 +163,7 @@ def _store(tuning: Tuning, losses: dict[str, Rates]) -> None:
 def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
     """The table, what it does not say, and the command for runs at each scheme's own rate."""
     lines = [
-        f"Validation loss of one pilot each (seed {tuning.seed}), nats/token, on text that no experiment is scored on. "
+        f"Validation loss of one pilot each (seed {SEED}), nats/token, on text that no experiment is scored on. "
         "This is one seed: a difference as small as those between seeds means nothing.",
         f"wrote {tuning.folder / 'rates.csv'}",
     ]

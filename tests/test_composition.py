@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -104,16 +103,12 @@ REFUSED = {
     "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(posbench schemes lists them; .*\.py",
     "model=tny": r"model=tny does not exist; did you mean 'tiny'\?.*FOLDER/model with --config-dir FOLDER\)",
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
-    "my_scheme.py:Faded": r"did you mean scheme=my_scheme\.py:Faded\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
-    "+foo=1": r"no setting 'foo'",
     "train.lr=abc": r"'abc' .*could not be converted to Float full_key: train\.lr",
     "seed=0,1": r"Ambiguous value for argument 'seed=0,1'.*add --multirun",
     "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give tokens from 2",
-    "train.lr=nan": r"train\.lr=nan is out of range",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
-    "model.num_kv_heads=3": r"model\.num_heads=4 is not a multiple of model\.num_kv_heads=3",
     "model.vocab_size=100": r"the tokenizer has 512 tokens but model\.vocab_size=100: raise it",
     "train.dtype=float8": r"train\.dtype='float8' is not known; did you mean 'float32'\?",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
@@ -152,17 +147,14 @@ def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
 
 def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it() -> None:
     for scheme in ("nope", "my_scheme.py:Faded"):
-        assert compose([f"scheme={scheme}", "scheme.size=64", "scheme.at.a=1"]).scheme.options == {
-            "size": 64,
-            "at": {"a": 1},
-        }
+        options = compose([f"scheme={scheme}", "scheme.size=64", "scheme.at.a=1"]).scheme.options
+        assert options == {"size": 64, "at": {"a": 1}}
 
 
 def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
     """And none of these files is imported."""
     own = "--config-dir=own"
     assert compose(["scheme=my_scheme.py:Faded"]).scheme.to_mapping() == FADED
-    assert compose(["scheme=my_scheme.py:WindowedNope"]).scheme.name == "windowed_nope"
     assert compose(["scheme=my_scheme.py:Faded", "scheme.name=mine"]).scheme.to_mapping() == {**FADED, "name": "mine"}
     assert compose(["experiment=mine", own]).scheme.to_mapping() == FADED
     assert compose(["scheme=sized", own]).scheme.to_mapping() == {**FADED, "size": 3}
@@ -206,13 +198,10 @@ def test_a_package_brings_the_yaml_of_its_schemes(here: Path, monkeypatch: pytes
 # ---------------------------------------------------------------- beside Hydra
 
 
-@pytest.mark.parametrize(
-    "ask", [lambda: compose(["seed=3"]), lambda: sweep_of(["seed=0,1"]), lambda: complete("scheme=v")]
-)
-def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path, ask: Callable[[], object]) -> None:
+def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text("answer: 42\n")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        ask()
+        assert compose(["seed=3"]).seed == 3
         assert hydra_compose("theirs").answer == 42
 
 

@@ -46,7 +46,6 @@ def configs_of(*words: str) -> list[Config]:
     ("words", "shown"),
     [
         (["--cfg", "job", "seed=3", "-p", "scheme", "scheme=vo_rope"], "name: vo_rope\nkind: rotary"),
-        (["-c", "job", "--resolve", "-p", "experiment_name", "experiment_name=${oc.env:USER_X,me}_x"], "me_x"),
         (["-i", "defaults", "seed=1", "scheme=nope"], "scheme/nope"),
         (["scheme=mine", "-cd", "own", "-c", "job", "-p", "scheme.kind"], "nope"),
     ],
@@ -76,12 +75,9 @@ def test_callbacks_variables_and_folders_of_hydra_work(
 
 def test_another_sweeper_and_its_mode_are_hydras_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert [c.seed for c in configs_of("hydra.mode=MULTIRUN", "seed=1,2", "scheme=nope", "hydra/launcher=basic")] == [
-        1,
-        2,
-    ]
-    words = ["-m", "scheme=nope", "seed=1,2", "hydra/launcher=basic", "hydra/sweeper=basic"]
-    assert [config.seed for config in configs_of(*words)] == [1, 2]
+    words = ["scheme=nope", "seed=1,2", "hydra/launcher=basic"]
+    for more in (["hydra.mode=MULTIRUN"], ["-m", "hydra/sweeper=basic"]):
+        assert [config.seed for config in configs_of(*words, *more)] == [1, 2]
 
 
 def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path: Path) -> None:
@@ -162,12 +158,9 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     assert said.status == 1 and said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
 
 
-@pytest.mark.slow
 def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench: Give, short: list[str]) -> None:
-    said = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0,1", "scheme.bse=1")
-    refusals = [line for line in said.error.splitlines() if line.startswith("posbench: ")]
-    assert said.status == 2 and len(refusals) == 1 and "did you mean 'base'?" in refusals[0]
-    assert list(Path("runs").rglob("*")) == [] if Path("runs").exists() else True
+    said = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0", "scheme.bse=1")
+    assert said.status == 2 and said.error.count("posbench: ") == 1 and "did you mean 'base'?" in said.error
 
 
 def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,6 @@ def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> No
     assert (
         "train.lr_of=0.1 is not a mapping: give {scheme: rate}" in posbench("train", *short, "train.lr_of=0.1").refusal
     )
-    assert "--seed 0 is a seed of" in posbench("tune", *short, "scheme=nope,vo_rope", "seed=0,1", "--seed", "0").refusal
     assert "is out of range" in posbench("tune", *short, "train.lr=-1", "scheme=nope").refusal
 
 
