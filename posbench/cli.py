@@ -454,11 +454,10 @@ def report(
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
-    from posbench.runs import find_runs
-    from posbench.runs.finding import experiment_named
+    from posbench.runs.finding import only_experiment, place_named
 
-    folder = experiment_named(name, runs_dir)
-    if any(run.path == folder for run in find_runs(folder)):
+    folder = place_named(name, runs_dir) if name else only_experiment(runs_dir)
+    if folder.name.startswith("seed="):
         raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
     return folder
 
@@ -519,9 +518,9 @@ def pack(
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    from posbench.runs.finding import experiment_named, pack_experiment
+    from posbench.runs.finding import pack_experiment, place_named
 
-    written = pack_experiment(experiment_named(experiment, runs_dir), output, say, weights)
+    written = pack_experiment(place_named(experiment, runs_dir), output, say, weights)
     console().out(f"{written}: {written.stat().st_size:,} bytes")
 
 

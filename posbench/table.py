@@ -132,13 +132,14 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The summary, and the tidy rows without settings; their column `run` is the summary's index (-1: n-grams)."""
     import pandas as pd
 
-    from posbench.runs import find_runs, holds_runs
+    from posbench.runs import find_runs
 
     runs: list[Run] = []
     for place in map(Path, places):
-        if not holds_runs(place):
+        here = find_runs(place)
+        if not here and not place.is_dir():
             raise ConfigError(f"{place} is not a folder of runs: give an experiment's, such as runs/demo")
-        runs += find_runs(place)
+        runs += here
     rows = _Rows()
     summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
     if summary.empty:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
 
 import joblib
 from rich.console import Console
@@ -63,11 +61,11 @@ def evaluate_runs(
     if jobs < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
-    scorable = _with_options(_scorable(runs, named, console.out), request.under, console.out)
+    scorable = _with_options(_scorable(runs, named, console.out), request.variants[0].under, console.out)
     if request.data is not None:
         scorable = trained_on_others(scorable, request.data, say_once)
     evaluations: list[Evaluation] = []
-    failures: dict[str, Exception] = {}
+    failures: dict[str, list[str]] = {}  # what went wrong -> the runs
     try:
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
@@ -80,14 +78,15 @@ def evaluate_runs(
                 for text in scoring.notices:
                     say_once(text)
                 if scoring.error is not None:  # the others are worth having
-                    failures[run.name] = scoring.error
+                    failures.setdefault(scoring.error, []).append(run.name)
                 for result, _ in scoring.results:
                     config = run.config
                     evaluations.append(Evaluation(config.experiment_name, config.scheme.name, config.seed, result))
-                console.out(f"{run.name}: {_outcome(scoring.results, run.name in failures)}")
+                console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
             own_text = partial(corpus_for, data=None, notice=say_once)
-            add_ngrams([run for run in scorable if run.name not in failures], own_text, console.out, request.again)
+            failed = [name for names in failures.values() for name in names]
+            add_ngrams([run for run in scorable if run.name not in failed], own_text, console.out, request.again)
     finally:
         for title, protocol in dict.fromkeys(evaluation.table for evaluation in evaluations):
             _show(
@@ -97,7 +96,10 @@ def evaluate_runs(
                 [evaluation for evaluation in evaluations if evaluation.table == (title, protocol)],
             )
     if failures:
-        raise _joined(failures, len(scorable))
+        lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
+        raise ConfigError(
+            "\n  ".join(["not all runs could be scored", *lines]) if scorable[1:] else next(iter(failures))
+        )
     return evaluations
 
 
@@ -123,14 +125,7 @@ class _Scoring:
 
     results: list[tuple[Result, bool]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)  # to be printed
-    error: Exception | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Errors that are not a user's travel between processes as text: not every exception can be pickled."""
-        error = self.error
-        if error is not None and not isinstance(error, (ConfigError, OSError)):
-            error = RuntimeError(f"{type(error).__name__}: {error}")
-        return {**vars(self), "error": error}
+    error: str | None = None  # a user's; any other ends the evaluation
 
 
 def _evaluate(
@@ -146,8 +141,8 @@ def _evaluate(
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
         if not isinstance(run, PackedRun):
             _track(run, say)
-    except Exception as error:
-        scoring.error = error
+    except (ConfigError, OSError) as error:
+        scoring.error = str(error)
     return scoring
 
 
@@ -190,7 +185,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     wanted = (FINISHED, UNREADABLE) if named else (FINISHED,)
     for run, state in states:
         if state not in wanted:
-            notice(f"{run.name} is {state}: skipped{_why_unreadable(run) if state == UNREADABLE else ''}")
+            notice(f"{run.name} is {state}: skipped")
     finished = [run for run, state in states if state in wanted]
     if not finished:
         raise ConfigError("none of these runs is finished: give their train command again to finish them")
@@ -204,43 +199,24 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     return with_weights
 
 
-def _why_unreadable(run: Run) -> str:
-    try:
-        _ = run.manifest
-    except ConfigError as error:
-        return f" ({error})"
-    return ""
-
-
 def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str], None]) -> list[Run]:
     """Those whose schemes have the options of `under`. Raises: ConfigError where none has."""
-    reasons: dict[str, list[Run]] = {}
-    for run in runs if under else []:
-        with suppress(ConfigError):  # what is wrong with a run is said in its turn
-            reasons.setdefault(run.refusal_of(under) or "", []).append(run)
-    taken = [run for run in runs if not any(run in refused for reason, refused in reasons.items() if reason)]
-    for reason, refused in reasons.items():
-        schemes = ", ".join(dict.fromkeys(run.config.scheme.name for run in refused))
-        text = f"--under {' '.join(under)} cannot be used with {schemes}: {reason}"
-        if reason and not taken:
-            raise ConfigError(f"{text}. Name runs of a scheme that has this option (rotations have rescale)")
-        if reason:
-            notice(f"{text} (skipped: {len(refused)} of {len(runs)} runs)")
-    return taken
+    from posbench.model import shape_of
+    from posbench.schemes import build_scheme
 
-
-def _joined(failures: Mapping[str, Exception], total: int) -> Exception:
-    """One error of all, a line for each different one: the user's to fix if all of them are."""
-    if total == 1:
-        return next(iter(failures.values()))
-    runs: dict[str, list[str]] = {}
-    for name, error in failures.items():
-        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-        runs.setdefault(f"{kind}{error}", []).append(name)
-    lines = [f"{', '.join(names[:3]) + ', ...' * (len(names) > 3)}: {message}" for message, names in runs.items()]
-    text = "\n  ".join([f"{len(failures)} of {total} runs failed", *lines])
-    is_users = all(isinstance(error, (ConfigError, OSError)) for error in failures.values())
-    return ConfigError(text) if is_users else RuntimeError(text)
+    taken, refused = [], {}
+    for run in runs if under else ():
+        try:
+            config = run.config_under(under)
+            build_scheme(config.scheme, shape_of(config))
+            taken.append(run)
+        except ConfigError as error:
+            refused[run.path.parent.name] = str(error)
+    for scheme, why in refused.items():
+        if not taken:
+            raise ConfigError(f"{why}. Name runs of a scheme that has this option (rotations have rescale)")
+        notice(f"{scheme} is skipped: {why}")
+    return taken if under else runs
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:

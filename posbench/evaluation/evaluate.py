@@ -97,8 +97,7 @@ def evaluate_run(
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`).
     Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
     counts as the longest, so that all schemes are scored on the same targets.
-    Raises: ConfigError where the run is not finished, its configuration or weights are another run's, it was trained on
-    other text or with another tokenizer, or what is stored is of another number format than is asked for.
+    Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
     for file in request.scheme_files:
         name_file(file)
@@ -109,7 +108,6 @@ def evaluate_run(
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         wanted = request.lengths_of(protocol, run.config, corpus.test)
         have = {} if request.again else scorer.usable(protocol, stored)
-        scorer.check_dtype(protocol, [have[length] for length in wanted if length in have])
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
         if moved:
@@ -131,10 +129,6 @@ def evaluate_run(
 def _check(run: Run, corpus: Corpus, request: Request) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
     prints = run.manifest.fingerprints
-    if not run.is_finished:
-        status = run.manifest.status
-        raise ConfigError(f"{run.name} is {status}, not finished: give its train command again to finish it")
-    run.check_config()
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     if request.data is None:
         differing["text"] = (corpus.fingerprint, prints.data)
@@ -154,8 +148,10 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += [*run.marks, *(["file=changed"] if run.check_scheme_files(request.scheme_changed) else [])]
-        self.under = (*request.under, *marks, *request.text_words)
+        marks += ["weights=bfloat16"] if run.weights != run.manifest.weights else []  # of a pack
+        marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
+        marks += [] if request.data is None else [f"data={request.data.name}"]
+        self.under = (*request.under, *marks)
 
     @cached_property
     def longest(self) -> int | None:
@@ -174,11 +170,13 @@ class _Scorer:
         return ResultKey(protocol.name, length, self.under)
 
     def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that answers the request, of the same text and settings."""
+        """Length -> the stored result that answers the request: of the same text, settings and number format."""
         return {
             result.length: result
             for result in stored
-            if result.key == self.key(protocol, result.length) and self._is_alike(protocol, result)
+            if result.key == self.key(protocol, result.length)
+            and self._is_alike(protocol, result)
+            and self.request.dtype in ("auto", result.header["dtype"])
         }
 
     def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
@@ -193,17 +191,6 @@ class _Scorer:
         settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by
         alike = all(result.header["settings"].get(name) == getattr(settings, name) for name in names)
         return alike and bool(result.header.get("data") == self.corpus.fingerprint)
-
-    def check_dtype(self, protocol: Protocol, stored: Sequence[Result]) -> None:
-        """Raises: ConfigError where a number format is asked for and stored results were scored in another."""
-        asked = self.request.dtype
-        others = [result for result in stored if asked not in ("auto", result.header.get("dtype"))]
-        if others:
-            lengths = ", ".join(str(result.length) for result in others)
-            raise ConfigError(
-                f"{self.run.name} already has {protocol.name} at {lengths} in {others[0].header.get('dtype')}, and "
-                f"--dtype {asked} asks for another number format: add --again to replace the stored result"
-            )
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,9 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         if (folder, batches) in done or run.manifest.tokens > run.config.evaluation.ngram_tokens:
             continue
         done.add((folder, batches))
-        beside = [each for each in find_runs(folder) if _batches(each) == batches]
+        beside = [
+            each for each in find_runs(folder) if each.is_finished and each.manifest.fingerprints.batches == batches
+        ]
         holder = next((each for each in beside if _has_ngrams(each)), run)
         if _has_ngrams(holder) and not again:
             continue
@@ -58,12 +59,6 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
         orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
         notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
-
-
-def _batches(run: Run) -> str | None:
-    with suppress(ConfigError):  # what is wrong with another run is not said here
-        return run.manifest.fingerprints.batches
-    return None
 
 
 def _has_ngrams(run: Run) -> bool:

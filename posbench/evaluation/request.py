@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.config import Config, DataConfig
+from posbench.config import Config, DataConfig, check_name
 from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
-from posbench.runs.results import check_options, combinations, text_option
 
 if TYPE_CHECKING:
     from posbench.data import Split
+
+_COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,15 @@ class Request:
     def __post_init__(self) -> None:
         for name in self.protocols:
             protocol_named(name)
-        for variant in self.variants:
-            check_options(variant.under)
-        _ = self.text_words
+        if self.data is not None:
+            check_name("data.name", self.data.name)
 
     @property
     def variants(self) -> list[Request]:
         """A request for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
-        every = combinations(self.under)
-        return [self] if every == [self.under] else [replace(self, under=under) for under in every]
-
-    @property
-    def text_words(self) -> tuple[str, ...]:
-        """The option of a result that names the text; none for a run's own."""
-        return () if self.data is None else (text_option(self.data.name),)
+        options = [option.partition("=") for option in self.under]
+        values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]
+        return [replace(self, under=under) for under in product(*values)]
 
     @property
     def wants_ngrams(self) -> bool:

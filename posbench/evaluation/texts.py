@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from posbench.composition import choices, compose
@@ -22,18 +21,15 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
 
     Arguments: words, a choice of conf/data, settings of it, and `--config-dir=FOLDER` for choices of one's own.
     Returns: None without words.
-    Raises: ConfigError for words that are neither, or that `posbench train` would refuse.
+    Raises: ConfigError for none or several choices, and for words that `posbench train` would refuse.
     """
     if not words:
         return None
     names = [word for word in words if "=" not in word]
-    wrong = [word for word in words if "=" in word and not word.startswith(("data.", "--config-dir="))]
-    if wrong or len(names) != 1:
-        counted = f"names {len(names)} texts ({', '.join(names)})" if names else "names no text"
-        what = f"--data {wrong[0]!r} is not a setting of a text" if wrong else f"--data {counted}"
+    if len(names) != 1:
         raise ConfigError(
-            f"{what}: give one choice of conf/data ({', '.join(choices('data'))}), and settings of it such as --data "
-            "files --data data.path=~/notes"
+            f"--data names {len(names)} texts: give one choice of conf/data ({', '.join(choices('data'))}), and "
+            "settings of it such as --data files --data data.path=~/notes"
         )
     return compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
 
@@ -65,39 +61,14 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
 
 
 def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> list[Run]:
-    """The runs that were not trained on this very text, which is prepared: one that cannot be had is refused at once.
-
-    Raises: ConfigError where that is so, or no run is left.
-    """
-    own = [run for run in runs if _is_own(run, data)]
-    others = [run for run in runs if run not in own]
-    trained = f"data={data.name} is the text that {_few(own)} trained on"
+    """The runs that were not trained on this very text. Raises: ConfigError where none is left."""
+    others = [run for run in runs if replace(run.config.data, cache_dir=None) != replace(data, cache_dir=None)]
+    trained = f"data={data.name} is the text that {len(runs) - len(others)} of {len(runs)} runs were trained on"
     if not others:
         raise ConfigError(f"{trained}: leave --data out to score its held-out part, or name another text")
-    if own:
-        notice(f"{trained} (skipped: {len(own)} of {len(runs)} runs)")
-    first = next(filter(_has_tokenizer, others), None)
-    if first is not None:
-        corpus_for(first, data, notice)
+    if others != runs:
+        notice(f"{trained}: these are skipped")
     return others
-
-
-def _is_own(run: Run, data: DataConfig) -> bool:
-    with suppress(ConfigError):  # what is wrong with a run is said in its turn
-        return replace(run.config.data, cache_dir=None) == replace(data, cache_dir=None)
-    return False
-
-
-def _has_tokenizer(run: Run) -> bool:
-    with suppress(ConfigError):
-        return run.tokenizer is not None
-    return False
-
-
-def _few(runs: Sequence[Run]) -> str:
-    """`demo/nope/seed=0, demo/nope/seed=1 and 9 more were`"""
-    names, more = ", ".join(run.name for run in runs[:2]), f" and {len(runs) - 2} more" if len(runs) > 2 else ""
-    return f"{names}{more} {'was' if len(runs) == 1 else 'were'}"
 
 
 def _with_cache(config: Config) -> Config:

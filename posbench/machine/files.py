@@ -7,16 +7,13 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 from posbench.config import ConfigError
-
-_ABANDONED_SECONDS = 3600  # after which a temporary file has no living writer
 
 
 def read_json(path: Path) -> Any:
@@ -47,14 +44,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`write_text` of indented JSON. Raises: ValueError for NaN or infinity, which JSON does not have."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
-
-
-def remove_leftovers(folder: Path, older_than_seconds: float = _ABANDONED_SECONDS) -> None:
-    """Remove what killed writers left in `folder`: `.*.tmp`. With 0 the caller knows that nobody else writes there."""
-    for left in folder.glob(".*.tmp"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime >= older_than_seconds:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
@@ -99,19 +88,9 @@ def sum_of(path: Path, sync: bool = False) -> str:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Make the folder and a file in it, and take both away again.
-
-    Raises: ConfigError, naming `what` was to be written there.
-    """
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    """Make the folder, and a file in it for a moment. Raises: ConfigError, naming `what` was to be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        TemporaryFile(dir=folder).close()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(f"the {what} cannot be written to {folder} ({why}): name another folder") from error
-    finally:
-        for place in missing:
-            with suppress(OSError):
-                place.rmdir()
+        raise ConfigError(f"the {what} cannot be written to {folder} ({error}): name another folder") from error

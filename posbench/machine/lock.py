@@ -19,21 +19,18 @@ from filelock import FileLock, Timeout
 from posbench.config import ConfigError
 from posbench.machine.files import read_json
 
-_PATIENCE_SECONDS = 0.5  # for a reader that asks `is_locked`, and a holder that is just leaving
-
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` for this process alone. It is made where it is missing, and removed again if it stays empty.
+    """Lock `folder`, which is made where it is missing, for this process alone.
 
     Raises: ConfigError naming the process and host that hold the lock, or why the folder cannot be written.
     """
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     path = folder / ".lock"
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=_PATIENCE_SECONDS)
+        lock.acquire(timeout=0.5)  # for a reader that asks `is_locked`, and a holder that is just leaving
     except Timeout:
         holder = holder_of(folder)
         raise ConfigError(
@@ -52,9 +49,6 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # while it is held: whoever opened it before sees that it is gone
         lock.release()
-        with suppress(OSError):
-            for place in missing:
-                place.rmdir()
 
 
 def is_locked(folder: Path) -> bool:

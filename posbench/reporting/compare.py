@@ -53,17 +53,12 @@ def compare(paths: Sequence[str | Path], console: Console) -> None:
 
 def _settings(summary: pd.DataFrame) -> list[list[str]]:
     """A line a field of the configurations that is not the same in all."""
-    configs = [_flat(config_of(path)) for path in summary["path"]]
+    from posbench.runs.fingerprints import flat
+
+    configs = [flat(config_of(path)) for path in summary["path"]]
     keys = dict.fromkeys(key for config in configs for key in config)
     lines = [[key, *(str(config.get(key, DASH)) for config in configs)] for key in keys]
     return [line for line in lines if len(set(line[1:])) > 1]
-
-
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _results(summary: pd.DataFrame, rows: pd.DataFrame) -> list[list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.statistics import decided, equivalent
-from posbench.reporting.tables import half, single_options, text_of
+from posbench.reporting.tables import half, text_of
 from posbench.units import short_count, short_length
 
 if TYPE_CHECKING:
@@ -105,8 +105,6 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
             cells = c.at(protocol, metric="loss")
             if cells["length"].nunique() > 1:
                 figures[f"perplexity-{protocol}"] = by_length(c, cells, look)
-            if not (rescaled := single_options(c, protocol)).empty:
-                figures[f"rescaled-{protocol}"] = by_option(c, rescaled)
         for metric, label in (("lost_order", "loss without order, nats/token"), ("loss", "loss, nats/token")):
             cells = c.at(metric=metric)
             cells = cells[cells["last"] > 0]
@@ -247,23 +245,6 @@ def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label:
         axes.axhline(0, color=INK, linewidth=0.6)
 
     return _lines(lines, look, finish, "position" if column == "gap" else "distance d, tokens", 3.8)
-
-
-def by_option(c: Comparison, cells: pd.DataFrame) -> Figure:
-    """Perplexity at the longest length of each scheme, as trained and with options at evaluation."""
-    schemes = [s for s in c.schemes if s in set(cells.loc[cells["under"] != "", "scheme"])]
-    figure, (axes,) = new_figure(1.0 + 0.21 * len(schemes))
-    for n, under in enumerate(dict.fromkeys(cells["under"])):
-        of = cells[cells["under"] == under].set_index("scheme")["perplexity"].reindex(schemes)
-        colour, marker = (INK, "o") if not under else (_COLOURS[n % 7], _MARKERS[n % 14])
-        name = under.partition("=")[2] or "as trained"
-        axes.plot(of, range(len(schemes)), marker, color=colour, markersize=6, markeredgewidth=0, alpha=0.8, label=name)
-    axes.set_yticks(range(len(schemes)), schemes)
-    axes.set_ylim(len(schemes) - 0.5, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"perplexity at {short_length(int(cells['length'].iloc[0]))} tokens (left is better)")
-    figure.legend(loc="outside upper right", ncols=6, frameon=False, fontsize=8)
-    return figure
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.config import ConfigError
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.table import COLUMNS
@@ -72,7 +71,7 @@ def write(
     frames: Mapping[str, pd.DataFrame],
     latex: bool,
 ) -> list[Path]:
-    """Write the files of a report, the page first. Raises: ConfigError where the folder cannot be written."""
+    """Write the files of a report, the page first."""
     drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
     for name, frame in {**frames, "columns.csv": described(frames)}.items():
@@ -82,15 +81,9 @@ def write(
         for name, (table, caption) in content["latex"].items():
             files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
         files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
-    try:
-        for name, data in files.items():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_bytes(data)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(
-            f"the report cannot be written to {target} ({why}): name another folder with --output"
-        ) from error
+    for name, data in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(data)
     return [target / name for name in files]
 
 

@@ -16,7 +16,7 @@ from posbench.machine.files import check_writable
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
-from posbench.reporting.pages import environment, show, words, write
+from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
 from posbench.table import config_of, read, settings_of
@@ -124,7 +124,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     }
     losses = tables.loss_table(c)
     costs, same = tables.costs_table(c)
-    position = tables.position_table(c)
     context = tables.context_table(c)
     lengths = list(_length_sections(c, drawn, every_length))
     against = agreements(c.published, c) if c.published else []
@@ -148,7 +147,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "tables": {
             "loss": losses,
             "costs": costs,
-            "position": None if position.empty else position,
             "context": None if context.empty else context,
         },
         "same_costs": same,
@@ -156,7 +154,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "is_cut": any(" layers" in name for name in losses["scheme"]),
         "has_absolute": not c.runs["is_relative"].astype(bool).all(),
         "ngrams": c.ngrams.to_dict("records"),
-        "ngram_verdict": _ngram_verdict(c),
         "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
         "lengths": lengths,
         "texts": [{"name": n, "table": tables.text_table(c, n)} for n in sorted(set(c.cells["text"])) if n],
@@ -209,7 +206,6 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
                 "rescaled": None if rescaled.empty else rescaled,
-                "rescaled_figure": f"rescaled-{name}" if f"rescaled-{name}" in drawn else None,
                 "rescaled_at": c.at(name, under=None)["length"].max(),
             }
 
@@ -241,19 +237,6 @@ def _models(c: Comparison) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _ngram_verdict(c: Comparison) -> str:
-    """Which of them every scheme beats, and which none: `Every scheme beats n=2; none clearly beats n=3 and n=5`."""
-    kinds: dict[str, list[str]] = {}
-    for n in c.ngrams.to_dict("records"):
-        better = len(n["better"].split())
-        who = {len(c.schemes): "every scheme beats", 0: "none clearly beats"}.get(
-            better, f"{better} of {len(c.schemes)} beat"
-        )
-        kinds.setdefault(who, []).append(f"n={n['order']}")
-    text = "; ".join(f"{who} {words(which)}" for who, which in kinds.items())
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _other_sizes(c: Comparison) -> list[str]:

@@ -8,7 +8,7 @@ Both are means over random contents. Learned numbers are those of a finished run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
             config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
             scheme = build_model(config, 2).scheme
         if not config.scheme.attention:  # else its row without a kind of attention says the same
-            drawn |= dict(_titled(name, scheme, name in trained))
+            drawn |= _titled(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
     paths, rows = [], []
     for what in _LABELS:
@@ -98,16 +98,13 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     return paths
 
 
-def _titled(name: str, scheme: Layers, is_trained: bool) -> Iterator[tuple[str, Curves]]:
+def _titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
     """The curves by their title; of a trained scheme those of each layer that has its own."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
-    layers = list(dict.fromkeys(scheme))
-    if not is_trained:
-        yield name, curves_of(scheme.first, longest)
-    elif len(layers) == 1:
-        yield f"{name} (trained)", curves_of(scheme.first, longest)
-    else:
-        yield from ((f"{name} (trained), layer {n}", curves_of(layer, longest)) for n, layer in enumerate(layers))
+    layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
+    title = f"{name} (trained)" if is_trained else name
+    titles = [f"{title}, layer {n}" for n in range(len(layers))] if layers[1:] else [title]
+    return {title: curves_of(layer, longest) for title, layer in zip(titles, layers, strict=True)}
 
 
 @torch.no_grad()

@@ -96,17 +96,12 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
     return frame(rows)
 
 
-def single_options(c: Comparison, protocol: str) -> pd.DataFrame:
-    """The cells at the longest length as trained and under one option at evaluation; empty where there is none."""
+def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
+    """Perplexity at the longest length, as trained and with one other option at evaluation; the best is bold."""
     cells = c.at(protocol, metric="loss", under=None)
     cells = cells[~cells["under"].str.contains(" ")]
-    at = cells.loc[cells["under"] != "", "length"].max()
-    return cells[cells["length"] == at].sort_values("under")
-
-
-def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
-    """Perplexity at the longest length, as trained and with other options at evaluation; the best is bold."""
-    table = single_options(c, protocol).pivot(index="scheme", columns="under", values="perplexity")
+    longest = cells.loc[cells["under"] != "", "length"].max()
+    table = cells[cells["length"] == longest].pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
         of = table.loc[scheme]
@@ -120,38 +115,22 @@ def context_table(c: Comparison) -> pd.DataFrame:
     """What a model uses of its context: the loss without the order of what is far back, and repeated passages."""
     order = c.at(metric="lost_order")
     order = order[order["length"] == min(set(order["length"]), key=lambda n: abs(n - c.training_length), default=0)]
-    kept = _every_second(sorted(set(order["first"])), most=5)
+    kept = sorted(set(order["first"]))
+    kept = kept[::2] if len(kept) > 5 else kept
     retrieval = c.at(metric="drop")
     reach = c.reach(int(order["length"].max())) if len(order) else {}
     rows = []
     for scheme in [s for s in c.schemes if s in {*order["scheme"], *retrieval["scheme"]}]:
         row = {"scheme": scheme} | ({"reach": reach.get(scheme, DASH)} if reach else {})
-        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "value", "d={}")
-        rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "value", "repeat after {}"))
+        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "d={}")
+        rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "repeat after {}"))
     return frame(rows)
 
 
-def position_table(c: Comparison) -> pd.DataFrame:
-    """Gaps to the baseline by position in the longest windows, every second bucket where there are many."""
-    cells = c.at(metric="loss")
-    cells = cells[cells["last"] > 0]
-    cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != c.baseline)]
-    cells = cells[cells["first"].isin(_every_second(sorted(set(cells["first"])), most=9))]
-    schemes = [s for s in c.schemes if s in set(cells["scheme"])]
-    return frame([{"scheme": s, **_places(cells[cells["scheme"] == s], "gap", "{}")} for s in schemes])
-
-
-def _places(cells: pd.DataFrame, column: str, title: str) -> dict[str, str]:
-    """The figures of one scheme by position or distance."""
-    texts = {}
-    for cell in cells.sort_values("first").to_dict("records"):
-        place = str(cell["first"]) if cell["first"] == cell["last"] else f"{cell['first']}-{cell['last']}"
-        texts[title.format(place)] = number(cell[column], 3, sign=True)
-    return texts
-
-
-def _every_second(places: list[int], most: int) -> list[int]:
-    return places[::2] if len(places) > most else places
+def _places(cells: pd.DataFrame, title: str) -> dict[str, str]:
+    """The figures of one scheme by distance."""
+    cells = cells.sort_values("first")
+    return {title.format(d): number(value, sign=True) for d, value in zip(cells["first"], cells["value"], strict=True)}
 
 
 def text_table(c: Comparison, text: str) -> pd.DataFrame:

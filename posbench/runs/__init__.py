@@ -1,8 +1,8 @@
 """The run folder, whole: where it is, what is in it, and how it is read back."""
 
-from posbench.runs.finding import INTERRUPTED, UNREADABLE, find_runs, holds_runs, load_run, run_at, state_of
+from posbench.runs.finding import INTERRUPTED, UNREADABLE, find_runs, load_run, run_at, state_of
 from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, DamagedFile, Manifest
-from posbench.runs.run import Run, append_metrics, read_metrics, remove_unfinished, run_folder
+from posbench.runs.run import Run, append_metrics, remove_unfinished, run_folder
 
 __all__ = [
     "DIED",
@@ -17,9 +17,7 @@ __all__ = [
     "Run",
     "append_metrics",
     "find_runs",
-    "holds_runs",
     "load_run",
-    "read_metrics",
     "remove_unfinished",
     "run_at",
     "run_folder",

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.machine.files import folder_beside, publish_folder, read_json, sum_of
-from posbench.runs.fingerprints import changes
 from posbench.runs.manifest import Manifest, parse
 
 FORMAT = 2
@@ -51,7 +50,7 @@ def save(
 
     Those of the steps `branching` stay too: shorter runs begin from them.
 
-    Raises: ConfigError when the disk is full, naming how much was needed; the checkpoints before stay as they were.
+    Raises: ConfigError when the disk is full; the checkpoints before stay as they were.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -69,13 +68,9 @@ def save(
             sum_of(beside / SUMS, sync=True)
             publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
-        needed = len(metrics) + sum(t.numel() * t.element_size() for part in (model, optimizer) for t in part.values())
-        free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
-        cause = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(
-            f"could not write the checkpoint of step {step} to {folder}: {cause or error} "
-            f"({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free; the previous checkpoint is intact). "
-            "Make room and give the same command again"
+            f"could not write the checkpoint of step {step} to {folder}: {error}. The one before it is intact: make "
+            "room and give the same command again"
         ) from error
     prune(folder, final, keep, branching)
     return final
@@ -96,7 +91,7 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
 
 def newest(folder: Path, notice: Notice) -> Path | None:
-    """The newest intact checkpoint, torn ones named and passed over. Raises: ConfigError for one of another format."""
+    """The newest intact checkpoint, torn ones named and passed over."""
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -107,7 +102,7 @@ def newest(folder: Path, notice: Notice) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """The intact checkpoint of a step, None where there is none. Raises: TornCheckpoint; ConfigError, of a format."""
+    """The intact checkpoint of a step, None where there is none. Raises: TornCheckpoint."""
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -115,30 +110,20 @@ def at_step(folder: Path, step: int) -> Path | None:
     return checkpoint
 
 
-def check(checkpoint: Path) -> None:
-    """Read every file and compare its checksum. Raises: TornCheckpoint; ConfigError for one of another format."""
-    sums = _sums(checkpoint)
-    for name in (STATE, MODEL, OPTIMIZER, METRICS):
-        _check_sum(checkpoint, name, sums.get(name))
-    if read_state(checkpoint)["step"] != _step(checkpoint):
-        raise TornCheckpoint(f"it is of step {read_state(checkpoint)['step']}")
-
-
-def _check_sum(checkpoint: Path, name: str, expected: str | None) -> None:
+def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
+    """Compare the checksums of the files `expected`, else of all as they were written. Raises: TornCheckpoint."""
     try:
-        summed = sum_of(checkpoint / name)
-    except OSError:
-        raise TornCheckpoint(f"{name} is missing") from None
-    if summed != expected:
-        raise TornCheckpoint(f"{name} does not match its checksum")
+        sums = expected or _sums(checkpoint)
+        for name in expected or (STATE, MODEL, OPTIMIZER, METRICS):
+            if sum_of(checkpoint / name) != sums.get(name):
+                raise TornCheckpoint(f"{name} does not match its checksum")
+    except OSError as error:
+        raise TornCheckpoint(f"{Path(error.filename).name} is missing") from None
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """File -> SHA-256, as they were written. Raises: TornCheckpoint."""
-    try:
-        lines = (checkpoint / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise TornCheckpoint(f"{SUMS} {'is missing' if isinstance(error, OSError) else 'cannot be read'}") from None
+    """File -> SHA-256, as they were written. Raises: OSError."""
+    lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
@@ -158,7 +143,7 @@ def manifest_in(checkpoint: Path) -> Manifest:
 
 
 def weights_digest(folder: Path, step: int) -> str:
-    """The SHA-256 of the model's weights at a step, as they were written. Raises: TornCheckpoint."""
+    """The SHA-256 of the model's weights at a step, as they were written. Raises: OSError."""
     return _sums(folder / _name(step))[MODEL]
 
 
@@ -169,54 +154,36 @@ def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     return load_file(checkpoint / name)
 
 
-def any_written(folder: Path) -> bool:
-    """Whether there is a checkpoint, intact or not."""
-    return bool(_folders(folder))
-
-
-def load_weights(folder: Path, model: nn.Module, manifest: Manifest, at_step: int | None = None) -> None:
-    """The weights of the run's last step into `model`, or those of the older checkpoint `at_step`.
-
-    Raises: ConfigError where they are gone, damaged, of another run, or of another shape.
-    """
-    put_weights(model, load_tensors(weights_file(folder, manifest, at_step).parent, MODEL))
-
-
-def weights_file(folder: Path, manifest: Manifest, at_step: int | None = None) -> Path:
-    """The weights of the run's last step, or of an older one, checked.
+def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
+    """The weights of the run's last step, or of an older one.
 
     Those of the last step are bound to the run by their digest in its manifest, older ones by the checkpoint's.
-    Raises: ConfigError with the steps that are left where they are gone, damaged, or of another run.
+    Raises: ConfigError with the steps that are left where they are gone or damaged.
     """
-    checkpoint = folder / _name(manifest.num_steps if at_step is None else at_step)
+    step = manifest.num_steps if at_step is None else at_step
+    checkpoint = folder / _name(step)
     try:
-        if _step(checkpoint) == manifest.num_steps and manifest.weights is not None:
-            _check_sum(checkpoint, MODEL, manifest.weights)
-        else:
-            check(checkpoint)
-            if changed := changes(manifest_in(checkpoint), manifest):
-                raise TornCheckpoint(f"it belongs to another run: {'; '.join(changed)}")
-    except (TornCheckpoint, ConfigError) as why:
-        others = [str(_step(other)) for other in reversed(_folders(folder)) if other != checkpoint]
-        rest = f"Other steps: {', '.join(others)}. Use older weights with --at-step {others[-1]}, or " if others else ""
+        check(checkpoint, {MODEL: manifest.weights} if step == manifest.num_steps and manifest.weights else None)
+    except TornCheckpoint as why:
+        others = ", ".join(str(_step(other)) for other in reversed(_folders(folder)) if other != checkpoint)
         raise ConfigError(
-            f"the weights of step {_step(checkpoint)} in {folder} cannot be used: {checkpoint.name}: {why}. "
-            f"{rest or 'No other step is left: '}delete the folder {folder.parent} and train it again"
+            f"the weights of step {step} in {folder} cannot be used: {why}. Use those of another step with --at-step "
+            f"(there are: {others or 'none'}), or delete the folder {folder.parent} and train it again"
         ) from why
-    return checkpoint / MODEL
+    return load_tensors(checkpoint, MODEL)
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the parameters of `model`, all of them, by name."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     given = {name: tuple(value.shape) for name, value in weights.items()}
-    differing = sorted(name for name in {*shapes, *given} if shapes.get(name) != given.get(name))
-    if differing:
-        one = differing[0]
-        raise ConfigError(
-            f"the checkpoint's weights are not this model's ({one} is {given.get(one, 'missing')}, and the model's is "
-            f"{shapes.get(one, 'missing')}): it belongs to another configuration, or --under changes the parameters"
-        )
+    for name in sorted({*shapes, *given}):
+        if shapes.get(name) != given.get(name):
+            raise ConfigError(
+                f"the checkpoint's weights are not this model's ({name} is {given.get(name, 'missing')}, and the "
+                f"model's is {shapes.get(name, 'missing')}): it belongs to another configuration, or --under changes "
+                "the parameters"
+            )
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once
             shard_of(parameter).copy_(shard_like(weights[name], parameter))

@@ -6,6 +6,7 @@ the name of an experiment's folder; the error for one that names nothing says wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from posbench.config import ConfigError, nearest
 from posbench.console import say_once
 from posbench.machine.lock import is_locked
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import Pack, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
+from posbench.runs.pack import PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
@@ -24,14 +25,32 @@ def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
     """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
 
     So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
-    too; where a run is there twice, the folder is taken. What may not be read is skipped, and `notice` told so; a
-    folder `seed=<n>` is a run all the same, whose manifest says why.
+    too; where a run is there twice, the folder is taken. Links are followed. What may not be read is skipped, and
+    `notice` told so.
     """
-    root = folder_of(Path(folder))
-    folders, packs = _below(root, notice, set())
-    packs += [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
-    runs = {run.path: run for run in reversed([*folders, *(run for pack in packs for run in _runs_of(pack, notice))])}
-    return [runs[path] for path in sorted(runs) if root in (path, *path.parents)]
+    root, runs, seen = folder_of(Path(folder)), {}, set()
+    packs = [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
+
+    def skip(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            notice(f"skipped: {error}")
+
+    for name, folders, files in os.walk(root, onerror=skip, followlinks=True):
+        place = Path(name)
+        if "run.json" in files:
+            runs[place] = Run(place)
+        if "run.json" in files or place.resolve() in seen:  # a link may lead back up
+            folders.clear()
+            continue
+        seen.add(place.resolve())
+        packs += [opened(place / file) for file in files if file.endswith(".zip")]
+        folders[:] = [inner for inner in folders if not inner.startswith(".")]
+    for pack in packs:
+        try:
+            runs = {run.path: run for run in pack.runs if root in (run.path, *run.path.parents)} | runs
+        except ConfigError as error:
+            notice(f"skipped: {error}")
+    return [runs[path] for path in sorted(runs)]
 
 
 def folder_of(place: Path) -> Path:
@@ -52,11 +71,6 @@ def load_run(path: str | Path) -> Run:
     run = run_at(path)
     _ = run.manifest
     return run
-
-
-def holds_runs(place: Path) -> bool:
-    """Whether `place` is a folder, or one that a pack stands for."""
-    return place.is_dir() or bool(find_runs(place))
 
 
 def state_of(run: Run) -> str:
@@ -102,68 +116,23 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weigh
     return output
 
 
-def _runs_of(pack: Pack, notice: Notice) -> list[Run]:
-    try:
-        return pack.runs
-    except ConfigError as error:
-        notice(f"skipped: {error}")
-        return []
-
-
-def _below(folder: Path, notice: Notice, visited: set[Path]) -> tuple[list[Run], list[Pack]]:
-    """Runs and packs below `folder`. Links are followed, after the folders beside them; no folder is searched twice."""
-    runs: list[Run] = []
-    packs: list[Pack] = []
-    try:
-        place = folder.resolve()
-        if place in visited or not folder.is_dir():
-            return runs, packs
-        visited.add(place)
-        if (folder / "run.json").is_file():
-            return [Run(folder)], packs
-        inner = [child for child in folder.iterdir() if not child.name.startswith(".")]
-    except OSError as error:
-        if folder.name.startswith("seed="):
-            return [Run(folder)], packs
-        notice(f"skipped {folder}, which cannot be read: {error.strerror or error}")
-        return runs, packs
-    for child in sorted(inner, key=lambda child: (child.is_symlink(), child)):
-        if child.suffix == ".zip" and child.is_file():
-            packs.append(opened(child))
-        found = _below(child, notice, visited)
-        runs += found[0]
-        packs += found[1]
-    return runs, packs
-
-
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     """The runs that the words name, each once; all of `runs_dir` but pilots without a word. Raises: ConfigError."""
-    if not names and not runs_dir.is_dir():
-        raise ConfigError(f"{runs_dir}/ does not exist: train first with posbench train scheme=vo_rope")
-    runs: list[Run] = []
-    for name in names or [""]:
-        place = _place(name, runs_dir)
-        if place is None:
-            paths = [run.path.relative_to(runs_dir) for run in find_runs(runs_dir)]
-            known = sorted({str(place) for path in paths for place in (path, *path.parents[:2])})
-            raise ConfigError(
-                f"there is no run {name!r}, here or under {runs_dir}/{nearest(name, known)}: give a folder such as "
-                f"{runs_dir}/demo/vo_rope/seed=0, or an experiment such as demo"
-            )
-        below = [run for run in find_runs(place) if names or not is_pilot(run.path.parent.parent)]
+    runs: dict[Run, None] = {}
+    for place in [place_named(name, runs_dir) for name in names] or [runs_dir]:
+        below = [run for run in find_runs(place) if names or not is_pilot(run.path.parents[1])]
         if not below:
             raise ConfigError(f"{place} contains no runs: train one first (posbench train scheme=vo_rope)")
-        runs.extend(run for run in below if run not in runs)
-    return runs
+        runs |= dict.fromkeys(below)
+    return list(runs)
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
     """The one run that the word names. Raises: ConfigError."""
-    runs = runs_named([name], runs_dir)
-    if not name or len(runs) > 1:
-        listed = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
-        raise ConfigError(f"{name!r} names {len(runs)} runs, but only one can be used: give its folder ({listed})")
-    return runs[0]
+    first, *others = runs_named([name], runs_dir)
+    if others:
+        raise ConfigError(f"{name!r} names {len(others) + 1} runs: give the folder of one, such as {first.path}")
+    return first
 
 
 def is_pilot(experiment: Path) -> bool:
@@ -171,47 +140,32 @@ def is_pilot(experiment: Path) -> bool:
     return experiment.parent.name.endswith("-tune") and experiment.name.startswith("lr=")
 
 
-def experiment_named(name: str | None, runs_dir: Path) -> Path:
-    """The experiment's folder; without a name the only one, but for `reference/` and pilots. Raises: ConfigError."""
-    folders = _experiments(runs_dir)
-    if name is not None:
-        if (place := _place(name, runs_dir)) is None:
-            raise _no_experiment(name, runs_dir, folders)
-        return place
-    candidates = [
-        folder for folder in folders if "reference" not in folder.relative_to(runs_dir).parts and not is_pilot(folder)
-    ]
-    if len(candidates) > 1:
-        listed = ", ".join(map(str, candidates))
-        raise ConfigError(f"which experiment? {runs_dir}/ contains {listed}: posbench report EXPERIMENT")
-    if not candidates:
-        others = f" except {', '.join(map(str, folders))}" if folders else ""
-        train = "train first with posbench train -m experiment=demo"
-        raise ConfigError(f"{runs_dir}/ contains no runs{others}: {train}")
-    return candidates[0]
+def only_experiment(runs_dir: Path) -> Path:
+    """The only experiment in `runs_dir`, but for `reference/` and pilots. Raises: ConfigError for none or several."""
+    places = {run.path.parents[1] for run in find_runs(runs_dir)}
+    ours = sorted(place for place in places if runs_dir / "reference" not in place.parents and not is_pilot(place))
+    if len(ours) != 1:
+        listed = ", ".join(map(str, ours)) or "no runs: train first with posbench train -m experiment=demo"
+        raise ConfigError(f"which experiment? {runs_dir}/ contains {listed}")
+    return ours[0]
 
 
-def _place(name: str, runs_dir: Path) -> Path | None:
-    """The folder of that name, below `runs_dir` or here; or the one experiment whose folder has that name."""
-    if not name:
-        return runs_dir
-    if given := next((folder_of(place) for place in (runs_dir / name, Path(name)) if holds_runs(place)), None):
-        return given
-    experiments = [folder for folder in _experiments(runs_dir) if folder.name == name]
-    return experiments[0] if len(experiments) == 1 else None
+def place_named(name: str, runs_dir: Path) -> Path:
+    """The folder of that name, below `runs_dir` or here; or the one experiment whose folder has that name.
 
-
-def _experiments(runs_dir: Path) -> list[Path]:
-    folders = {run.path.parent.parent for run in find_runs(runs_dir)}
-    return sorted(folder for folder in folders if folder.is_relative_to(runs_dir))
-
-
-def _no_experiment(name: str, runs_dir: Path, folders: Sequence[Path]) -> ConfigError:
-    from posbench.composition import choices  # Hydra is not imported where the name is found
-
-    known = [str(folder.relative_to(runs_dir)) for folder in folders]
-    remedy = nearest(name, known or choices("experiment"))
-    if name in choices("experiment"):
-        remedy = f": train it first with posbench train -m experiment={name}"
-    listed = ", ".join(known) or "none"
-    return ConfigError(f"there is no experiment {name!r} under {runs_dir}/ (experiments there: {listed}){remedy}")
+    Raises: ConfigError with the nearest name that there is.
+    """
+    for place in (runs_dir / name, Path(name)):
+        if place.is_dir() or find_runs(place):
+            return folder_of(place)
+    runs = [run.path for run in find_runs(runs_dir)]
+    experiments = sorted({run.parents[1] for run in runs})
+    named = [experiment for experiment in experiments if experiment.name == name]
+    if len(named) == 1:
+        return named[0]
+    known = [str(place.relative_to(runs_dir)) for place in (*experiments, *sorted({run.parent for run in runs}), *runs)]
+    listed = ", ".join(known[: len(experiments)]) or "none: train first with posbench train -m experiment=demo"
+    raise ConfigError(
+        f"there is no run or experiment {name!r}, here or under {runs_dir}/{nearest(name, known)} (experiments there: "
+        f"{listed})"
+    )

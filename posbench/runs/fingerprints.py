@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,16 +101,9 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def continued(before: Fingerprints, now: Fingerprints) -> Fingerprints:
-    """Those of a run that was resumed: what changed on the way is `before+now`, since a mixture is neither of them."""
-    parts = {**before.initial_weights, **now.initial_weights}
-    return Fingerprints(
-        data=now.data,
-        tokenizer=now.tokenizer,
-        config=mixed(before.config, now.config),
-        code=mixed(before.code, now.code),
-        scheme_code=mixed(before.scheme_code, now.scheme_code),
-        initial_weights={name: mixed(before.initial_weights.get(name), now.initial_weights[name]) for name in parts},
-    )
+    """Those of a run that was resumed, with the code of both where it changed: a mixture is neither of them."""
+    code, scheme_code = mixed(before.code, now.code), mixed(before.scheme_code, now.scheme_code)
+    return replace(before, code=code, scheme_code=scheme_code)
 
 
 def mixed(before: str | None, now: str) -> str:
@@ -123,11 +117,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
 
 
-def changes(before: Manifest, now: Manifest) -> list[str]:
-    """`key: before -> now` for all that two manifests of one run must share."""
-    return differences(facts_of(before), facts_of(now))
-
-
 def facts_of(manifest: Manifest) -> dict[str, Any]:
     """What a run is, and stays when it is resumed."""
     prints = manifest.fingerprints
@@ -138,17 +127,6 @@ def facts(identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dic
     """The same before there is a manifest: identity, text, tokenizer, and the user's own files."""
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     return {**identity, "fingerprint of data": data, "fingerprint of tokenizer": tokenizer, **files}
-
-
-def changes_in(config: Config, manifest: Manifest) -> list[str]:
-    """... that differs between a manifest and the configuration beside it.
-
-    Not the device, which is what trained; nor settings that are newer than the manifest.
-    """
-    recorded = {key: value for key, value in manifest.identity.items() if not key.startswith("device.")}
-    now = identity(config, dict.fromkeys(("type", "dtype", "compiled")))
-    asked = {key: value for key, value in now.items() if key in recorded or key.startswith("scheme.")}
-    return differences(recorded, asked)
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:

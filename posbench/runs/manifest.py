@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,6 @@ class Manifest:
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
 
 
-@lru_cache(maxsize=256)  # a report asks every run for its own several times
 def parse(content: bytes, file: Path) -> Manifest:
     """The manifest in that JSON. Fields that this version does not know are passed over.
 

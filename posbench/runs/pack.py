@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.machine.files import sum_of, sync_folder
-from posbench.runs.manifest import DamagedFile, Manifest
-from posbench.runs.results import Damaged, NotAResult, Result, ResultKey, check_header, parquet, read_parquet
+from posbench.runs.manifest import DamagedFile
+from posbench.runs.results import Damaged, Result, ResultKey, parquet, read_parquet
 from posbench.runs.run import Run
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from posbench.model import Decoder
+    from torch import Tensor
 
 FORMAT = 1
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
@@ -78,22 +77,19 @@ class Pack:
         return rows
 
     @cached_property
-    def results(self) -> dict[str, list[tuple[ResultKey, dict[str, Any], pyarrow.Table]]]:
-        """Run -> its results: key, header, windows. Raises: ConfigError."""
-        results = defaultdict(list)
+    def results(self) -> dict[str, list[Result]]:
+        """Run -> its results; a column that only those of others have is left out. Raises: ConfigError."""
+        results: dict[str, list[Result]] = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
-        gaps: dict[str, list[str]] = {}
         ends: Counter[str] = Counter()
         for entry in self.index["results"]:
             key, start = _key(entry["header"]), ends[entry["header"]["protocol"]]
             if not start:
-                table = tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
-                gaps[key.protocol] = [name for name in table.column_names if table[name].null_count]
+                tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
             windows = tables[key.protocol].slice(start, entry["rows"])
-            lacking = [name for name in gaps[key.protocol] if windows[name].null_count == len(windows)]
-            windows = windows.drop_columns(lacking)  # those that only other results have
+            own = [name for name in windows.column_names if windows[name].null_count < len(windows)]
             ends[key.protocol] += entry["rows"]
-            results[entry["run"]].append((key, entry["header"], windows))
+            results[entry["run"]].append(Result(key, entry["header"], windows.select(own)))
         return results
 
     def read(self, name: str) -> bytes:
@@ -101,7 +97,7 @@ class Pack:
         try:
             with zipfile.ZipFile(self.file) as archive:
                 return archive.read(name)
-        except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise ConfigError(f"{self.file} cannot be read ({error}): restore it from a copy") from error
 
 
@@ -122,24 +118,13 @@ class PackedRun(Run):
             raise DamagedFile(f"{self.pack.file} does not hold {name} of {self.key}")
         return str(self.pack.index["texts"][number]).encode()
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Raises: ConfigError. What is packed does not change."""
-        raise ConfigError(f"{self.name} is packed in {self.pack.file}, and packed runs cannot be changed")
-
     @property
     def logged(self) -> list[dict[str, Any]]:
         return self.pack.metrics.get(self.key, [])
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
         of_folder, damaged = super().results()
-        manifest, weights, results = self.manifest, self.weights, {}
-        for key, header, table in self.pack.results.get(self.key, []):
-            try:
-                check_header(manifest, weights, key, header)
-                results[key] = Result(key, header, table)
-            except NotAResult as why:
-                damaged.append(Damaged(key, self.pack.file, str(why), f"restore {self.pack.file} from a copy"))
-        results |= {result.key: result for result in of_folder}
+        results = {result.key: result for result in (*self.pack.results.get(self.key, []), *of_folder)}
         return [results[key] for key in sorted(results)], damaged
 
     def evaluated(self) -> list[ResultKey]:
@@ -151,25 +136,18 @@ class PackedRun(Run):
         return self.pack.index["weights"].get(self.key)
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        return ("weights=bfloat16",)
-
-    @property
     def has_weights(self) -> bool:
         return self.weights is not None
 
-    def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
+    def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
         from safetensors.torch import load
 
-        from posbench.runs.checkpoint import put_weights
-
         if not self.has_weights or at_step not in (None, self.manifest.num_steps):
-            what = f"weights of step {at_step}" if self.has_weights else "weights"
             raise ConfigError(
-                f"{self.pack.file} is a pack that has results but no {what}: use the run folders that it was packed "
-                "from, or a pack that was written with --weights"
+                f"{self.pack.file} is a pack that has results but no weights of step {at_step or 'last'}: use the run "
+                "folders that it was packed from, or a pack that was written with --weights"
             )
-        put_weights(model, load(self.pack.read(f"{self.key}/{MODEL}")))
+        return load(self.pack.read(f"{self.key}/{MODEL}"))
 
 
 def _key(header: dict[str, Any]) -> ResultKey:
@@ -193,19 +171,14 @@ def experiment_in(output: Path) -> Path:
     return output.with_name(first if is_further else output.stem)
 
 
-def opened(file: Path) -> Pack:
-    """One object for one zip: what it has read is not read again for every run."""
-    stat = file.stat()
-    return _opened(file, stat.st_mtime_ns, stat.st_size)
-
-
 @lru_cache(maxsize=32)
-def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
+def opened(file: Path) -> Pack:
+    """One object for one zip, which is never rewritten: what it has read is not read again for every run."""
     return Pack(file)
 
 
 def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
-    """Write finished runs of one experiment to a zip. Notice is told what of them is left out, and why."""
+    """Write finished runs of one experiment to a zip. Notice is told which results are left out, and why."""
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.tmp")
     with zipfile.ZipFile(beside, "w") as archive:
@@ -240,10 +213,7 @@ def _add_runs(
         of_run = ["run.json", "config.yaml", "tokenizer.json", *(Path(file).name for file in run.manifest.scheme_files)]
         held = {file: run.content(file).decode() for file in of_run if (run.path / file).is_file()}
         files[name] = {file: texts.setdefault(text, len(texts)) for file, text in held.items()}
-        try:
-            logged += [{"run": name, **row} for row in run.logged]
-        except ConfigError as error:
-            notice(f"{error}. The curve of {run.name} is left out")
+        logged += [{"run": name, **row} for row in run.logged]
         stored, damaged = run.results()
         results += [(result.key, name, result) for result in stored]
         for each in damaged:
@@ -266,15 +236,12 @@ def _add_runs(
 def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
     """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
     import torch
-    from safetensors.torch import load_file, save
-
-    from posbench.runs.checkpoint import weights_file
+    from safetensors.torch import save
 
     digests = {}
     for run in runs:
         name = "/".join(run.path.parts[-2:])
-        tensors = load_file(weights_file(run.path / "checkpoints", run.manifest))
-        content = save({each: tensor.to(torch.bfloat16) for each, tensor in tensors.items()})
+        content = save({each: tensor.to(torch.bfloat16) for each, tensor in run.load_weights().items()})
         digests[name] = hashlib.sha256(content).hexdigest()
         archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)
     return digests

@@ -14,11 +14,11 @@ Files are written under another name and renamed: a reader sees the old file or 
 
 from __future__ import annotations
 
-import copy
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ import yaml
 
 from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import remove_leftovers, write_json
+from posbench.machine.files import write_json
 from posbench.runs import results
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import Damaged, Result, ResultKey
@@ -34,6 +34,7 @@ from posbench.runs.results import Damaged, Result, ResultKey
 if TYPE_CHECKING:
     import pandas as pd
     from tokenizers import Tokenizer
+    from torch import Tensor
 
     from posbench.model import Decoder
 
@@ -50,30 +51,30 @@ class Run:
         return "/".join(self.path.parts[-3:])
 
     def content(self, name: str) -> bytes:
-        """One of the run's files. Raises: DamagedFile where it is missing; ConfigError where it may not be read."""
+        """One of the run's files. Raises: DamagedFile where it is missing or may not be read."""
         try:
             return (self.path / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise DamagedFile(
-                f"{self.path} is not a run: it has no {name} (give a folder such as runs/demo/vo_rope/seed=0; if the "
-                f"file was lost, delete the folder {self.path} and train it again)"
-            ) from None
         except OSError as error:
-            raise _unreadable(self.path / name, error) from error
+            raise DamagedFile(
+                f"{self.path / name} cannot be read ({error.strerror}): give a run's folder, such as "
+                "runs/demo/vo_rope/seed=0; if the file was lost, delete the folder and train the run again"
+            ) from error
 
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
-        content, file = self.content("config.yaml"), self.path / "config.yaml"
+        from posbench.composition import checked
+
+        content = self.content("config.yaml")
         try:
-            return copy.deepcopy(_parsed(content))
-        except ConfigError as error:
+            mapping = yaml.safe_load(content)
+            for group, name in _REMOVED:
+                mapping.get(group, {}).pop(name, None)
+            return checked(mapping)
+        except (ValueError, AttributeError, yaml.YAMLError) as error:
             raise ConfigError(
-                f"{file} is not a configuration of this posbench: {error}. If another version wrote it, use that one"
-            ) from error
-        except (ValueError, yaml.YAMLError) as error:
-            raise ConfigError(
-                f"{file} cannot be read ({' '.join(str(error).split())}): restore it from a copy"
+                f"{self.path / 'config.yaml'} is not a configuration of this posbench: {error}. If another version "
+                "wrote it, use that one"
             ) from error
 
     @property
@@ -99,15 +100,18 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`. Raises: ConfigError for a line that is not a row."""
-        return read_metrics(self.path / "metrics.jsonl")
+        """The rows of `metrics.jsonl` but for a last line that was never finished. Raises: ConfigError, for another."""
+        file = self.path / "metrics.jsonl"
+        whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise ConfigError(f"{file} has a line that is not a row of metrics ({error}): it is damaged") from error
 
     @property
     def initial_loss(self) -> float | None:
         """The validation loss before the first step, nats/token; None where it is not known. Raises: ConfigError."""
-        row = next((row for row in self.logged if row.get("kind") == "validation"), {})
-        loss = row.get("loss")
-        return float(loss) if row.get("step") == 0 and isinstance(loss, int | float) else None
+        return next((row["loss"] for row in self.logged if (row["kind"], row["step"]) == ("validation", 0)), None)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -139,29 +143,9 @@ class Run:
         return self.manifest.weights
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """Options by which results of its weights are told from those of the run as it was trained."""
-        return ()
-
-    @property
     def has_weights(self) -> bool:
-        """True if a checkpoint exists, intact or not, or if the folder cannot be read."""
-        from posbench.runs.checkpoint import any_written
-
-        try:
-            return any_written(self.path / "checkpoints")
-        except OSError:
-            return True
-
-    def check_config(self) -> None:
-        """Raises: ConfigError where config.yaml is not what `run.json` says the run was trained with."""
-        from posbench.runs.fingerprints import changes_in
-
-        changed = changes_in(self.config, self.manifest)
-        if changed:
-            raise ConfigError(
-                f"{self.path / 'config.yaml'} belongs to another run: {'; '.join(changed)}. Restore the run's own"
-            )
+        """True if a checkpoint exists, intact or not."""
+        return any((self.path / "checkpoints").glob("step=*"))
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Whether a file with the run's scheme is another one than it was trained with.
@@ -184,22 +168,22 @@ class Run:
 
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`; at_step, the step of an
         older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was.
-        Raises: ConfigError if those weights are missing, damaged or another run's (it lists the intact steps), if the
-        configuration is another run's, or if those options change the model's parameters.
+        Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
+        or if those options change the model's parameters.
         """
         from posbench.model import build_model
+        from posbench.runs.checkpoint import put_weights
 
-        self.check_config()
         self.check_scheme_files(scheme_changed)
         model = build_model(self.config_under(under) if under else self.config, self.manifest.vocab_size)
-        self.put_weights(model, at_step)
+        put_weights(model, self.load_weights(at_step))
         return model.eval()
 
-    def put_weights(self, model: Decoder, at_step: int | None = None) -> None:
-        """Set the model's weights to those of the run's last step, or of an older one. Raises: ConfigError."""
+    def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
+        """The weights of the run's last step, or of an older one, by name. Raises: ConfigError."""
         from posbench.runs.checkpoint import load_weights
 
-        load_weights(self.path / "checkpoints", model, self.manifest, at_step)
+        return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
         """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
@@ -211,54 +195,19 @@ class Run:
         from posbench.composition import checked
         from posbench.schemes import with_option
 
-        results.check_options(options)
         mapping = self.config.to_mapping()
         scheme = mapping["scheme"]
         for option in options:
-            changed = OmegaConf.to_container(OmegaConf.from_dotlist([option]))
-            assert isinstance(changed, dict)
-            if "." in option.partition("=")[0]:
-                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), OmegaConf.create(changed)))
+            name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
+            if "." in name:
+                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))
             else:
-                [(name, value)] = changed.items()
-                scheme = with_option(scheme, str(name), value)
+                scheme = with_option(scheme, name, changed[name])
         return checked({**mapping, "scheme": scheme})
-
-    def refusal_of(self, options: Sequence[str]) -> str | None:
-        """Why the scheme has no such options, a sentence; None where it has them."""
-        from posbench.schemes import takes_option
-
-        row = self.config.scheme.to_mapping()
-        names = [option.partition("=")[0] for option in options]
-        lacking = [name for name in names if "." not in name and not takes_option(row, name)]
-        if {"rescale", "factor"} & set(lacking):
-            return "it has no rotation whose frequencies could be rescaled"
-        return f"{lacking[0]} is not an option of this scheme" if lacking else None
 
 
 # Settings that older runs recorded and posbench no longer has. None of them decides what a run computes.
-_REMOVED = {"train": ("cuda_graph",), "launch": ("nproc",)}
-
-
-@lru_cache(maxsize=256)
-def _parsed(content: bytes) -> Config:
-    """The configuration in that YAML, not to be changed: a report asks every run for its own several times.
-
-    Raises: ValueError; yaml.YAMLError; ConfigError.
-    """
-    from posbench.composition import checked
-
-    mapping = yaml.safe_load(content)
-    if not isinstance(mapping, dict):
-        raise ConfigError("it is no mapping of settings")
-    for group, names in _REMOVED.items():
-        for name in names:
-            mapping.get(group, {}).pop(name, None)
-    return checked(mapping)
-
-
-def _unreadable(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{file} cannot be read ({error.strerror or error}): check its permissions and its disk")
+_REMOVED = (("train", "cuda_graph"), ("launch", "nproc"))
 
 
 def run_folder(config: Config) -> Path:
@@ -274,24 +223,7 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, without a last line that was never finished; none where there is no file.
-
-    Raises: ConfigError for a line that is not a row, and where the file may not be read.
-    """
-    try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n") if path.is_file() else (b"", b"", b"")
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
-        rows = [json.loads(line) for line in whole.splitlines()]
-        _ = [(row["step"], row["tokens"], row["kind"]) for row in rows]
-        return rows
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path} has a line that is not a row of metrics: the file is damaged") from None
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a run folder, `.*.tmp`. Only under its lock, and before it is finished."""
-    for place in (folder, folder / "checkpoints", *folder.glob("eval/*")):
-        remove_leftovers(place, older_than_seconds=0)
+    for left in list(folder.rglob(".*.tmp")):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()

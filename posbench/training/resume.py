@@ -114,7 +114,7 @@ def manifest_before(run: Run, config: Config, corpus: Corpus, device: Device, sa
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
     changes = fingerprints.differences(fingerprints.facts_of(before), facts)
     has_ended = before.status in (FINISHED, DIED)
-    if changes and not has_ended and not checkpoint.any_written(run.path / "checkpoints"):
+    if changes and not has_ended and not run.has_weights:
         return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
     if changes:
         raise ConfigError(

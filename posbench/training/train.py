@@ -221,10 +221,7 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the first files, and resume the newest intact checkpoint, or begin at the trunk's, where there is one.
-
-        Raises: ConfigError where a checkpoint is another run's.
-        """
+        """Write the first files; resume the newest intact checkpoint, or begin at the trunk's, where there is one."""
         folder, newest, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
@@ -239,12 +236,6 @@ class Training:
         newest, trunk = self.processes.broadcast((newest, trunk))
         if found := newest or trunk:
             before, versions = checkpoint.manifest_in(found), self.manifest.versions.items()
-            changes = fingerprints.changes(before, self.manifest) if newest else []
-            if changes:
-                raise ConfigError(
-                    f"{newest} belongs to a run of another configuration: {'; '.join(changes)}. Delete "
-                    f"{folder / 'checkpoints'} to begin again"
-                )
             take_over(found, self.step, self.state)
             prints = self.manifest.fingerprints
             self.manifest = replace(

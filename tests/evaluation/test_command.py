@@ -94,20 +94,22 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
         return console.file.getvalue()[start:]  # type: ignore[attr-defined]
 
     text = said(*ROWS, under=("rescale=pi,yarn",))
-    notice = "--under rescale=pi,yarn cannot be used with nope: it has no rotation whose frequencies could be rescaled"
-    assert text.count(f"{notice} (skipped: 1 of 3 runs)") == 1
+    assert text.count("nope is skipped: scheme.rescale is not an option of") == 1
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
-            assert re.search(rf"\n{name} · {rescaling} +\d+\.\d\d +\d+\.\d\d\n", text)
+            assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d\d +\d+\.\d\d\n", text)
     stored = {each.key.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
     assert stored.keys() == {("rescale=pi",), ("rescale=yarn",)}
     said(*ROWS, under=())
     plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.key == ResultKey("fixed", 64)]
     again = said("qk_rope", under=("rescale=yarn", "factor=1"))
     same = {each.key: each for each in runs["qk_rope"].results()[0]}
-    assert same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss and "yarn x1" in again
+    assert (
+        same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss
+        and "qk_rope · factor=1 rescale=yarn" in again
+    )
     assert len({plain.loss, *(each.loss for each in stored.values())}) == 3
-    with pytest.raises(ConfigError, match=r"cannot be used with nope: it has no rotation .*Name runs of a scheme"):
+    with pytest.raises(ConfigError, match=r"scheme\.rescale is not an option of .*Name runs of a scheme"):
         said("nope", under=("rescale=yarn",))
     with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
         said("qk_rope", under=("rescale=yarm",))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,25 +34,16 @@ def torn_header(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "length"), [("fixed", 64), ("validation", 32)])
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        (torn, "it cannot be read"),
-        (flipped, "it cannot be read"),
-        (without_header, "it cannot be read"),
-        (torn_header, "it cannot be read"),
-    ],
-)
-def test_a_damaged_result_is_named_and_made_again_by_the_remedy(
-    run: Run, evaluate: Evaluate, protocol: str, length: int, harm: Callable[[Path], None], why: str
+@pytest.mark.parametrize("harm", [torn, flipped, without_header, torn_header])
+def test_a_damaged_result_is_named_and_made_again(
+    run: Run, evaluate: Evaluate, protocol: str, length: int, harm: Callable[[Path], None]
 ) -> None:
     before, _ = run.results()
     file = run.path / "eval" / protocol / f"{length}.parquet"
     whole = file.read_bytes()
     harm(file)
     results, [damage] = run.results()
-    assert damage.file == file and why in damage.why and len(results) == len(before) - 1
-    assert damage.remedy == f"posbench eval {run.path} --protocol {protocol} --length {length}"
+    assert damage.file == file and len(results) == len(before) - 1
     evaluate(run, protocols=(protocol,), lengths=(length,))
     assert run.results()[1] == [] and file.read_bytes() == whole
     assert [r.loss for r in run.results()[0]] == [r.loss for r in before]
@@ -102,10 +91,8 @@ def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Eva
     ("options", "says"),
     [
         (("bass=1",), r"scheme\.bass is"),
-        (("base",), r"--under 'base' is not an option of a scheme"),
-        (("base=1", "base=2"), r"--under base=\.\.\. is given more than once"),
-        (("kind=alibi",), r"--under 'kind=alibi' is not an option"),
-        (("base=../../x",), r"is not an option of a scheme"),
+        (("base",), r"scheme\.base"),
+        (("base=../../x",), r"scheme\.base"),
     ],
 )
 def test_options_that_no_scheme_can_take_are_refused(run: Run, options: tuple[str, ...], says: str) -> None:
@@ -133,33 +120,20 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
     else:
         file = checkpoints / "step=00000004" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.*Other steps: 2\. Use older weights with --at-step 2"):
+    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.* with --at-step \(there are: 2\)"):
         run.load_model()
-    with pytest.raises(ConfigError, match=r"step 4 .*--at-step 2"):
+    with pytest.raises(ConfigError, match=r"step 4 .*--at-step"):
         evaluate(run, protocols=("fixed",), lengths=(128,))
     run.load_model(at_step=2)
     shutil.rmtree(checkpoints / "step=00000002")
-    with pytest.raises(ConfigError, match=r"No other step is left: delete the folder .* and train it again"):
+    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train it again"):
         run.load_model()
 
 
-def test_another_number_format_than_the_stored_one_is_an_error_until_it_is_scored_again(
-    run: Run, evaluate: Evaluate
-) -> None:
+def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, evaluate: Evaluate) -> None:
     header = run.path / "eval/fixed/64.json"
     before = header.read_bytes()
-    with pytest.raises(ConfigError, match=r"already has fixed at 64 in float32, and --dtype bfloat16 .* --again"):
-        evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
     assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype="auto")[0].header["dtype"] == "float32"
     assert header.read_bytes() == before
-    (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16", again=True)
+    (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
-
-
-def test_what_a_killed_evaluation_left_is_removed_after_an_hour(run: Run, evaluate: Evaluate) -> None:
-    place = run.path / "eval/fixed"
-    for name, hours in ((".64.parquet.123.tmp", 2), (".32.parquet.456.tmp", 0)):
-        (place / name).write_bytes(b"PAR1")
-        os.utime(place / name, times=(time.time() - 3600 * hours,) * 2)
-    evaluate(run, lengths=(64,), protocols=("fixed",), again=True)
-    assert {path.name for path in place.glob(".*")} == {".32.parquet.456.tmp"}, "it may be a living one's"

@@ -46,11 +46,6 @@ def test_an_altered_one_is_named_and_passed_over(tmp_path: Path, name: str) -> N
     assert len(notices) == 1 and "step=00000008" in notices[0] and "skipped" in notices[0]
 
 
-def test_one_under_another_name_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, 4).rename(tmp_path / "step=00000099")
-    assert newest(tmp_path, print) is None
-
-
 def test_the_newest_two_are_kept_and_none_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[Path] = []
     sum_of = checkpoint.sum_of

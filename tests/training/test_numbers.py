@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from posbench.config import Config, ConfigError
-from posbench.runs import Run, read_metrics, run_folder, state_of
+from posbench.runs import Run, run_folder, state_of
 from posbench.training import Died, train
 from posbench.training.step import Observer, TrainingStep
 from tests.training.conftest import TRAIN, after_step, files
@@ -47,7 +47,7 @@ def test_a_step_of_nan_is_skipped_named_and_counted(config: Make) -> None:
     assert run.manifest.status == "finished" and run.manifest.skipped_steps == 1
     text = console.export_text()
     assert "skipped step 5: loss nan, gradient norm nan, learning rate" in text and "batch 4" in text
-    rows = [row for row in read_metrics(run.path / "metrics.jsonl") if row["kind"] == "train"]
+    rows = [row for row in run.logged if row["kind"] == "train"]
     assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 1]
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 

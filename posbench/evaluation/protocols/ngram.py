@@ -26,7 +26,6 @@ class Ngram(Protocol):
     columns: ClassVar[tuple[str, ...]] = ("order", "document", "start", "targets", "nll", "bytes")
     split: ClassVar[str] = "validation"
     follows_lengths: ClassVar[bool] = False
-    reads_model: ClassVar[bool] = False
 
     def lengths(
         self,

@@ -42,7 +42,6 @@ class Protocol(ABC):
     crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
     follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
-    reads_model: ClassVar[bool] = True  # whether it is a trained model that is scored
     shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
 
     # The settings that decide what is scored.
