@@ -43,8 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
         ) from error
     try:
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        with suppress(OSError):  # on a full disk it is locked all the same, without a name
-            path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
+        path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
         path.unlink(missing_ok=True)  # while it is held: whoever opened it before sees that it is gone

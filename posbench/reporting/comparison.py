@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
-_MEANING = {"data": "the text or its splits", "tokenizer": "the tokenizer", "batches": "the batches"}
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
@@ -230,9 +229,9 @@ def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
         return
-    for name in ("data", "tokenizer"):
+    for name, what in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
-            yield _MEANING[name], _counts(runs, f"fingerprint.{name}")
+            yield what, _counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
         shared = [c for c in settings_of(runs) if not c.startswith("scheme.") and c != "device.compiled"]
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]

@@ -167,8 +167,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
         tau, p = kendall(losses, table["value"].to_numpy()) if len(both) > 1 else (math.nan, math.nan)
-        one = ours.iloc[0]
-        where = f"{one['protocol']} at {one['length']} tokens"
+        where = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
         found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))
     return found
 

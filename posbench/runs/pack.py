@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
 _RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]{1,9}")  # nothing that leads elsewhere than into the experiment's folder
-_SMALLEST = ("brotli", 11)  # compression of tables, and its level
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
 
@@ -230,7 +229,7 @@ def _add_runs(
         joined = pyarrow.concat_tables(windows, promote_options="permissive").combine_chunks()
         tables[f"windows-{protocol}.parquet"] = joined
     for name, table in tables.items():
-        archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, *_SMALLEST))
+        archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, "brotli", 11))
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:

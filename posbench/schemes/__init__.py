@@ -8,7 +8,7 @@ package that names it under the entry-point group `posbench.schemes`: see `docs/
 from __future__ import annotations
 
 from posbench.schemes.base import Bias, Gates, Placement, Scheme, Shape
-from posbench.schemes.building import SCHEMES, Layers, build_scheme, scheme_class, takes_option, with_option
+from posbench.schemes.building import SCHEMES, Layers, build_scheme, scheme_class, with_option
 from posbench.schemes.rotary import Turn, rotate, turn
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "build_scheme",
     "rotate",
     "scheme_class",
-    "takes_option",
     "turn",
     "with_option",
 ]

@@ -280,7 +280,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
             raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(ConfigError, match=r"checkpoint of step 8 .*No space left .*1\.6 MB are needed, .* are free"):
+    with pytest.raises(ConfigError, match=r"checkpoint of step 8 .*No space left"):
         train(config())
     run = Run(run_folder(config()))
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step=00000004"]
