@@ -30,7 +30,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "other/x.py": "class Bent: ...\n",
         "broken.py": "class Faded:\n    def q(self:\n",
         "own/scheme/mixed.yaml": "name: mixed\nkind: layered\nlayers: [qk_rope, {name: x, kind: y, of: [nope, 3]}]\n",
-        "own/scheme/nested.yaml": "name: nested\nkind: sum\nof: [mixed, nope]\n",
         "own/scheme/derived.yaml": "defaults: [mixed, _self_]\nname: derived\nlayers: [nope]\n",
         "own/scheme/long.yaml": "# As long as a window.\nname: long\nkind: rotary\nbase: ${train.context_length}\n",
         "own/scheme/sized.yaml": "kind: my_scheme.py:Faded\nsize: 3\n",
@@ -109,13 +108,10 @@ REFUSED = {
     "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give tokens from 2",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
-    "model.vocab_size=100": r"the tokenizer has 512 tokens but model\.vocab_size=100: raise it",
-    "train.dtype=float8": r"train\.dtype='float8' is not known; did you mean 'float32'\?",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
     "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
     "--config-dir=own experiment=wrong": r"'experiment/wrong'.*'lrr' not in 'TrainConfig'",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
-    "scheme=my_scheme.py:Fadd": r"has no class 'Fadd'; did you mean 'Faded'\? \(it defines Faded, WindowedNope\): give",
     "scheme=broken.py:Faded": r"broken\.py, line 2: .*fix that line",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
 }
@@ -137,7 +133,6 @@ def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
     for config in (compose(words), *trained(*words), *trained("-m", *words, "seed=0", "hydra/launcher=basic")):
         assert (config.scheme.kind, config.scheme.options) == ("layered", {"layers": layers})
         assert checked(yaml.safe_load(yaml.safe_dump(config.to_mapping()))) == config, "it needs no other file"
-    assert compose(["scheme=nested", "--config-dir=own"]).scheme.options["of"][0]["layers"] == layers
     assert compose(["scheme=derived", "--config-dir=own"]).scheme.options == {"layers": [NOPE]}
     assert compose(["scheme=nope", "scheme.of=[qk_rope]"]).scheme.options == {"of": [QK]}
     long = compose(["scheme=nope", "scheme.of=[long]", "--config-dir=own"]).scheme.options["of"]
@@ -164,8 +159,6 @@ def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
     assert sweep_of(["experiment=mine", own])["scheme"] == ["nope", "my_scheme.py:Faded"]
     configs = trained("-m", swept, "seed=0", "hydra/launcher=basic")
     assert [config.scheme.name for config in configs] == ["qk_rope", "faded", "bent"]
-    names = [(c.scheme.name, c.seed) for c in trained("-m", "experiment=mine", own, "hydra/launcher=basic")]
-    assert names == [("nope", 0), ("nope", 1), ("faded", 0), ("faded", 1)]
 
 
 def _mapping(config: Config) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def change(run: Path, group: str, **settings: Any) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(content))
 
 
-@pytest.mark.parametrize("how", ["a yaml tag", "a target", "a kind in the run folder", "a pickle", "pickled weights"])
+@pytest.mark.parametrize("how", ["a yaml tag", "a target", "a kind in the run folder", "pickled weights"])
 def test_a_run_folder_that_names_code_is_refused(theirs: Path, how: str) -> None:
     if how == "a yaml tag":
         (theirs / "config.yaml").write_text('scheme: !!python/object/apply:evil.run ["x"]\n')
@@ -70,8 +70,6 @@ def test_a_run_folder_that_names_code_is_refused(theirs: Path, how: str) -> None
         change(theirs, "model", **PYTHON)
     elif how == "a kind in the run folder":
         change(theirs, "scheme", kind=f"{shutil.copy('evil.py', theirs / 'scheme.py')}:Evil")
-    elif how == "a pickle":
-        (theirs / "run.json").write_bytes(pickle.dumps(Pickled()))
     else:
         for file in theirs.glob("checkpoints/*/model.safetensors"):  # with checksums that fit
             file.write_bytes(pickle.dumps(Pickled()))

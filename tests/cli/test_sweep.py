@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from pathlib import Path
@@ -130,18 +129,6 @@ def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
     assert left(Path.cwd()) == {}
 
 
-@pytest.mark.slow
-def test_names_with_references_keep_jobs_apart_and_finished_ones_are_skipped(posbench: Give, short: list[str]) -> None:
-    words = ["train", "-m", *short, "scheme=nope", "seed=0,0", "train.lr=1e-3,2e-3"]
-    said = posbench(*words, "experiment_name=demo_lr_${train.lr}")
-    assert said.status == 0 and said.error.startswith("2 runs\n"), said.error
-    folders = {f"runs/demo_lr_{lr}/nope/seed=0" for lr in ("0.001", "0.002")}
-    assert {str(file.parent) for file in Path("runs").rglob("run.json")} == folders
-    again = posbench(*words, "experiment_name=demo_lr_${train.lr}")
-    assert again.error.startswith("2 runs, 2 of them already finished\n")
-    assert again.out.splitlines()[-1] == "2 runs: 2 finished before (*)"
-
-
 def test_one_failing_job_does_not_keep_the_others_from_running(
     posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,5 +195,5 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
     ]
     assert said.error.index("demo/vo_rope/seed=0: loss") < said.error.index("begins at step")
     again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
-    assert again.status == 0 and again.error.count("is finished") == 6
-    assert {json.loads(file.read_text())["status"] for file in Path("runs").rglob("run.json")} == {"finished"}
+    assert again.error.startswith("6 runs, 6 of them already finished\n")
+    assert again.out.splitlines()[-1] == "6 runs: 6 finished before (*)"
