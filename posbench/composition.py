@@ -47,6 +47,7 @@ from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
+_MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
 _CONFIG_DIR = "--config-dir="
 
@@ -337,9 +338,8 @@ def _explanation(error: BaseException) -> str:
 def _no_choice(group: str, name: str, known: Iterable[str]) -> str:
     listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
     own = "scheme=my_scheme.py:Name for a class of yours, or " if group == "scheme" else ""
-    return (
-        f"{group}={name} does not exist{nearest(name, known)} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
-    )
+    hint = nearest(_MEANT.get(name, name), known)
+    return f"{group}={name} does not exist{hint} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
 
 
 def _no_override(word: str) -> str:

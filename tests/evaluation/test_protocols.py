@@ -120,6 +120,8 @@ def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, c
     ):
         passage, between, another = tokens[start : start + 8], tokens[text : text + gap], tokens[other : other + 8]
         assert corpus.bos_id not in passage and corpus.bos_id not in another
+        begin = corpus.test.starts[np.searchsorted(corpus.test.starts, start, side="right") - 1]
+        assert (start - begin - 1) % 8 == 0  # passages tile a document from its first token on
         again = _nll(model, np.concatenate((passage, between, passage)))
         control = _nll(model, np.concatenate((another, between, passage)))
         assert row.first_nll == pytest.approx(again[:7].sum(), abs=1e-3)
