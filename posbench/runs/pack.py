@@ -170,9 +170,14 @@ def experiment_in(output: Path) -> Path:
     return output.with_name(first if is_further else output.stem)
 
 
-@lru_cache(maxsize=32)
 def opened(file: Path) -> Pack:
-    """One object for one zip, which is never rewritten: what it has read is not read again for every run."""
+    """One object for one zip: what it has read is not read again for every run."""
+    stat = file.stat()
+    return _opened(file, stat.st_mtime_ns, stat.st_size)  # a relative path is another file in another folder
+
+
+@lru_cache(maxsize=32)
+def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 

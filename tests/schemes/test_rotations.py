@@ -12,7 +12,8 @@ from posbench.config import SchemeConfig
 from posbench.model import build_model
 from posbench.reference.rescaling import rescaled
 from posbench.reference.rotations import rotation
-from posbench.schemes import Shape, build_scheme, rotate, takes_option, with_option
+from posbench.schemes import Shape, build_scheme, rotate, with_option
+from posbench.schemes.building import takes_option
 from posbench.schemes.rescaling import RESCALINGS
 from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies, turn
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
