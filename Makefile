@@ -27,10 +27,10 @@ install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbe
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need
 
-test: $(VENV)/.developed ## The fast tests: three minutes on two cores
+test: $(VENV)/.developed ## The fast tests: two to four minutes on two cores
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 15 minutes
+test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 11 minutes
 	$(PYTEST)
 
 torture: $(VENV)/.developed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
