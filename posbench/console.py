@@ -13,7 +13,7 @@ from rich.console import Console
 
 from posbench.units import short_count
 
-SECONDS_BETWEEN_LINES = 30.0  # of a log, where there is no terminal for a bar
+SECONDS_BETWEEN_LINES = 30.0  # between lines of progress where the output is not a terminal
 
 
 class _Console(Console):

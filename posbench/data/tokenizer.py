@@ -106,7 +106,7 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> None:
     """Ask the Hugging Face hub for a repository once. Arguments: kind, dataset or model.
 
-    Raises: ConfigError with `remedy`, within seconds, where there is no answer or no such repository or revision.
+    Raises: ConfigError with `remedy`, within seconds, if the hub does not answer or lacks the repository or revision.
     """
     from huggingface_hub import HfApi, constants
 

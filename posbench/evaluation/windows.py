@@ -68,7 +68,7 @@ def score(
 ) -> np.ndarray:
     """Negative log-likelihoods of the scored targets of each window, in their order, nats, float32 [windows, scored].
 
-    All windows have one length. `batch_tokens` bounds the tokens of a forward pass; `advance` is told the tokens done.
+    All windows have one length. `batch_tokens` bounds the tokens of a forward pass; `advance` gets the tokens done.
     """
     import torch
 

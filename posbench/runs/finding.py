@@ -25,8 +25,8 @@ def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
     """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
 
     So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
-    too; where a run is there twice, the folder is taken. Links are followed. What may not be read is skipped, and
-    `notice` told so.
+    too; where a run is there twice, the folder is taken. Links are followed. Packs that cannot be read are skipped
+    with a message by `notice`.
     """
     root, runs, seen = folder_of(Path(folder)), {}, set()
     packs = [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
