@@ -1,0 +1,35 @@
+"""Copy a word of few letters, or spell it backwards (Kazemnejad et al. 2023, arXiv 2305.19466, section 4).
+
+    a c a b = a c a b          reverse:  a c a b = b a c a
+
+Letters repeat, so that the letter before does not tell which one follows: the place has to be found.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from posbench.data.tasks.task import LETTERS, Task
+
+
+class Copy(Task):
+    """`length` letters, a sign, and the letters again, which are the answers. Options: letters, how many there are."""
+
+    step = 1
+
+    def __init__(self, letters: int = 16) -> None:
+        self.letters = letters
+        self.tokens = (*LETTERS[:letters], "=")
+        self.chance = 1 / letters
+
+    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        word = rng.integers(self.letters, size=length)
+        tokens = np.concatenate((word, [self.letters], word[:: self.step]))
+        return tokens, np.arange(len(tokens)) > length
+
+
+class Reverse(Copy):
+    """The letters in the opposite order."""
+
+    step = -1
