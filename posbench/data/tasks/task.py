@@ -2,8 +2,8 @@
 
     problem(length, rng) -> tokens, is_answer
 
-A problem is a sequence of tokens, of which some are answers: a model reads all of it, and is scored on each answer given
-the true tokens before it. Everything else (batches, seeds, schemes, resume, tables) is the framework's.
+A problem is a sequence of tokens, of which some are answers: a model reads all of it, and is scored on each answer
+given the true tokens before it. Everything else (batches, seeds, schemes, resume, tables) is the framework's.
 """
 
 from __future__ import annotations

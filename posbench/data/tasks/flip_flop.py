@@ -1,0 +1,42 @@
+"""Flip-flop: what was written last? (Liu et al. 2023, arXiv 2306.00946, definition 1 and section 4)
+
+    w 1 i 0 i 1 r 1 w 0 i 1 r 0          write, ignore, read, each with a bit; a read gives the bit written last
+
+FFL(p): p is the share of ignored steps, the rest are writes and reads in equal parts; the first step writes, the last
+reads. A model trained at p = 0.8 is tested there, at 0.98 (the write is far away) and at 0.1 (many writes are near).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from posbench.data.tasks.task import Task
+
+IGNORE, WRITE, READ = range(3)
+
+
+class FlipFlop(Task):
+    """`length` instructions, at least 2, each with its bit. Every bit that is read is an answer.
+
+    Options: ignored, the share of instructions that are to be ignored.
+    """
+
+    tokens = ("i", "w", "r", "0", "1")
+    chance = 0.5
+
+    def __init__(self, ignored: float = 0.8) -> None:
+        self.ignored = ignored
+
+    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        draws = rng.random(length)
+        step = (draws >= self.ignored).astype(np.int64) + (draws >= (1 + self.ignored) / 2)
+        step[0], step[-1] = WRITE, READ
+        bit = rng.integers(2, size=length)
+        last_write = np.maximum.accumulate(np.where(step == WRITE, np.arange(length), 0))
+        is_read = step == READ
+        bit[is_read] = bit[last_write[is_read]]
+        tokens, is_answer = np.empty((length, 2), dtype=np.int64), np.zeros((length, 2), dtype=bool)
+        tokens[:, 0], tokens[:, 1] = step, 3 + bit
+        is_answer[:, 1] = is_read
+        return tokens.reshape(-1), is_answer.reshape(-1)

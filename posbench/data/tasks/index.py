@@ -1,0 +1,57 @@
+"""Which is the i-th item of a word, from its start or from its end? Own definition, after the tasks of indexing in
+Kazemnejad et al. 2023 (arXiv 2305.19466) and Gopalakrishnan et al. 2025 (arXiv 2509.10534).
+
+    c a b d ? 2 a 4 d 2 a 1 c          from the end:  c a b d ? 2 b 4 c 2 b 1 d
+
+At every length i is at most 16, so that training shows every number and only the length of the word is new. With
+`digits` i is written in decimal digits and goes up to the length of the word: then the number is new as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from posbench.data.tasks.task import LETTERS, Task
+
+
+class Index(Task):
+    """`length` letters, a sign, and questions: a number i, and the i-th letter, which is the answer.
+
+    Options: letters, how many there are; questions a problem; largest, the largest number that is asked for; digits,
+    with how many decimal digits each number is written (0: one token each).
+    """
+
+    def __init__(self, letters: int = 16, questions: int = 8, largest: int = 16, digits: int = 0) -> None:
+        self.letters = letters
+        self.questions = questions
+        self.largest = 10**digits - 1 if digits else largest
+        self.digits = digits
+        numbers = range(10) if digits else range(1, largest + 1)
+        self.tokens = (*LETTERS[:letters], "?", *map(str, numbers))
+        self.chance = 1 / letters
+
+    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        word = rng.integers(self.letters, size=length)
+        place = rng.integers(min(self.largest, length), size=self.questions)
+        questions = np.empty((self.questions, (self.digits or 1) + 1), dtype=np.int64)
+        questions[:, -1] = word[self.place(place)]
+        if self.digits:
+            powers = 10 ** np.arange(self.digits)[::-1]
+            questions[:, :-1] = self.letters + 1 + (place[:, None] + 1) // powers % 10
+        else:
+            questions[:, 0] = self.letters + 1 + place
+        is_answer = np.zeros(length + 1 + questions.size, dtype=bool)
+        is_answer[length + questions.shape[1] :: questions.shape[1]] = True
+        return np.concatenate((word, [self.letters], questions.reshape(-1))), is_answer
+
+    def place(self, count: np.ndarray) -> np.ndarray:
+        """Where the item stands that has `count` items before it in the order of counting."""
+        return count
+
+
+class IndexFromEnd(Index):
+    """The i-th letter counted from the last one, which is the first."""
+
+    def place(self, count: np.ndarray) -> np.ndarray:
+        return -1 - count

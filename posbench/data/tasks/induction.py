@@ -1,0 +1,37 @@
+"""Induction: a part of a word again, at a varied distance (repeated random tokens, Olsson et al. 2022, arXiv
+2209.11895).
+
+    5 9 2 7 0 4 > 9 2 7          the part is 9 2 7, and its 2 and 7 are answers
+
+The tokens of a word differ, so that the token before tells which one follows: what copying of few letters excludes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from posbench.data.tasks.task import Task
+
+
+class Induction(Task):
+    """A word of `length` tokens, no two alike, a sign, and again a part of it from anywhere in it.
+
+    Every token of the second part but its first is an answer. Options: vocabulary, how many tokens there are; part, the
+    tokens of the part (all of a shorter word).
+    """
+
+    def __init__(self, vocabulary: int = 128, part: int = 4) -> None:
+        self.vocabulary = vocabulary
+        self.part = part
+        self.tokens = (*map(str, range(vocabulary)), ">")
+        self.chance = 1 / vocabulary
+
+    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        if length > self.vocabulary:
+            raise ValueError(f"a word of {length} tokens that differ needs as many: raise the option vocabulary")
+        word = rng.permutation(self.vocabulary)[:length]
+        part = min(self.part, length)
+        start = rng.integers(length - part + 1)
+        tokens = np.concatenate((word, [self.vocabulary], word[start : start + part]))
+        return tokens, np.arange(len(tokens)) > length + 1

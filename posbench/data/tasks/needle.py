@@ -1,0 +1,36 @@
+"""A needle in a haystack: the value of a key at some depth of filler (Hsieh et al. 2024, "RULER", arXiv 2404.06654).
+
+    c a d a K2 b c c a ? K2 b          depth 4/8 of 8 letters
+
+The value is a letter like the filler, so that only the key before it tells which letter is meant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from posbench.data.tasks.task import LETTERS, Task
+
+
+class Needle(Task):
+    """`length` letters, among them a key and its value; then a sign, the key, and the value, which is the answer.
+
+    Options: letters and keys, how many there are; depth, the share of letters that stand before the key (None: drawn).
+    """
+
+    def __init__(self, letters: int = 16, keys: int = 8, depth: float | None = None) -> None:
+        self.letters = letters
+        self.keys = keys
+        self.depth = depth
+        self.tokens = (*LETTERS[:letters], *(f"K{n}" for n in range(keys)), "?")
+        self.chance = 1 / letters
+
+    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        tokens = np.empty(length + 5, dtype=np.int64)
+        tokens[:] = rng.integers(self.letters, size=length + 5)
+        place = rng.integers(length + 1) if self.depth is None else round(self.depth * length)
+        tokens[place] = tokens[-2] = self.letters + rng.integers(self.keys)
+        tokens[-3] = self.letters + self.keys
+        tokens[-1] = tokens[place + 1]
+        return tokens, np.arange(length + 5) == length + 4
