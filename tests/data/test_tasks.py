@@ -1,0 +1,193 @@
+"""Tasks: every answer is found again from the names of the tokens, by a solver that shares no code with its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posbench.data.tasks.addition import Addition
+from posbench.data.tasks.copy import Copy, Reverse
+from posbench.data.tasks.count import Count
+from posbench.data.tasks.flip_flop import FlipFlop
+from posbench.data.tasks.index import Index, IndexFromEnd
+from posbench.data.tasks.induction import Induction
+from posbench.data.tasks.mqar import Mqar
+from posbench.data.tasks.needle import Needle
+from posbench.data.tasks.task import Task
+
+Answers = Iterator[tuple[int, str]]  # where an answer stands, and which token it is
+
+
+def copied(names: list[str], length: int) -> Answers:
+    assert names[length] == "="
+    yield from ((length + 1 + n, names[n]) for n in range(length))
+
+
+def reversed_(names: list[str], length: int) -> Answers:
+    yield from ((length + 1 + n, names[length - 1 - n]) for n in range(length))
+
+
+def indexed(names: list[str], length: int) -> Answers:
+    for at in range(length + 2, len(names), 2):
+        yield at, names[int(names[at - 1]) - 1]
+
+
+def indexed_in_decimals(names: list[str], length: int) -> Answers:
+    for at in range(length + 3, len(names), 3):
+        yield at, names[int(names[at - 2] + names[at - 1]) - 1]
+
+
+def indexed_from_end(names: list[str], length: int) -> Answers:
+    for at in range(length + 2, len(names), 2):
+        yield at, names[:length][-int(names[at - 1])]
+
+
+def recalled(names: list[str], length: int) -> Answers:
+    pairs = dict(zip(names[: 2 * length : 2], names[1 : 2 * length : 2], strict=True))
+    assert len(pairs) == length
+    queries = [(at, key) for at, key in enumerate(names[:-1]) if at >= 2 * length and key.startswith("k")]
+    assert sorted(key for _, key in queries) == sorted(pairs), "each key is asked for once"
+    yield from ((at + 1, pairs[key]) for at, key in queries)
+
+
+def induced(names: list[str], length: int) -> Answers:
+    assert len(set(names[:length])) == length
+    for at in range(length + 2, len(names)):
+        yield at, names[names.index(names[at - 1]) + 1]
+
+
+def flipped(names: list[str], length: int) -> Answers:
+    memory = ""
+    for at in range(0, 2 * length, 2):
+        if names[at] == "w":
+            memory = names[at + 1]
+        if names[at] == "r":
+            yield at + 1, memory
+
+
+def counted(names: list[str], length: int) -> Answers:
+    assert (names[0], names[length + 1]) == ("^", "?")
+    for at in range(length + 3, len(names), 2):
+        yield at, str(names[1 : length + 1].count(names[at - 1]))
+
+
+def added(names: list[str], length: int, step: int = 1) -> Answers:
+    first, second = "".join(names).split("=")[0].split("+")
+    total = str(int(first[::step]) + int(second[::step])).rjust(length + 1, "0")
+    yield from enumerate(total[::step], 2 * length + 2)
+
+
+def added_least_first(names: list[str], length: int) -> Answers:
+    yield from added(names, length, step=-1)
+
+
+def found(names: list[str], length: int) -> Answers:
+    assert sum(name.startswith("K") for name in names) == 2
+    yield len(names) - 1, names[names.index(names[-2]) + 1]
+
+
+TASKS = [
+    pytest.param(task, solve, id=f"{type(task).__name__}{n}")
+    for n, (task, solve) in enumerate(
+        [
+            (Copy(), copied),
+            (Reverse(letters=5), reversed_),
+            (Index(), indexed),
+            (Index(letters=26, questions=3, digits=2), indexed_in_decimals),
+            (IndexFromEnd(), indexed_from_end),
+            (Mqar(), recalled),
+            (Mqar(keys=40, values=4, room=1, power=1.0), recalled),
+            (Induction(), induced),
+            (FlipFlop(), flipped),
+            (FlipFlop(ignored=0.1), flipped),
+            (Count(), counted),
+            (Addition(), added_least_first),
+            (Addition(least_first=False), added),
+            (Needle(), found),
+            (Needle(depth=0.5), found),
+        ]
+    )
+]
+of_each_task = pytest.mark.parametrize(("task", "solve"), TASKS)
+
+
+def named(task: Task, length: int, rng: np.random.Generator) -> tuple[list[str], list[int]]:
+    """The tokens of a problem by name, and where its answers stand."""
+    tokens, is_answer = task.problem(length, rng)
+    return [task.tokens[token] for token in np.asarray(tokens)], np.flatnonzero(is_answer).tolist()
+
+
+@of_each_task
+@pytest.mark.parametrize("length", [2, 3, 9, 17, 40])
+def test_a_solver_that_reads_the_names_finds_every_answer(task: Task, solve: Any, length: int) -> None:
+    rng = np.random.default_rng(length)
+    for _ in range(40):
+        names, answers = named(task, length, rng)
+        solved = list(solve(names, length))
+        assert [at for at, _ in solved] == answers and min(answers) > 0
+        assert [name for _, name in solved] == [names[at] for at in answers]
+        assert len(names) == task.width(length)
+
+
+@of_each_task
+def test_chance_is_the_share_that_guessing_among_the_answers_gets_right(task: Task, solve: Any) -> None:
+    rng = np.random.default_rng(0)
+    problems = [named(task, 24, rng) for _ in range(500)]
+    answers = [names[at] for names, places in problems for at in places]
+    possible = sorted(set(answers))
+    guesses = rng.choice(possible, size=len(answers))
+    assert task.chance == pytest.approx(1 / len(possible))
+    assert np.mean(guesses == np.array(answers)) == pytest.approx(task.chance, abs=0.035)
+
+
+@of_each_task
+def test_equal_generators_draw_equal_problems_and_others_draw_others(task: Task, solve: Any) -> None:
+    draw: Callable[[int], list[str]] = lambda seed: named(task, 20, np.random.default_rng(seed))[0]  # noqa: E731
+    assert draw(1) == draw(1)
+    assert len({tuple(draw(seed)) for seed in range(20)}) == 20
+
+
+def test_training_shows_every_number_at_every_length() -> None:
+    rng = np.random.default_rng(0)
+    for task in (Index(), IndexFromEnd()):
+        for length in (5, 16, 64):
+            asked = {name for _ in range(200) for name in named(task, length, rng)[0][length + 1 :: 2]}
+            assert asked == {str(number) for number in range(1, min(16, length) + 1)}
+
+
+def test_queries_follow_the_power_law() -> None:
+    """Slots are drawn without replacement by zoology's weights: as often as NumPy's own `choice` draws them."""
+    rng, pairs, slots = np.random.default_rng(0), 3, 12
+    weights = 0.01 * np.arange(1.0, slots + 1) ** (0.01 - 1)
+    expected, drawn = np.zeros(slots), np.zeros(slots)
+    for _ in range(3000):
+        expected[rng.choice(slots, size=pairs, replace=False, p=weights / weights.sum())] += 1
+        _, is_answer = Mqar(room=4).problem(pairs, rng)
+        drawn += np.asarray(is_answer)[2 * pairs + 1 :: 2]
+    assert drawn == pytest.approx(expected, abs=200)
+    assert drawn[0] > 3 * drawn[-1]
+
+
+@pytest.mark.parametrize("ignored", [0.1, 0.8, 0.98])
+def test_steps_are_ignored_as_often_as_asked_and_writes_are_as_many_as_reads(ignored: float) -> None:
+    rng = np.random.default_rng(0)
+    steps = [name for _ in range(200) for name in named(FlipFlop(ignored=ignored), 100, rng)[0][2:-2:2]]
+    assert steps.count("i") / len(steps) == pytest.approx(ignored, abs=0.01)
+    assert steps.count("w") == pytest.approx(steps.count("r"), rel=0.1, abs=60)
+
+
+def test_a_needle_stands_at_the_depth_that_is_asked_for() -> None:
+    for depth, place in ((0.0, 0), (0.25, 16), (1.0, 64)):
+        names, _ = named(Needle(depth=depth), 64, np.random.default_rng(0))
+        assert names[place].startswith("K")
+    drawn = [named(Needle(), 8, np.random.default_rng(seed))[0] for seed in range(200)]
+    assert {next(at for at, name in enumerate(names) if name.startswith("K")) for names in drawn} == set(range(9))
+
+
+@pytest.mark.parametrize("task", [Mqar(keys=8), Induction(vocabulary=8)])
+def test_more_items_than_tokens_that_differ_are_refused(task: Task) -> None:
+    with pytest.raises(ValueError, match="raise the option"):
+        task.problem(9, np.random.default_rng(0))
