@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.composition import choices
+from posbench.data import Batch
 from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
 from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder
@@ -61,7 +62,7 @@ class Ours:
         self.training_step = TrainingStep(config, built, choose_device(config.train))
 
     def step(self, tokens: Tensor) -> Tensor:
-        return self.training_step(0, tokens)[0]
+        return self.training_step(0, Batch(tokens))[0]
 
 
 class Theirs:

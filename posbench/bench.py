@@ -20,6 +20,7 @@ from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config
+from posbench.data import Batch
 from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
 from posbench.machine.memory import keep_freed_memory
 from posbench.model import Decoder, build_model
@@ -35,7 +36,7 @@ class Contender:
     def __init__(self, config: Config, device: Device, vocab_size: int) -> None:
         self.device = device
         self.step = TrainingStep(config, build_model(config, vocab_size), device)
-        self.tokens = random_tokens(config.train.batch_size, config.train.context_length, vocab_size, device)
+        self.batch = Batch(random_tokens(config.train.batch_size, config.train.context_length, vocab_size, device))
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
         self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
@@ -60,7 +61,7 @@ class Contender:
         self.device.wait()
         began = time.perf_counter()
         for _ in range(steps):
-            self.step(0, self.tokens)
+            self.step(0, self.batch)
         self.device.wait()
         return time.perf_counter() - began
 
@@ -77,7 +78,7 @@ class Contender:
             seconds[phase] = seconds.get(phase, 0.0) + now - before
             before = now
 
-        self.step(0, self.tokens, clock)
+        self.step(0, self.batch, clock)
         return seconds
 
     def figures(self, flops_per_token: float, matmul_rate: float, stated_rate: float | None) -> dict[str, Any]:

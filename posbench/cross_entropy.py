@@ -37,32 +37,53 @@ class _MeanLoss(torch.autograd.Function):
     """Its gradient is formed in the forward pass; backward only scales it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, gradient_of: Gradient) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        rows: int,
+        gradient_of: Gradient,
+        divisor: Tensor | None,
+    ) -> Tensor:
         rounded = weight.to(x.dtype)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
         for part, wanted, slot in zip(x.split(rows), targets.split(rows), of_x.split(rows), strict=True):
-            losses, gradient = gradient_of(F.linear(part, rounded), wanted)
+            if divisor is None:
+                losses, gradient = gradient_of(F.linear(part, rounded), wanted)
+            else:
+                losses, gradient = gradient_of(F.linear(part, rounded), wanted.clamp(min=0))
+                losses, gradient = losses * (wanted >= 0), gradient * (wanted >= 0)[:, None]
             total += losses.sum()
             torch.mm(gradient, rounded, out=slot)
             of_weight += gradient.T @ part
         ctx.save_for_backward(of_x, of_weight)
-        return total / len(x)
+        ctx.divisor = len(x) if divisor is None else divisor
+        return total / ctx.divisor
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         of_x, of_weight = ctx.saved_tensors
-        scale = above[0] / len(of_x)
-        return (of_x.to(scale.dtype) * scale).to(of_x.dtype), of_weight * scale.to(of_weight.dtype), None, None, None
+        scale = above[0] / ctx.divisor
+        of_x = (of_x.to(scale.dtype) * scale).to(of_x.dtype)
+        return of_x, of_weight * scale.to(of_weight.dtype), None, None, None, None
 
 
 def mean_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, gradient_of: Gradient = losses_and_gradient, rows: int | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    gradient_of: Gradient = losses_and_gradient,
+    rows: int | None = None,
+    divisor: Tensor | None = None,
 ) -> Tensor:
     """Mean over rows of the cross-entropy of `x @ weight.T` against targets, nats, 0-d in at least float32.
+
+    With a divisor, 0-d: the sum over the rows whose targets are not below 0, divided by that.
 
     Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, a compiled
     `losses_and_gradient` where there is one; rows a chunk, by default what suits the device.
     """
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
-    return _MeanLoss.apply(x, weight, targets, rows, gradient_of)
+    return _MeanLoss.apply(x, weight, targets, rows, gradient_of, divisor)

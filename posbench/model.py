@@ -153,10 +153,19 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         return self.unembedding(self.hidden(tokens, offset, positions=positions))
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean of `nll`, nats a token, 0-d: what training minimises, with logits chunk by chunk."""
-        x = self.hidden(tokens).flatten(0, 1)
-        return mean_cross_entropy(x, self.unembedding.weight, targets.flatten(), self._losses_and_gradient)
+    def loss(
+        self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
+    ) -> Tensor:
+        """The mean of `nll`, nats a token, 0-d: what training minimises, with logits chunk by chunk.
+
+        With a divisor, 0-d: the sum over the targets that are not below 0, divided by that.
+        """
+        x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
+        gradient_of = self._losses_and_gradient
+        if divisor is not None and gradient_of is losses_and_gradient:  # compiled code wants as many rows every time
+            scored = targets >= 0
+            x, targets = x[scored], targets[scored]
+        return mean_cross_entropy(x, self.unembedding.weight, targets, gradient_of, divisor=divisor)
 
     def nll(self, tokens: Tensor, targets: Tensor, offset: int = 0, last: int | None = None) -> Tensor:
         """Losses of targets [B, T] after tokens [B, T], nats: [B, T] float32, or of the `last` positions alone."""

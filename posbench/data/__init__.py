@@ -3,7 +3,7 @@
 corpus = prepare(config)      # reads and tokenizes once; afterwards only maps files
 corpus.train.tokens           # memory map, uint16 or uint32: [BOS] + tokens, document after document
 batches = Batches(corpus.train, context_length=256, batch_size=8, seed=0)
-batches.batch(0)              # int64 [B, T + 1]
+batches.batch(0).tokens       # int64 [B, T + 1]
 
 sources.py       where text comes from (your files, the hub), and which split a document goes to
 stdlib.py        text that every machine has: the standard library's source
@@ -16,8 +16,8 @@ batches.py       what training reads
 
 from __future__ import annotations
 
-from posbench.data.batches import Batches
+from posbench.data.batches import Batch, Batches
 from posbench.data.corpus import Corpus, Split
 from posbench.data.preparation import prepare
 
-__all__ = ["Batches", "Corpus", "Split", "prepare"]
+__all__ = ["Batch", "Batches", "Corpus", "Split", "prepare"]

@@ -6,13 +6,42 @@ No loader state exists, so there is none to save, none that a scheme could distu
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError
 from posbench.data.corpus import Split
+
+
+class Batch(NamedTuple):
+    """What one step reads, a row a sequence: NumPy's arrays on the host, then tensors on the device."""
+
+    tokens: Any  # [B, T + 1] int64
+    answers: Any = None  # [B, T] int64, the next token where it is an answer, else -1; None: every token is scored
+    positions: Any = None  # [B, T] int64, of the inputs; None: from 0 on
+
+    @property
+    def inputs(self) -> Any:
+        """What the model reads, [B, T]."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Any:
+        """What it is to say next, [B, T]; below 0 where that is not scored."""
+        return self.tokens[:, 1:] if self.answers is None else self.answers
+
+    def each(self, function: Callable[[Any], Any]) -> Batch:
+        """The same with `function` of each part that there is."""
+        return Batch(*(None if part is None else function(part) for part in self))
+
+    def chunks(self, number: int) -> list[Batch]:
+        """Tensors cut into as many parts with equally many rows."""
+        parts = [number * [None] if part is None else part.chunk(number) for part in self]
+        return [Batch(*rows) for rows in zip(*parts, strict=True)]
 
 
 class Batches:
@@ -41,11 +70,10 @@ class Batches:
         self._num_phases = min(context_length, spare - self.windows_per_epoch * context_length + 1)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
-    def batch(self, n: int) -> NDArray[np.int64]:
-        """Batch `n` of the run, [B, T + 1]: inputs are `[:, :-1]`, targets `[:, 1:]`."""
-        return np.stack([self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]).astype(
-            np.int64
-        )
+    def batch(self, n: int) -> Batch:
+        """Batch `n` of the run."""
+        windows = [self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]
+        return Batch(np.stack(windows).astype(np.int64))
 
     def starts(self, n: int) -> list[int]:
         """Where in the split each window of batch `n` begins, [B]."""
@@ -63,9 +91,9 @@ class Batches:
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
 
 
-def chained(before: str, rows: NDArray[np.int64]) -> str:
+def chained(before: str, batch: Batch) -> str:
     """The digest of the batches up to this one: SHA-256 of that of those before it, empty at first, and its rows."""
-    return hashlib.sha256(before.encode() + rows.tobytes()).hexdigest()
+    return hashlib.sha256(before.encode() + b"".join(part.tobytes() for part in batch if part is not None)).hexdigest()
 
 
 def _larger(name: str) -> str:

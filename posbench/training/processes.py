@@ -83,8 +83,10 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(tokens, targets)
+    def forward(
+        self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
+    ) -> Tensor:
+        return self.model.loss(tokens, targets, positions, divisor)
 
 
 class ProcessGroup(Processes):

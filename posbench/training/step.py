@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import Config
+from posbench.data import Batch
 from posbench.machine.device import Device
 from posbench.model import Decoder
 from posbench.training.optimizer import AdamW
@@ -48,20 +49,23 @@ class TrainingStep:
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
         self.optimizer = AdamW(self.model, config.row_train)
 
-    def __call__(self, n: int, tokens: Tensor, observe: Observer = unobserved) -> Tensor:
-        """Step n (0-based), which sets the learning rate, with the whole batch [B, T + 1] int64 on the device.
+    def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
+        """Step n (0-based), which sets the learning rate, with the whole batch on the device.
 
-        Returns: the loss, nats a token, and the norm of the gradients before clipping: [2], still on the device. Where
-        one of them is not finite, weights and moments stay as they were.
+        Returns: the loss, nats a scored token, and the norm of the gradients before clipping: [2], still on the device.
+        Where one of them is not finite, weights and moments stay as they were.
         """
         self.optimizer.set_rate(n)
         self.optimizer.zero_grad()
         mean_loss = torch.zeros((), device=self.device.torch)
-        micro_batches = tokens.chunk(self.accumulation)  # [b, T + 1] each
+        divisor = None  # of the sum over the answers of a part: the mean number of answers of the parts
+        if batch.answers is not None:
+            divisor = (batch.answers >= 0).sum() / (self.accumulation * self.processes.size)
+        micro_batches = batch.chunks(self.accumulation)
         for number, micro_batch in enumerate(micro_batches, 1):
-            rows = self.processes.share_of(micro_batch)
+            rows = micro_batch.each(self.processes.share_of)
             with self.processes.accumulating(self.loss, is_last=number == len(micro_batches)):
-                loss = self.loss(rows[:, :-1], rows[:, 1:]) / self.accumulation
+                loss = self.loss(rows.inputs, rows.targets, rows.positions, divisor) / self.accumulation
                 observe("forward", n, self)
                 loss.backward()
                 observe("backward", n, self)

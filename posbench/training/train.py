@@ -279,14 +279,14 @@ class Training:
             began = time.perf_counter()
             for n in range(first, train.num_steps):
                 # Batch n: windows drawn from (seed, n), the same for every scheme.
-                rows = self.batches.batch(n)  # [B, T + 1] int64
-                state.batches = chained(state.batches, rows)
-                tokens = self.device.send(rows)  # inputs are tokens[:, :-1], targets tokens[:, 1:]
+                batch = self.batches.batch(n)
+                state.batches = chained(state.batches, batch)
+                sent = batch.each(self.device.send)
                 self.observe("batch", n, step)
 
                 # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
                 # (posbench.training.step). The result stays on the device, and the host does not wait for it.
-                state.pending.append(step(n, tokens, self.observe))  # [2]: loss (nats per token), gradient norm
+                state.pending.append(step(n, sent, self.observe))  # [2]: loss (nats per token), gradient norm
                 state.steps_done = done = n + 1
                 self.bar.advance(done)
 

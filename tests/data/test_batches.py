@@ -22,7 +22,7 @@ def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, see
     split = counting(context + extra)
     batches = Batches(split, context, batch, seed)
     count = batches.windows_per_epoch
-    rows = np.concatenate([batches.batch(n) for n in range(-(-3 * count // batch))])
+    rows = np.concatenate([batches.batch(n).tokens for n in range(-(-3 * count // batch))])
     assert rows.shape[1] == context + 1 and rows.dtype == np.int64
     assert (np.diff(rows, axis=1) == 1).all(), "a window is a stretch of the text"
     for epoch in range(3):
@@ -39,14 +39,14 @@ def test_a_batch_does_not_depend_on_what_was_read_before(n: int, others: list[in
     fresh, used = Batches(split, 10, 4, seed=3), Batches(split, 10, 4, seed=3)
     for other in others:
         used.batch(other)
-    assert np.array_equal(fresh.batch(n), used.batch(n))
+    assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
 
 
 def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
     split = counting(5_000)
     count = Batches(split, 16, 1, 0).windows_per_epoch
     orders = [
-        tuple(int(Batches(split, 16, 1, seed).batch(epoch * count + n)[0, 0]) for n in range(count))
+        tuple(int(Batches(split, 16, 1, seed).batch(epoch * count + n).tokens[0, 0]) for n in range(count))
         for seed in range(4)
         for epoch in range(3)
     ]
@@ -57,8 +57,8 @@ def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
 def test_the_draws_are_pinned() -> None:
     """Numbers written down once: no change of NumPy or of this code may change a seed's batches unnoticed."""
     batches = Batches(counting(1_000), 8, 4, seed=7)
-    assert [row[0] for row in batches.batch(0)] == PINNED_FIRST
-    assert [row[0] for row in batches.batch(1000)] == PINNED_LATER
+    assert [row[0] for row in batches.batch(0).tokens] == PINNED_FIRST
+    assert [row[0] for row in batches.batch(1000).tokens] == PINNED_LATER
 
 
 PINNED_FIRST = [422, 126, 782, 110]
@@ -66,7 +66,7 @@ PINNED_LATER = [675, 875, 275, 451]
 
 
 def test_a_split_shorter_than_a_context_is_refused_with_its_counts() -> None:
-    assert Batches(counting(11), 10, 2, 0).batch(0).tolist() == [list(range(11))] * 2
+    assert Batches(counting(11), 10, 2, 0).batch(0).tokens.tolist() == [list(range(11))] * 2
     with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents.*validation_fraction"):
         Batches(counting(10, "validation"), 10, 2, 0)
     with pytest.raises(ConfigError, match="test split has 0 tokens in 1 documents"):

@@ -14,7 +14,7 @@ from benchmarks.shapes import SHAPES
 from posbench import build_model
 from posbench.bench import bench_training
 from posbench.config import Config
-from posbench.data import Batches, prepare
+from posbench.data import Batch, Batches, prepare
 from posbench.machine.device import choose_device
 from posbench.training import train
 from posbench.training.step import TrainingStep
@@ -53,7 +53,7 @@ def test_the_step_on_the_same_batches_ends_with_the_weights_of_the_run(config: M
     batches = Batches(prepare(made).train, made.train.context_length, made.train.batch_size, made.seed)
     step = TrainingStep(made, build_model(made, 257), choose_device(made.train))
     for n in range(made.train.num_steps):
-        step(n, torch.from_numpy(batches.batch(n)))
+        step(n, batches.batch(n).each(torch.from_numpy))
     trained = dict(run.load_model().named_parameters())
     assert all(torch.equal(p, trained[name]) for name, p in step.model.named_parameters())
 
@@ -63,8 +63,8 @@ def test_phases_are_told_in_their_order_and_change_nothing(config: Make) -> None
     tokens = torch.randint(257, (4, 33), generator=torch.Generator().manual_seed(0))
     steps = [TrainingStep(made, build_model(made, 257), choose_device(made.train)) for _ in range(2)]
     phases: list[str] = []
-    observed = steps[0](3, tokens, lambda phase, n, step: phases.append(f"{n} {phase}"))
+    observed = steps[0](3, Batch(tokens), lambda phase, n, step: phases.append(f"{n} {phase}"))
     assert phases == ["3 forward", "3 backward", "3 forward", "3 backward", "3 optimizer"]
-    assert torch.equal(observed, steps[1](3, tokens))
+    assert torch.equal(observed, steps[1](3, Batch(tokens)))
     loss = steps[1].model.loss(tokens[:, :-1], tokens[:, 1:])
     assert loss < observed[0]  # it was a step downhill on this batch

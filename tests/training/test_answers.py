@@ -1,0 +1,65 @@
+"""The loss of tasks: the sum over the answers of a whole batch divided by their number, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from posbench import build_model, compose
+from posbench.config import Config
+from posbench.data import Batch
+from posbench.machine.device import choose_device
+from posbench.training.step import TrainingStep
+
+WORDS = ["model=tiny", "scheme=qk_rope", "train.batch_size=8", "train.context_length=12", "train.steps=3"]
+
+
+def config(*words: str) -> Config:
+    return compose([*WORDS, "train.dtype=float32", "train.device=cpu", "train.compile=false", *words])
+
+
+def uneven() -> Batch:
+    """Row n has n % 3 answers: some parts of a batch have many, and some rows none."""
+    tokens = torch.randint(20, (8, 13), generator=torch.Generator().manual_seed(0))
+    answers = tokens[:, 1:].clone()
+    for n in range(8):
+        answers[n, n % 3 :] = -1
+    return Batch(tokens, answers)
+
+
+def trained(batch: Batch, *words: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The losses of three steps, and the weights behind them, in float64: AdamW makes much of rounding."""
+    made = config(*words)
+    step = TrainingStep(made, build_model(made, 20).double(), choose_device(made.train))
+    step.model.compute_dtype = torch.float64
+    losses = torch.stack([step(n, batch)[0] for n in range(3)])
+    return losses, [p.detach() for p in step.model.parameters()]
+
+
+def test_it_is_the_mean_over_the_answers_alone() -> None:
+    batch, made = uneven(), config()
+    model = build_model(made, 20)
+    logits = model(batch.inputs).flatten(0, 1)
+    expected = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1)
+    assert torch.allclose(trained(batch)[0][0].float(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_micro_batches_train_the_model_that_one_batch_trains(parts: int) -> None:
+    losses, weights = trained(uneven())
+    in_parts, by_parts = trained(uneven(), f"train.accumulation={parts}")
+    assert torch.allclose(losses, in_parts, rtol=0, atol=1e-6)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(weights, by_parts, strict=True))
+
+
+def test_compiled_code_that_takes_all_rows_computes_the_same() -> None:
+    model, batch, losses = build_model(config(), 20), uneven(), []
+    plain = model._losses_and_gradient
+    for each in (plain, lambda *given: plain(*given)):
+        model._losses_and_gradient = each
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(batch.inputs, batch.targets, divisor=(batch.targets >= 0).sum())
+        loss.backward()
+        losses.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-7) for a, b in zip(*losses, strict=True))
