@@ -1,6 +1,6 @@
 """A needle in a haystack: the value of a key at some depth of filler (Hsieh et al. 2024, "RULER", arXiv 2404.06654).
 
-    c a d a K2 b c c a ? K2 b          depth 4/8 of 8 letters
+    c a d a K2 b c c a ? K2 b          depth 4/7 of 7 letters
 
 The value is a letter like the filler, so that only the key before it tells which letter is meant.
 """
@@ -14,7 +14,7 @@ from posbench.data.tasks.task import LETTERS, Task
 
 
 class Needle(Task):
-    """`length` letters, among them a key and its value; then a sign, the key, and the value, which is the answer.
+    """`length` letters, between them a key and its value; then a sign, the key, and the value, which is the answer.
 
     Options: letters and keys, how many there are; depth, the share of letters that stand before the key (None: drawn).
     """
