@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from posbench.evaluation.documents import document_error
-from posbench.reporting.statistics import LEVEL, holm, interval
+from posbench.reporting.statistics import LEVEL, document_error, holm, interval
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS = 11, (3, 5, 8)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from posbench.composition import compose
 from posbench.config import Config, parse_length
 from posbench.console import console
 from posbench.runs import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
@@ -59,8 +57,6 @@ def evaluate(
     no bytes), targets.
     Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
     """
-    import pandas as pd
-
     from posbench.evaluation.command import evaluate_runs
     from posbench.evaluation.request import Request
     from posbench.evaluation.texts import text_named

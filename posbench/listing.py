@@ -8,16 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.runs import DIED, FINISHED, INTERRUPTED, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import ResultKey
 from posbench.units import duration, short_bytes, short_count, short_length
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FAILED = (DIED, UNREADABLE)
 ALL_FINISHED, SOME_FAILED, SOME_UNFINISHED = 0, 1, 3  # exit statuses
@@ -123,9 +124,6 @@ def _counts(rows: Sequence[Listed]) -> str:
 
 
 def _table(rows: Sequence[Listed]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="", expand=True)
     for name in ("scheme", "seed", "state", "tokens", "loss", "size", "age"):
         table.add_column(name, justify="left" if name in ("scheme", "state") else "right", no_wrap=True)

@@ -9,7 +9,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from posbench.attention import build_kind
 from posbench.composition import compose
@@ -21,10 +24,6 @@ from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
 from posbench.units import duration, short_bytes, short_count
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 MOST_SECONDS = 20.0  # that timing this machine may take
 
@@ -225,8 +224,6 @@ def _evaluation_flops(config: Config, vocab_size: int) -> float:
 
 def show(plan: Plan, console: Console) -> None:
     """Print the plan as a table of two columns."""
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

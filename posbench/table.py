@@ -17,20 +17,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pandas as pd
+import yaml
 
 from posbench.config import ConfigError
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
+from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
+from posbench.runs.results import Result, perplexity
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from posbench.runs import Manifest, Run
-    from posbench.runs.results import Result
-
-NGRAM = "ngram"  # the protocol of the rows of n-gram models
 SETTINGS = ("model.", "train.", "scheme.", "device.")  # groups of the configuration whose fields are columns
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
@@ -130,10 +128,6 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The summary, and the tidy rows without settings; their column `run` is the summary's index (-1: n-grams)."""
-    import pandas as pd
-
-    from posbench.runs import find_runs
-
     runs: list[Run] = []
     for place in map(Path, places):
         here = find_runs(place)
@@ -168,8 +162,6 @@ class _Rows:
 
     def frame(self) -> pd.DataFrame:
         """All of them. Columns that repeat are categories."""
-        import pandas as pd
-
         names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "task"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
@@ -181,8 +173,6 @@ class _Rows:
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     """One run's row of the summary, with the reason where it cannot be read; its tidy rows go to `rows`."""
-    from posbench.runs import FINISHED, state_of
-
     try:
         manifest, status = run.manifest, state_of(run)
         stored, damaged = run.results() if status == FINISHED else ([], [])
@@ -190,8 +180,8 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         return _unreadable(run, str(error))
     faults = [*map(str, damaged), *_add_results(number, manifest, stored, rows)]
     logged = _logged(run, faults)
-    final = next((r for r in stored if _protocol(r).is_loss_table and not r.key.under), None)
-    lost = any(each.key.protocol == "validation" and not each.key.under for each in damaged)
+    final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+    lost = any(each.key.protocol == VALIDATION.name and not each.key.under for each in damaged)
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     if final:
         _add_ngrams(manifest, stored, rows)
@@ -207,7 +197,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "loss": loss,
         "initial_loss": _number(first),
         "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
-        "perplexity": math.exp(min(loss, 700.0)),
+        "perplexity": perplexity(loss),
         "is_relative": manifest.is_relative,
         **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
         "epochs": _number(manifest.epochs),
@@ -245,8 +235,6 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
     """The row of a run of which only its place is known."""
-    from posbench.runs import UNREADABLE
-
     seed = re.fullmatch(r"seed=([0-9]{1,9})", run.path.name)
     experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
     names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
@@ -255,13 +243,11 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> Iterator[str]:
     """Add the tidy rows of stored results; yield what is wrong with those that cannot be used."""
-    from posbench.evaluation.protocols import PROTOCOLS
-
     for result in stored:
-        if result.protocol not in PROTOCOLS or result.protocol == NGRAM:
+        if result.protocol not in PROTOCOLS or result.protocol == NGRAM.name:
             continue
-        protocol, known_by = _protocol(result), result.key
-        columns = {name: result.table[name].to_numpy() for name in result.table.column_names}
+        protocol, known_by = PROTOCOLS[result.protocol], result.key
+        columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
         lacking = protocol.lacking(columns)
         if lacking:
             yield f"{manifest.run_name}, {known_by}: it lacks the column {lacking!r}"
@@ -292,12 +278,12 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
     """Add rows of the n-gram models of this run's batches, which one run holds for all schemes of its seed."""
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
-        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
+        if result.protocol != NGRAM.name or result.header["batches"] != manifest.fingerprints.batches:
             continue
         rows.with_ngrams.add(names)
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
-            key = _key(-1, manifest, NGRAM, result.length, 0, "")
+            key = _key(-1, manifest, NGRAM.name, result.length, 0, "")
             key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
@@ -315,12 +301,6 @@ def _task(result: Result, columns: dict[str, Any]) -> str:
         if name in columns:
             digest = crc32(columns[name].tobytes(), digest)
     return f"{digest:08x}"
-
-
-def _protocol(result: Result) -> Any:
-    from posbench.evaluation.protocols import PROTOCOLS
-
-    return PROTOCOLS[result.protocol]
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is_lost: bool) -> str | None:
@@ -366,10 +346,6 @@ def curves(paths: Iterable[str]) -> pd.DataFrame:
 
     All points of a run are of the same first tokens of the split.
     """
-    import pandas as pd
-
-    from posbench.runs import run_at
-
     rows = []
     for path in paths:
         logged = _logged(run_at(path), [])
@@ -381,10 +357,6 @@ def curves(paths: Iterable[str]) -> pd.DataFrame:
 @lru_cache(maxsize=8)
 def config_of(path: str) -> dict[str, Any]:
     """The configuration of the run at `path`, as plain data. Raises: ConfigError where it cannot be read."""
-    import yaml
-
-    from posbench.runs import run_at
-
     try:
         return dict(yaml.safe_load(run_at(path).content("config.yaml")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:

@@ -15,7 +15,9 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
@@ -23,10 +25,6 @@ from posbench.machine.files import write_text
 from posbench.runs import DIED, FINISHED, Run, state_of
 from posbench.sweep import run_application, sweep_of
 from posbench.training import Died
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 SEED = 1000  # of every pilot
 FACTOR = 2.0  # between two rates
@@ -180,8 +178,6 @@ def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
 
 
 def _table(tuning: Tuning, losses: dict[str, Rates]) -> Table:
-    from rich.table import Table
-
     tried = sorted({lr for rates in losses.values() for lr in rates})
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("scheme", no_wrap=True)

@@ -65,6 +65,10 @@ class Split:
         """The tokens of one document, its BOS first."""
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
+    def document_of(self, tokens: Any) -> Any:
+        """The number of the document that each of these tokens (indices) stands in."""
+        return np.searchsorted(self.starts, tokens, side="right") - 1
+
     def token_bytes(self, lo: int, hi: int) -> int:
         """Bytes of text that tokens `lo` to `hi` (exclusive) stand for; BOS counts 0.
 
@@ -73,7 +77,7 @@ class Split:
         """
         if self.byte_lengths is not None:
             return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
-        first, last = np.searchsorted(self.starts, [lo, hi], side="right") - 1
+        first, last = self.document_of([lo, hi])
         numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
         texts_from = self.starts[numbers] + 1  # behind the BOS
         counted = np.minimum(self.starts[numbers + 1], hi) - np.maximum(texts_from, lo)

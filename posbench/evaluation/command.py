@@ -14,8 +14,8 @@ from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.ngrams import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of

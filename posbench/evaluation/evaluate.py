@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
-_CODE = ("evaluation/windows.py",)
-BOS = "one beginning-of-document token before each document; never a target"
 
 
 def score_split(
@@ -66,8 +64,6 @@ def score_split(
         "length": length,
         **({"anchor": anchor or length} if protocol_.has_anchor else {}),
         **figures,
-        "crosses_documents": protocol_.crosses_documents,
-        "bos": BOS,
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
@@ -75,7 +71,7 @@ def score_split(
         "tokens_per_second": round(read / seconds, 1),
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint((*FORWARD, *_CODE, *protocol_.code())),
+        "code": code_fingerprint((*FORWARD, "evaluation/windows.py", *protocol_.code())),
         "scheme_code": scheme_code(model),
     }
     return rows, header

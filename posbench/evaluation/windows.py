@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.data import Split
     from posbench.model import Decoder
 
@@ -25,7 +24,7 @@ class Window:
     scored: int
 
 
-def spread(rooms: np.ndarray, number: int) -> np.ndarray:
+def choose_evenly(rooms: np.ndarray, number: int) -> np.ndarray:
     """`number` of all places, spread evenly over all documents: each has as many as the others, or all it has room for.
 
     Documents are dealt places in rounds. Those of the last round, which not all can have, are evenly spaced among the
@@ -55,8 +54,7 @@ def _evenly(number: int, room: int) -> np.ndarray:
 
 def rooms_of(split: Split, targets: np.ndarray) -> np.ndarray:
     """How many of the places with these first `targets` (indices of tokens, ascending) each document has."""
-    documents = np.searchsorted(split.starts, targets, side="right") - 1
-    return np.bincount(documents, minlength=split.num_documents)
+    return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
 def score(
@@ -89,15 +87,13 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
     Beginning-of-document tokens are not scored: they are ours, not the text's.
     """
-    import pandas as pd
-
     starts = np.array([w.start + w.length - w.scored + 1 for w in windows])
     index = starts[:, None] + np.arange(windows[0].scored)[None, :]
     kept = np.asarray(split.tokens[index.ravel()]) != bos_id
     flat = pd.DataFrame(
         {
             "window": np.repeat(np.arange(len(windows)), windows[0].scored)[kept],
-            "document": (np.searchsorted(split.starts, index.ravel(), side="right") - 1)[kept],
+            "document": split.document_of(index.ravel()[kept]),
             "start": index.ravel()[kept],
             "nll": losses.ravel()[kept].astype(np.float64),
         }

@@ -7,24 +7,23 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.tables import DASH, flops_text, number, perplexity_text, whole
+from posbench.runs.fingerprints import flat
 from posbench.table import FINGERPRINTS, config_of, read
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
 
 
 def compare(paths: Sequence[str | Path], console: Console) -> None:
     """Print these runs beside each other. Raises: ConfigError for fewer than two."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     summary, rows = read(dict.fromkeys(map(str, paths)))
     for run in summary[summary["status"] == "unreadable"].itertuples():
         raise ConfigError(f"{run.path} cannot be compared: {run.reason}")
@@ -53,8 +52,6 @@ def compare(paths: Sequence[str | Path], console: Console) -> None:
 
 def _settings(summary: pd.DataFrame) -> list[list[str]]:
     """A line a field of the configurations that is not the same in all."""
-    from posbench.runs.fingerprints import flat
-
     configs = [flat(config_of(path)) for path in summary["path"]]
     keys = dict.fromkeys(key for config in configs for key in config)
     lines = [[key, *(str(config.get(key, DASH)) for config in configs)] for key in keys]

@@ -11,19 +11,16 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from posbench.config import ConfigError, nearest
-from posbench.evaluation.documents import Floats, document_error
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.reporting.published import Published
-from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, compare, interval
-from posbench.table import NGRAM, config_of, curves, settings_of
-
-if TYPE_CHECKING:
-    import pandas as pd
+from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
+from posbench.table import config_of, curves, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -75,9 +72,7 @@ class Comparison:
 
     def validation(self) -> pd.DataFrame:
         """The cells of the loss table, by scheme; empty where no run stored its windows."""
-        names = [name for name, protocol in PROTOCOLS.items() if protocol.is_loss_table]
-        found = self.at(names[0], self.training_length)
-        return found[found["metric"] == "loss"].set_index("scheme")
+        return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
         """The cells as trained on the runs' own text, or with the columns that `equal` says."""
@@ -283,8 +278,6 @@ def measure(
     value less that of the same runs at the training length. Each has its ends over seeds (`_low`, `_high`) and half its
     interval over documents (`_documents`). A place whose runs scored different windows is left out, and `notes` say so.
     """
-    import pandas as pd
-
     rows = rows[rows["run"].isin(runs.index)]
     older = rows["at_step"] != 0
     if older.any():
@@ -404,10 +397,8 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """n-gram models on the batches and targets of the table: a row an order, none where a seed lacks it."""
-    import pandas as pd
-
     made = []
-    of_ngrams = rows[rows["protocol"] == NGRAM]
+    of_ngrams = rows[rows["protocol"] == NGRAM.name]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
         of = of_ngrams[of_ngrams["scheme"] == name]
         per_seed = (of.groupby("seed")["value"].sum() / of.groupby("seed")["count"].sum()).reindex(losses.index)

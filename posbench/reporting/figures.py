@@ -10,22 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
+import matplotlib
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.tables import half, text_of
 from posbench.units import short_count, short_length
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from posbench.reporting.comparison import Comparison
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
 GRID = "#d5dae0"
@@ -82,8 +83,6 @@ _STYLE: dict[Any, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """matplotlib's settings for our figures, for as long as they are drawn and saved."""
-    import matplotlib
-
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -136,9 +135,6 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
 
 def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure of this height and width in inches, with its panels, one below the other, in a list."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
@@ -168,8 +164,6 @@ def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
 
 def matrix(c: Comparison) -> Figure:
     """Who beats whom: by how much the row's scheme is better than the column's; ● where significant, = where equal."""
-    from matplotlib.colors import PowerNorm
-
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
     for left, right, difference in c.pairs[["left", "right", "difference"]].itertuples(index=False):
@@ -197,8 +191,6 @@ def matrix(c: Comparison) -> Figure:
 
 def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
     """Validation loss while training as a gap to the baseline, mean over seeds; from a tenth of the training on."""
-    from matplotlib.ticker import FuncFormatter
-
     table = c.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -249,8 +241,6 @@ def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label:
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
     """Gap to the baseline, or loss, against the value that runs are grouped by; of several, in their order."""
-    import pandas as pd
-
     look = looks(pd.concat([c.runs for c in groups.values()]))
     is_number = all(isinstance(value, int | float | np.number) for value in groups)
     is_number = is_number and min(groups) > 0
@@ -371,8 +361,6 @@ def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> Non
 
 def log_numbers(axes: Axes) -> None:
     """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     wider = max(1.0, 1.02 / (high / low)) ** 0.5  # what hardly differs shall look so

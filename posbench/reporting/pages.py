@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.table import COLUMNS
 from posbench.units import short_length
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from jinja2 import Environment
-    from rich.console import Console
+from posbench.version import __version__
 
 MOST_ROWS = 40  # of a table on the terminal
 
@@ -40,8 +44,6 @@ def _verdicts(claims: Sequence[str]) -> str:
 
 
 def environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
@@ -89,10 +91,6 @@ def write(
 
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
     """The Markdown page as one HTML file that needs nothing else: pictures inline, wide tables scroll by themselves."""
-    from markdown_it import MarkdownIt
-
-    from posbench.version import __version__
-
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
@@ -113,8 +111,6 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """What each column of these CSV files means: file, column, meaning, unit."""
-    import pandas as pd
-
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
@@ -136,10 +132,6 @@ def meaning(column: str) -> tuple[str, str]:
 
 def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
     """The table and the paragraph, for a terminal of 80 columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
 

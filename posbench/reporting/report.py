@@ -8,7 +8,10 @@ import webbrowser
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
@@ -20,11 +23,8 @@ from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
 from posbench.table import config_of, read, settings_of
+from posbench.tracking import log_report
 from posbench.units import short_count
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
 
 
 def report(
@@ -54,8 +54,6 @@ def report(
     wandb, whether the folder is logged to wandb as an artifact; open_page, whether the page is opened in a browser.
     Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
-    from rich.console import Console
-
     console = console or Console()
     if not 0 < margin < math.inf:
         raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
@@ -90,8 +88,6 @@ def report(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
     if wandb:
-        from posbench.tracking import log_report
-
         run = finished(chosen)[0].iloc[0]
         told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
         console.print(told, highlight=False, soft_wrap=True)
@@ -169,8 +165,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     if len(c.ngrams):
         files["ngrams.csv"] = c.ngrams
     if against:
-        import pandas as pd
-
         files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
     content["latex"] = {
         "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
@@ -248,8 +242,6 @@ def _other_sizes(c: Comparison) -> list[str]:
 
 def _schemes_frame(c: Comparison) -> pd.DataFrame:
     """One row a scheme: what it cost, and figures that are of schemes alone."""
-    import pandas as pd
-
     columns = [
         "parameters",
         "tokens",
@@ -339,8 +331,6 @@ def _by_content(
     groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template of a grouped report is filled with, and its CSV files."""
-    import pandas as pd
-
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)

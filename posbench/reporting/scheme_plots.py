@@ -11,24 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 
 from posbench.attention import Softmax
 from posbench.composition import choices, compose
 from posbench.model import build_model
 from posbench.reporting.figures import INK, encoded, new_figure, style
+from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import Console
-
-    from posbench.runs import Run
 
 # The decoder that untrained schemes are drawn in: heads as models of the field have them.
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
@@ -57,8 +56,6 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     schemes.
     Raises: ConfigError where a run has no weights or a scheme refuses the decoder.
     """
-    import pandas as pd
-
     trained = {run.config.scheme.name: run for run in runs}
     names = list(dict.fromkeys([*choices("scheme", *([config_dir] if config_dir else [])), *trained]))
     extra = (f"--config-dir={config_dir}",) if config_dir else ()
@@ -165,8 +162,6 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 
 def _grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
     """A panel a scheme, a line a head (the first dark, the last pale), one line where all heads agree."""
-    from matplotlib import colormaps
-
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
     with style():

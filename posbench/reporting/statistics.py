@@ -4,7 +4,7 @@ One seed gives every scheme the same initial weights and the same batches, so a 
 what the seeds have in common drops out. Two kinds of doubt, never added up:
 
 over seeds      would other seeds, on this text, say the same? Student's t on the differences.
-over documents  would other documents, with these models, say the same? (`posbench.evaluation.documents`)
+over documents  would other documents, with these models, say the same? (`document_error`)
 
 Holm's correction holds the chance of any false claim in a family of pairs to 5 %. There are three families: the pairs
 with the baseline, the links of a published chain, and all pairs (for the ranking).
@@ -16,19 +16,23 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
-from posbench.evaluation.documents import Floats, student
+Floats = NDArray[np.float64]
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+CONFIDENCE = 0.95  # of intervals
 LEVEL = 0.05  # chance of any false claim in a family
 POWER = 0.80  # of the smallest detectable difference
 MARGIN = 0.01  # nats a token: losses closer than this, 1 % in perplexity, count as equal
 FEWEST_SEEDS = 3  # to rank schemes
+FEWEST_DOCUMENTS = 4.0  # effective ones: with fewer, one or two decide
+ENOUGH_DOCUMENTS = 200.0  # effective ones from which on unequal weights no longer matter: Student's t
+DRAWS = 10_000  # that tell a quantile: to 0.2 percentage points of coverage
 Link = tuple[str, str, str]  # of a published chain: better, sign, worse
 
 
@@ -39,7 +43,7 @@ def interval(values: Any) -> tuple[float, float, float]:
     mean = float(values.sum()) / count if count else math.nan
     if count < 2:
         return mean, math.nan, math.nan
-    half = student(count - 1, 0.95) * math.sqrt(float(((values - mean) ** 2).sum()) / (count - 1) / count)
+    half = student(count - 1) * math.sqrt(float(((values - mean) ** 2).sum()) / (count - 1) / count)
     return mean, mean - half, mean + half
 
 
@@ -60,8 +64,6 @@ def compare(
     Arguments: losses, a row a seed and a column a scheme, nats a token, NaN where there is no run; links of the
     published chain; margin of equivalence. Columns: see `posbench.table.COLUMNS`.
     """
-    import pandas as pd
-
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
     for a, b in combinations(losses.columns, 2):
@@ -90,8 +92,6 @@ def compare(
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
     """The paired t-test of differences over seeds, and two one-sided tests of `margin`."""
-    from scipy.special import stdtr
-
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     if len(difference) < 2:
@@ -115,8 +115,6 @@ def detectable(sd: float, seeds: int, level: float) -> float:
 @cache
 def _shift(seeds: int, level: float) -> float:
     """The noncentrality of t at which a two-sided test finds a difference in its true direction with POWER."""
-    from scipy.special import nctdtrinc, stdtrit
-
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
@@ -196,3 +194,77 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
             pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equivalent(pairs)
         ],
     }
+
+
+# ---------------------------------------------------------------- over documents
+
+
+def effective(targets: Floats) -> float:
+    """The number of equally long documents that would weigh the same: (sum n)^2 / sum n^2 (Kish 1965)."""
+    targets = np.asarray(targets, dtype=np.float64)
+    squares = float((targets**2).sum())
+    return float(targets.sum()) ** 2 / squares if squares else 0.0
+
+
+def document_error(nll: Floats, targets: Floats) -> Floats:
+    """Half the interval around token-weighted means that the choice of documents leaves, drawn independently.
+
+    A mean is m = sum y / sum n, with y the summed nll of a document and n its targets: a ratio, in which document i
+    weighs w_i = n_i / sum n. Its variance is estimated from the residuals e_i = y_i / n_i - m, each divided by what it
+    would be on average were all documents equally variable (the correction CR2 of Bell and McCaffrey 2002):
+
+        V = sum of w_i^2 e_i^2 / (1 - 2 w_i + sum of w^2)
+
+    Half the interval is q sqrt(V). With equal weights this is Student's t. With unequal ones neither count of degrees
+    of freedom holds (Kish's, 1 / sum w^2 - 1, covers too little, Satterthwaite's too much), so q is what |m| / sqrt(V)
+    stays below in 95 % of draws of normal documents with these very weights. `python -m benchmarks.calibration`
+    measures how often such an interval holds the truth.
+
+    Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
+    [documents], its scored tokens.
+    Returns: [means] in nats/token; NaN where documents weigh like fewer than FEWEST_DOCUMENTS, or where a loss is not a
+    number.
+    """
+    scored = np.asarray(targets) > 0
+    nll, targets = np.asarray(nll, dtype=np.float64)[:, scored], np.asarray(targets, dtype=np.float64)[scored]
+    if effective(targets) < FEWEST_DOCUMENTS:
+        return np.full(len(nll), math.nan)
+    weights = targets / targets.sum()
+    return quantile(weights) * np.sqrt(document_variance(nll, targets))
+
+
+def document_variance(nll: Floats, targets: Floats) -> Floats:
+    """V of each mean, (nats/token)^2: [means], or what stands before the last axis of nll. NaN where a loss is none."""
+    weights = targets / targets.sum()
+    with np.errstate(invalid="ignore"):
+        apart = nll / targets.sum() - weights * nll.sum(axis=-1, keepdims=True) / targets.sum()  # w e
+        variance = (apart**2 / (1 - 2 * weights + (weights**2).sum())).sum(axis=-1)
+    return np.where(np.isfinite(variance), variance, math.nan)
+
+
+def quantile(weights: Floats) -> float:
+    """q, by how many sqrt(V) the mean of documents with these weights (they sum to 1) may be off."""
+    alike = effective(weights)
+    if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
+        return student(alike - 1)
+    return _drawn_quantile(tuple(np.sort(weights).round(12).tolist()))
+
+
+@cache
+def _drawn_quantile(weights: tuple[float, ...]) -> float:
+    """By DRAWS seeded draws of normal documents that are all equally variable."""
+    w = np.array(weights)
+    random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
+    shares = w**2 / (1 - 2 * w + (w**2).sum())
+    ratios = []
+    for size in np.diff([*range(0, DRAWS, batch), DRAWS]):
+        values = random.normal(size=(size, len(w)))
+        mean = values @ w
+        ratios.append(np.abs(mean) / np.sqrt(np.square(values - mean[:, None]) @ shares))
+    return float(np.quantile(np.concatenate(ratios), CONFIDENCE, method="higher"))
+
+
+@cache
+def student(freedom: float) -> float:
+    """The two-sided quantile of Student's t."""
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from posbench.reporting.comparison import Comparison
+from posbench.reporting.published import Agreement
 from posbench.reporting.statistics import decided, interval, letters, verdict
 from posbench.units import short_count, short_length
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from posbench.reporting.comparison import Comparison
-    from posbench.reporting.published import Agreement
 
 DASH = "–"
 MOST_DIGITS = 4  # behind the point
@@ -240,8 +238,6 @@ def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> tuple[float, str
 
 def frame(rows: list[dict[str, str]]) -> pd.DataFrame:
     """The rows as a table of text; what a row lacks is a dash."""
-    import pandas as pd
-
     return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
@@ -261,8 +257,6 @@ def markdown(table: pd.DataFrame) -> str:
 
 def latex(table: pd.DataFrame, caption: str, label: str) -> str:
     """A table for a paper (`booktabs`): bold stays bold, signs become LaTeX's."""
-    import re
-
     signs = {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$", "\\*": "*"}
 
     def text(value: str) -> str:

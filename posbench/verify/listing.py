@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from posbench.attention import KINDS
 from posbench.composition import choices, description, read_row
@@ -12,19 +18,9 @@ from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from rich.console import Console
-
 
 def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
     """Print the schemes named, by default all of `conf/scheme` and of a user's folder, and the kinds there are."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     folders = [config_dir] if config_dir else []
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name in names or choices("scheme", *folders):

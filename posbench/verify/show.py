@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from posbench.composition import choices
 from posbench.config import ConfigError
 from posbench.scheme_file import place_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 NARROW = 5  # characters of a number in the table
 TOGETHER = {"trip": "turn", "offset": "turn"}  # certificates that share a column, which shows the worst of them
@@ -48,10 +48,6 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
     """One row a scheme, what broke in red; 80 characters wide with names of up to 21."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbench.evaluation.documents import FEWEST, document_error, document_variance, effective, quantile
+from posbench.reporting.statistics import FEWEST_DOCUMENTS, document_error, document_variance, effective, quantile
 
 LENGTHS = np.array([17781, 12795, 12276, 10510, 7172, 5621, 5175, 4543, 4534, 3157, 2893, 1825, 900, 300, 60.0])
 
@@ -45,7 +45,7 @@ def test_many_small_documents_hardly_count_beside_large_ones() -> None:
 
 def test_too_few_documents_have_no_interval() -> None:
     few = np.array([1e6, 1e6, 1e6, 1.0, 1.0])
-    assert effective(few) < FEWEST
+    assert effective(few) < FEWEST_DOCUMENTS
     assert np.isnan(document_error(np.ones((2, 5)), few)).all()
     assert math.isnan(document_error(np.array([[3.0]]), np.array([2.0]))[0])
 

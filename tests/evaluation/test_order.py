@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
-from posbench.evaluation.protocols import ORDER
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, readings
 from posbench.model import Decoder, build_model
 
+ORDER = PROTOCOLS["order"]
 VOCABULARY, LENGTH = 16, 64
 SETTINGS = EvaluationConfig(order_windows=64, batch_tokens=10 * LENGTH)
 

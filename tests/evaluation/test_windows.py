@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.config import ConfigError, EvaluationConfig, parse_length
-from posbench.evaluation.protocols import FIXED, NONOVERLAPPING, POSITION, SLIDING, VALIDATION
+from posbench.data import Split
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.windowed import Windowed
-from posbench.evaluation.windows import Window, spread
+from posbench.evaluation.windows import Window, choose_evenly
 
+VALIDATION, FIXED, NONOVERLAPPING, POSITION, SLIDING = (
+    PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping", "position", "sliding")
+)
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
 documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
 
 
-def _split(sizes: list[int]) -> Any:
+def _split(sizes: list[int]) -> Split:
     starts = np.cumsum([0, *sizes])
-    return SimpleNamespace(
-        name="test", starts=starts, num_tokens=int(starts[-1]), num_documents=len(sizes), tokens=np.arange(starts[-1])
-    )
+    return Split("test", np.arange(starts[-1]), starts, np.array(sizes), None)
 
 
 def _targets(windows: list[Window]) -> list[int]:
@@ -88,7 +88,7 @@ def test_a_token_bound_holds() -> None:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 60))
 def test_places_are_dealt_to_documents_in_rounds(rooms: list[int], number: int) -> None:
     """No document has two fewer than another unless all its places are taken, and no place is taken twice."""
-    chosen = spread(np.array(rooms), number)
+    chosen = choose_evenly(np.array(rooms), number)
     assert len(chosen) == min(number, sum(rooms)) and (np.diff(chosen) > 0).all()
     shares = np.bincount(np.searchsorted(np.cumsum(rooms), chosen, side="right"), minlength=len(rooms))
     assert (shares <= rooms).all()

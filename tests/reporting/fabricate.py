@@ -184,7 +184,7 @@ def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
     level = 4.0 + world.random.normal(0, 0.2, world.documents)
     second = level - found * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
     trials = {"document": np.arange(world.documents), "start": np.arange(world.documents) * 64, "gap": gap}
-    losses = {"first_nll": targets * (level + 1), "second_nll": targets * second, "control_nll": targets * level}
+    losses = {"second_nll": targets * second, "control_nll": targets * level}
     losses["shuffled_nll"] = targets * (second + (level - second) / 3)  # a third of it is by order
     return pd.DataFrame({**trials, "targets": targets, **losses})
 
@@ -208,10 +208,8 @@ def write_evaluation(
     """The windows and their header, as `posbench eval` leaves them. `header`: what else it says, or otherwise."""
     header = {
         "split": split,
-        "crosses_documents": protocol != "fixed",
         "documents": int(rows["document"].nunique()),
         "windows": len(rows),
-        "bos": "before each document, not scored",
         "settings": {"targets": 64},
         "weights": run.manifest.weights,
         **header,

@@ -17,8 +17,8 @@ from fabricate import change_fingerprints, comparison, rescore, run_of
 from scipy import stats
 
 from posbench.config import ConfigError
-from posbench.evaluation.documents import document_error
 from posbench.reporting.comparison import Comparison, build, choose
+from posbench.reporting.statistics import document_error
 from posbench.runs import DIED
 from posbench.table import read
 

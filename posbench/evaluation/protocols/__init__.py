@@ -20,20 +20,14 @@ from collections.abc import Mapping
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols.ngram import Ngram
 from posbench.evaluation.protocols.order import Order
-from posbench.evaluation.protocols.position import Position
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.protocols.retrieval import Retrieval
-from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Sliding, Validation
+from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Position, Sliding, Validation
 
 __all__ = [
-    "FIXED",
     "NGRAM",
     "NONOVERLAPPING",
-    "ORDER",
-    "POSITION",
     "PROTOCOLS",
-    "RETRIEVAL",
-    "SLIDING",
     "VALIDATION",
     "Advance",
     "Protocol",
@@ -41,11 +35,10 @@ __all__ = [
     "protocol_named",
 ]
 
-VALIDATION, FIXED, NONOVERLAPPING, SLIDING = Validation(), Fixed(), Nonoverlapping(), Sliding()
-POSITION, RETRIEVAL, ORDER, NGRAM = Position(), Retrieval(), Order(), Ngram()
+VALIDATION, NONOVERLAPPING, NGRAM = Validation(), Nonoverlapping(), Ngram()  # those that are asked for by name
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
-    for protocol in (VALIDATION, FIXED, NONOVERLAPPING, SLIDING, POSITION, RETRIEVAL, ORDER, NGRAM)
+    for protocol in (VALIDATION, Fixed(), NONOVERLAPPING, Sliding(), Position(), Retrieval(), Order(), NGRAM)
 }
 
 

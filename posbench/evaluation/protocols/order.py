@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import spread, too_long
+from posbench.evaluation.windows import choose_evenly, too_long
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
@@ -43,7 +42,6 @@ class Order(Protocol):
     name = "order"
     caption = "Order: windows as they are, with their first half shuffled, and with that half of another document."
     columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
-    crosses_documents: ClassVar[bool] = False
     follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
@@ -105,7 +103,7 @@ def places(split: Split, length: int, count: int) -> list[int]:
         begin + 1 + spare // 2 + span * np.arange(room)
         for begin, room, spare in zip(split.starts[:-1], rooms, sizes % span, strict=True)
     ]
-    return [int(begin) for begin in np.concatenate(begins)[spread(rooms, count)]]
+    return [int(begin) for begin in np.concatenate(begins)[choose_evenly(rooms, count)]]
 
 
 def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
@@ -121,7 +119,7 @@ def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
         random = np.random.default_rng(start)
         three[:, n] = split.tokens[start : start + length + 1]
         three[1, n, :middle] = three[0, n, :middle][random.permutation(middle)]
-        others = donors[donors != _document(split, start)]
+        others = donors[donors != split.document_of(start)]
         if not len(others):
             raise ConfigError(
                 f"order at length {length} needs a second document of {middle} tokens, and the {split.name} split has "
@@ -159,14 +157,12 @@ def bucket_edges(distances: int) -> np.ndarray:
 
 def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
     """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, losses summed (nats)."""
-    import pandas as pd
-
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
     flat = pd.DataFrame(
         {
-            "document": np.repeat([_document(split, start) for start in starts], distances),
+            "document": np.repeat(split.document_of(starts), distances),
             "bucket_start": np.tile(edges[bucket], windows),
             "bucket_end": np.tile(edges[bucket + 1], windows),
             "targets": 1,
@@ -174,7 +170,3 @@ def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.Data
         }
     )
     return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()
-
-
-def _document(split: Split, token: int) -> int:
-    return int(np.searchsorted(split.starts, token, side="right") - 1)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.config import Config, EvaluationConfig
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
@@ -39,7 +38,6 @@ class Protocol(ABC):
     caption: ClassVar[str]  # what is scored, a sentence or two for the report
     columns: ClassVar[tuple[str, ...]]  # of the stored rows, those that every result has
     split: ClassVar[str] = "test"  # of the text
-    crosses_documents: ClassVar[bool] = True  # whether a window may hold parts of several documents
     follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
     shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
@@ -47,8 +45,7 @@ class Protocol(ABC):
     # The settings that decide what is scored.
     decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
 
-    # What results are compared by: one of the three, or a section of the report of its own.
-    is_loss_table: ClassVar[bool] = False  # the loss at the training length, by which schemes are ranked
+    # What results are compared by, besides the loss table of `validation`.
     is_by_length: ClassVar[bool] = False  # perplexity against length
     groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
     scores: ClassVar[tuple[Score, ...]] = ()

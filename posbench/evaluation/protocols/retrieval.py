@@ -16,16 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import spread
+from posbench.evaluation.windows import choose_evenly
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
+
+LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # of the three readings, in their order
 
 
 def _less_second(column: str) -> Callable[[pd.DataFrame], pd.Series]:
@@ -37,15 +38,7 @@ class Retrieval(Protocol):
 
     name = "retrieval"
     caption = "Retrieval: a passage, other text, and the passage again; scored where it comes again."
-    columns: ClassVar[tuple[str, ...]] = (
-        "document",
-        "start",
-        "gap",
-        "targets",
-        "second_nll",
-        "control_nll",
-        "shuffled_nll",
-    )
+    columns: ClassVar[tuple[str, ...]] = ("document", "start", "gap", "targets", *LOSSES)
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
         Score("drop", _less_second("control_nll")),
@@ -66,28 +59,24 @@ class Retrieval(Protocol):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        rows = probe(model, split, length, settings, corpus.bos_id, advance)
+        rows = probe(model, split, length, settings, advance)
         targets = int(rows["targets"].sum())
-        names = ("first", "second", "control", "shuffled")
-        mean = {name: float(rows[f"{name}_nll"].sum()) / targets for name in names}
+        again, control, shuffled = (float(rows[name].sum()) / targets for name in LOSSES)
         return rows, {
             "windows": len(rows),
             "documents": int(rows["document"].nunique()),
             "targets_total": targets,
             "gap": int(rows["gap"].iloc[0]),
-            "nll_mean": mean["second"],
-            "first_nll_mean": mean["first"],
-            "control_nll_mean": mean["control"],
-            "shuffled_nll_mean": mean["shuffled"],
-            "drop": mean["control"] - mean["second"],
-            "by_order": mean["shuffled"] - mean["second"],
+            "nll_mean": again,
+            "drop": control - again,
+            "by_order": shuffled - again,
         }
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 
 
-def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -> list[tuple[int, int, int]]:
+def places(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
     """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
 
     Trials are spread evenly over all documents that have room for a passage; the other text begins a third of the split
@@ -110,10 +99,10 @@ def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -
     trials: list[tuple[int, int, int]] = []
     rooms = np.maximum(np.diff(split.starts) - 1, 0) // passage
     begins = [begin + 1 + passage * np.arange(room) for begin, room in zip(split.starts[:-1], rooms, strict=True)]
-    for start in np.concatenate(begins)[spread(rooms, settings.windows)]:
+    for start in np.concatenate(begins)[choose_evenly(rooms, settings.windows)]:
         here, other = (_clear_of_documents(split, (int(start) + n * third) % total, passage) for n in (0, 2))
         middle = min((int(start) + third) % total, total - gap)
-        if here is not None and other is not None and not _overlap(here, passage, middle, gap):
+        if here is not None and other is not None and not (here < middle + gap and middle < here + passage):
             trials.append((here, middle, other))
     if not trials:
         raise ConfigError(
@@ -125,7 +114,7 @@ def places(split: Split, length: int, settings: EvaluationConfig, bos_id: int) -
 
 def _clear_of_documents(split: Split, start: int, size: int) -> int | None:
     """The first place from `start` on where `size` tokens lie inside one document, past its first token, or None."""
-    document = int(np.searchsorted(split.starts, start, side="right") - 1)
+    document = int(split.document_of(start))
     while document < split.num_documents:
         begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])
         start = max(start, begin)
@@ -136,31 +125,24 @@ def _clear_of_documents(split: Split, start: int, size: int) -> int | None:
     return None
 
 
-def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
-    return a < b + b_size and b < a + a_size
-
-
 def probe(
     model: Decoder,
     split: Split,
     length: int,
     settings: EvaluationConfig,
-    bos_id: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> pd.DataFrame:
     """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
 
-    first_nll: read for the first time, at the start of the reading. second_nll: read again after the gap.
-    control_nll: at the same place after the same gap, but read for the first time. shuffled_nll: after its own tokens
-    in another order, that of a permutation drawn from `start`. The passage's first token is no target: nothing
-    announces it.
+    second_nll: read again after the gap. control_nll: at the same place after the same gap, but read for the first
+    time. shuffled_nll: after its own tokens in another order, that of a permutation drawn from `start`. The passage's
+    first token is no target: nothing announces it.
     """
-    import pandas as pd
     import torch
 
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     device = model.embedding.weight.device
-    trials = places(split, length, settings, bos_id)
+    trials = places(split, length, settings)
     size = max(1, settings.batch_tokens // length)
     rows = []
     for n in range(0, len(trials), size):
@@ -173,14 +155,13 @@ def probe(
             losses.append(nll.double().sum(1).cpu().numpy())
             advance(reading.size)
         for (start, _, _), *sums in zip(batch, *losses, strict=True):
-            document = int(np.searchsorted(split.starts, start, side="right") - 1)
+            document = int(split.document_of(start))
             rows.append((document, start, gap, passage - 1, *sums))
-    names = [f"{name}_nll" for name in ("first", "second", "control", "shuffled")]
-    return pd.DataFrame(rows, columns=["document", "start", "gap", "targets", *names])
+    return pd.DataFrame(rows, columns=list(Retrieval.columns))
 
 
 def _readings(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
-    """The tokens [trials, T] of the first passage alone, of `again`, of `control` and of `shuffled`."""
+    """The tokens [trials, T] of `again`, of `control` and of `shuffled`."""
     parts = [
         [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
         for trial in trials
@@ -189,4 +170,4 @@ def _readings(split: Split, trials: Sequence[tuple[int, int, int]], passage: int
     again = np.stack([np.concatenate((p, text, p)) for p, text, _ in parts])
     control = np.stack([np.concatenate((other, text, p)) for p, text, other in parts])
     shuffled = np.stack([np.concatenate((p[o], text, p)) for o, (p, text, _) in zip(orders, parts, strict=True)])
-    return [again[:, :passage], again, control, shuffled]
+    return [again, control, shuffled]

@@ -4,6 +4,8 @@ validation      the held-out loss at the training length: the curve while traini
 fixed           the same targets at every length, inside one document: only the left context grows (the default)
 nonoverlapping  cut into windows of the length, every target scored (Press et al. 2022 compare this way)
 sliding         windows of the length moved by a stride, only the last targets of each scored
+position        the windows of nonoverlapping, their losses by position: how much stands near the start, and where a
+                scheme turns past its training length
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import Advance, Protocol
-from posbench.evaluation.windows import Window, rooms_of, score, spread, tabulate_windows, too_long
+from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.windows import Window, choose_evenly, rooms_of, score, tabulate_windows, too_long
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.config import Config
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
+BUCKETS_AN_OCTAVE = 2  # of positions
 JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn
 
 
@@ -79,7 +81,6 @@ class Validation(Windowed):
     name = "validation"
     caption = "Held-out loss at the training length: the text is cut into windows and every token scored."
     split: ClassVar[str] = "validation"
-    is_loss_table: ClassVar[bool] = True
 
     def settings(self, config: Config) -> EvaluationConfig:
         """`train.validation_tokens` are read, and one window at least."""
@@ -105,7 +106,6 @@ class Fixed(ByLength):
 
     name = "fixed"
     caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
-    crosses_documents: ClassVar[bool] = False
     has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
@@ -128,7 +128,7 @@ class Fixed(ByLength):
         places = np.concatenate(ends)
         if not len(places):
             raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
-        chosen = places[spread(np.array([len(of_document) for of_document in ends]), settings.windows)]
+        chosen = places[choose_evenly(np.array([len(of_document) for of_document in ends]), settings.windows)]
         return [Window(int(last) - length, length, targets) for last in chosen]
 
     def shortest(self, settings: EvaluationConfig) -> int:
@@ -183,11 +183,61 @@ class Sliding(ByLength):
         ends = np.arange(anchor, split.num_tokens, stride)  # the last target of each window
         if not len(ends):
             raise ConfigError(too_long(split, anchor, "in all", split.num_tokens - 1))
-        chosen = ends[spread(rooms_of(split, ends - stride + 1), max(1, settings.max_tokens // anchor))]
+        chosen = ends[choose_evenly(rooms_of(split, ends - stride + 1), max(1, settings.max_tokens // anchor))]
         return [Window(int(last) - length, length, stride) for last in chosen]
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return max(1, settings.max_tokens // anchor) * length
+
+
+class Position(Windowed):
+    """The windows of `nonoverlapping`, their losses added up by document and log-spaced bucket of positions."""
+
+    name = "position"
+    caption = "Loss by position in non-overlapping windows, in log-spaced buckets."
+    columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
+    has_anchor: ClassVar[bool] = True
+    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+    groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
+    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"]),)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return stretches(split, anchor, length, settings)
+
+    def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
+        """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, nll (summed, nats).
+
+        A target's position is the number of tokens read before it, less one: position 0 has seen one token.
+        """
+        length = windows[0].length
+        edges = bucket_edges(length)
+        index = np.array([w.start for w in windows])[:, None] + np.arange(1, length + 1)[None, :]
+        kept = np.asarray(split.tokens[index.ravel()]) != bos_id
+        bucket = np.broadcast_to(np.searchsorted(edges, np.arange(length), side="right") - 1, losses.shape).ravel()[
+            kept
+        ]
+        document = split.document_of(index.ravel()[kept])
+        flat = pd.DataFrame({"document": document, "bucket": bucket, "nll": losses.ravel()[kept].astype(np.float64)})
+        table = (
+            flat.groupby(["document", "bucket"], sort=True)
+            .agg(targets=("nll", "size"), nll=("nll", "sum"))
+            .reset_index()
+        )
+        table.insert(1, "bucket_start", edges[table["bucket"]])
+        table.insert(2, "bucket_end", edges[table["bucket"] + 1])
+        return table.drop(columns="bucket")
+
+
+def bucket_edges(length: int) -> np.ndarray:
+    """Log-spaced edges of buckets over positions 0 .. length - 1, the first positions each alone, int64.
+
+    No bucket is narrower than the one before it: what is left over at the end belongs to the last.
+    """
+    octaves = int(np.ceil(np.log2(length)))
+    edges = 2.0 ** (np.arange(0, octaves * BUCKETS_AN_OCTAVE + 1) / BUCKETS_AN_OCTAVE) - 1
+    edges = np.unique(np.append(edges[edges < length].round().astype(np.int64), length))
+    widths = np.diff(edges)
+    return np.delete(edges, -2) if len(widths) > 1 and widths[-1] < widths[-2] else edges
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
@@ -206,5 +256,5 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
             "for a shorter length"
         )
     begins = np.arange(0, scorable - size + 1, size)
-    chosen = begins[spread(rooms_of(split, begins + 1), settings.max_tokens // size)]
+    chosen = begins[choose_evenly(rooms_of(split, begins + 1), settings.max_tokens // size)]
     return [Window(int(begin) + n * length, length, length) for begin in chosen for n in range(size // length)]
