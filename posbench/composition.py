@@ -6,7 +6,8 @@ OmegaConf or YAML refuse becomes a `ConfigError` in plain words.
 
 Three things are added to Hydra, each by a plug-in of a kind that Hydra knows or by a word that it understands:
 
-- a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), wherever the name of a row may stand;
+- a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), wherever the name of a row may stand, and so may a
+  task (`data=my_task.py:Sums`);
 - packages that register schemes bring their own `conf/scheme/*.yaml`;
 - words that Hydra's grammar cannot read without quotes (`data.path=~/books`, `experiment_name=größe`) get their quotes.
 """
@@ -42,12 +43,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from posbench.config import Config, ConfigError, SchemeConfig, nearest
+from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type
+_OF_TASKS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
+_EXPERIMENT = "experiment=task"
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
 _CONFIG_DIR = "--config-dir="
 
@@ -88,22 +91,25 @@ def description(group: str, name: str, *folders: Path) -> str:
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
-class SchemeFiles(ConfigSource):
-    """Hydra's view of schemes in files: it answers to `scheme/my_scheme.py:Faded` with that class's row."""
+class OwnFiles(ConfigSource):
+    """Hydra's view of schemes and tasks in files: it answers to `scheme/my_scheme.py:Faded` with that class's row."""
 
     @staticmethod
     def scheme() -> str:
         """What its address in Hydra's search path begins with."""
-        return "scheme-file"
+        return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The row. Raises: ConfigError where there is no such file or class."""
-        row = OmegaConf.create(row_of_file(config_path.removeprefix("scheme/")))
-        return ConfigResult(self.provider, self.full_path(), row, {"package": None})
+        group, _, place = config_path.partition("/")
+        row: dict[str, Any] = dict(row_of_file(place, group))
+        if group == "data":
+            row["defaults"] = [{f"override /{key}": "task"} for key in _OF_TASKS]
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": None})
 
     def is_config(self, config_path: str) -> bool:
         """Whether that names a file of one's own."""
-        return config_path.startswith("scheme/") and names_file(config_path)
+        return config_path.startswith(("scheme/", "data/")) and names_file(config_path)
 
     def is_group(self, config_path: str) -> bool:
         """Its files are named and never listed."""
@@ -119,13 +125,13 @@ class SchemeFiles(ConfigSource):
 
 
 class OwnChoices(SearchPathPlugin):
-    """Adds the folders of packages, and schemes in files, to where Hydra looks for choices."""
+    """Adds the folders of packages, and classes in files, to where Hydra looks for choices."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra."""
         for folder in _conf_dirs()[1:]:
             search_path.append("posbench", f"file://{folder}")
-        search_path.append("posbench", f"{SchemeFiles.scheme()}://")
+        search_path.append("posbench", f"{OwnFiles.scheme()}://")
 
 
 # ---------------------------------------------------------------- words
@@ -136,9 +142,9 @@ _NEEDS_QUOTES = re.compile(r"[^\[\],]*[^\w/\-+.$%*@?|:\s\[\],][^\[\],]*", re.ASC
 @cache
 def settings() -> list[str]:
     """Every key of a configuration: `train`, `train.lr`."""
-    groups = {**get_type_hints(Config), "scheme": SchemeConfig}
+    groups = {**get_type_hints(Config), "scheme": SchemeConfig, "data": DataConfig}
     inner = [f"{group}.{each.name}" for group, cls in groups.items() if is_dataclass(cls) for each in fields(cls)]
-    return [*groups, *inner]
+    return [*groups, *inner, *(f"data.{each.name}" for each in fields(TaskConfig))]
 
 
 def hydra_word(word: str) -> str:
@@ -152,19 +158,37 @@ def hydra_word(word: str) -> str:
     return key + equals + _NEEDS_QUOTES.sub(lambda part: f"'{part[0].strip()}'", value)
 
 
+def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
+    """The words, and `experiment=task` where they name a task and no experiment: the demo's settings are of text."""
+    named = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
+    has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
+    return [*words] if has_experiment or not any(_is_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
+
+
+def _is_task(name: str, *folders: Path) -> bool:
+    file = choice_files("data", *folders).get(name)
+    return names_file(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
+
+
 # ---------------------------------------------------------------- composing
 
 
 def register() -> None:
     """Tell Hydra our plug-ins, our sweeper and our dataclasses: in a group that `scheme=glob(*)` does not sweep."""
-    schema = OmegaConf.structured(Config)
-    schema.scheme = DictConfig({}, flags={"struct": False})  # a scheme's options are its class's: no `+` is needed
     store = ConfigStore.instance()
-    store.store(group="schema", name="posbench", node=schema, provider="posbench")
+    for name, data in (("text", OmegaConf.structured(DataConfig)), ("task", _open())):
+        schema = OmegaConf.structured(Config)
+        schema.scheme, schema.data = _open(), data
+        store.store(group="schema", name=name, node=schema, provider="posbench")
     sweeper = {"_target_": "hydra_plugins.posbench_sweeper.PosbenchSweeper", "params": None}
     store.store(group="hydra/sweeper", name="posbench", node=sweeper, provider="posbench")
-    for plugin in (SchemeFiles, OwnChoices):
+    for plugin in (OwnFiles, OwnChoices):
         Plugins.instance().register(plugin)
+
+
+def _open() -> DictConfig:
+    """For settings that are options of a class, which checks them: no `+` is needed."""
+    return DictConfig({}, flags={"struct": False})
 
 
 @contextmanager
@@ -188,7 +212,8 @@ def _hydra() -> Iterator[ConfigLoader]:
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
     """What Hydra composes of the words, its own `hydra` part included; within, Hydra is as it is within a job."""
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
-    overrides = [hydra_word(word) for word in words if not word.startswith(_CONFIG_DIR)]
+    named = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
+    overrides = [hydra_word(word) for word in named]
     if folders:
         places = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders)
         overrides = [f"hydra.searchpath=[{places}]", *overrides]  # the first counts
@@ -221,8 +246,10 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
+    if mapping["data"].get("source") == "task":
+        _compute_windows(mapping)
     config = checked(mapping)
-    name_files(config.scheme.to_mapping())
+    name_files(config.class_mappings)
     if names_file(config.scheme.kind):
         _check_row_name(config.scheme)
     return config
@@ -234,10 +261,33 @@ def checked(mapping: dict[str, Any]) -> Config:
     Raises: as `typed`.
     """
     with explained():
-        plain = OmegaConf.create(_without_references(mapping))
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+        plain, schema = OmegaConf.create(_without_references(mapping)), OmegaConf.structured(Config)
+        if mapping.get("data", {}).get("source") != "task":
+            schema.data = OmegaConf.structured(DataConfig)
+        config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
     assert isinstance(config, Config)
     return config
+
+
+def _compute_windows(mapping: dict[str, Any]) -> None:
+    """Write what follows from the task: its longest windows, `train.context_length` and `data.window`, tokens.
+
+    Raises: ConfigError where another number is given, and for what the task refuses.
+    """
+    from posbench.data.tasks import context_lengths
+
+    mapping["data"] = tidy(mapping["data"])
+    name_files(mapping["data"])
+    task = TaskConfig.from_mapping(mapping["data"])
+    places = (("train", "context_length"), ("data", "window"))
+    for (group, name), computed in zip(places, context_lengths(task), strict=True):
+        given = mapping[group].setdefault(name, None)
+        if given not in (None, "???", computed):
+            raise ConfigError(
+                f"{group}.{name}={given} is given, but a problem of data={task.task} has {computed} tokens to read "
+                f"(data.lengths={task.lengths}, data.longest={task.longest}): give {group}.{name}=null"
+            )
+        mapping[group][name] = computed
 
 
 def _without_references(value: Any) -> Any:
@@ -337,7 +387,7 @@ def _explanation(error: BaseException) -> str:
 
 def _no_choice(group: str, name: str, known: Iterable[str]) -> str:
     listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
-    own = "scheme=my_scheme.py:Name for a class of yours, or " if group == "scheme" else ""
+    own = f"{group}=my_{group}.py:Name for a class of yours, or " if group in ("scheme", "data") else ""
     hint = nearest(_MEANT.get(name, name), known)
     return f"{group}={name} does not exist{hint} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from posbench.units import short_count, whole_number
 
@@ -126,6 +126,16 @@ def parse_length(what: str, value: Any) -> int:
     return count
 
 
+def trained_lengths(what: str, value: Any) -> list[int]:
+    """The shortest and the longest problems that are trained, items. Raises: ConfigError."""
+    holds = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
+    _require(
+        holds and 1 <= value[0] <= value[1],
+        f"{what}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
+    )
+    return list(value)
+
+
 LEARNING_RATE = between(1e-12, 10)
 
 
@@ -147,8 +157,10 @@ def user_path(what: str, value: Any) -> Any:
 class _Group:
     """Settings that are checked when they are made: first each field by its own rule, then what a class adds."""
 
+    group: ClassVar[str | None] = None  # of conf/; None: by the name of the class
+
     def __post_init__(self) -> None:
-        group = type(self).__name__.removesuffix("Config").lower()
+        group = type(self).__name__.removesuffix("Config").lower() if self.group is None else self.group
         for each in fields(self):
             value = getattr(self, each.name)
             if "rule" in each.metadata and not (value is None and each.default is None):
@@ -287,6 +299,43 @@ class DataConfig(_Group):
             f"data.repository={self.repository!r} is not a repository of the hub: give owner/name, such as "
             "HuggingFaceFW/fineweb-edu",
         )
+
+
+@dataclass
+class TaskConfig(_Group):
+    """Problems with exact answers in place of text (`posbench.data.tasks`). Lengths in items of the task."""
+
+    group: ClassVar[str | None] = "data"
+
+    name: str = ruled(check_name)
+    task: str = MISSING  # the class: its name in snake case, or my_task.py:Sums
+    source: str = ruled(one_of("task"), "task")
+    lengths: Any = ruled(trained_lengths, [2, 16])  # trained: the shortest and the longest, all equally often
+    longest: int | None = ruled(at_least(1), None)  # that may be tested; null: four times the longest trained
+    positions: str = ruled(one_of("window", "shifted", "subset"), "window")  # see `posbench.data.problems`
+    window: int | None = ruled(at_least(1), None)  # of a problem of the longest length, tokens: computed
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the task's class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.longest = self.longest or 4 * self.lengths[1]
+        _require(
+            self.longest >= self.lengths[1],
+            f"data.longest={self.longest} is shorter than the longest that is trained, {self.lengths[1]} items "
+            f"(data.lengths={self.lengths}): raise it, or leave it out",
+        )
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
+        """From the flat form of `conf/data/*.yaml`, where the options stand beside the other fields."""
+        ours = {each.name for each in fields(cls)} - {"options"}
+        options = {key: value for key, value in mapping.items() if key not in ours}
+        return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The flat form of `conf/data/*.yaml`."""
+        mapping = asdict(self)
+        return mapping | mapping.pop("options")
 
 
 @dataclass
@@ -467,14 +516,16 @@ class TrainConfig(_Group):
 
 @dataclass
 class EvaluationConfig(_Group):
-    """What `posbench eval` scores. Lengths in tokens."""
+    """What `posbench eval` scores. Lengths in tokens, of tasks in items."""
 
-    lengths: Any = ruled(list_of(parse_length), [])  # [] : half the training length to 32 times it, and +1 +10 +50 +100
+    # [] : of text half the training length to 32 times it, and +1 +10 +50 +100; of tasks it times 1, 1.25, 2 and 4
+    lengths: Any = ruled(list_of(parse_length), [])
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = ruled(at_least(1), 64)  # fixed and sliding: the targets scored at the end of each window
     windows: int = ruled(at_least(1), 64)  # fixed and retrieval: windows, spread over all documents
     order_windows: int = ruled(at_least(1), 64)  # order: windows, spread over all documents
     max_tokens: Any = ruled(token_count, 1_000_000)  # the others: read at most this many tokens per length
+    problems: int = ruled(at_least(1), 512)  # accuracy: of a task, for each length
     passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that comes twice
     ngram_tokens: Any = ruled(token_count, 20_000_000)  # n-gram models for runs up to this size; 0: none
     batch_tokens: Any = ruled(token_count, 16_384)  # tokens in a forward pass
@@ -518,7 +569,7 @@ class Config(_Group):
 
     scheme: Any = MISSING  # SchemeConfig, or its flat mapping
     model: ModelConfig = MISSING
-    data: DataConfig = MISSING
+    data: Any = MISSING  # DataConfig, or TaskConfig where data.source is task
     tokenizer: TokenizerConfig = MISSING
     train: TrainConfig = MISSING
     evaluation: EvaluationConfig = MISSING
@@ -533,12 +584,29 @@ class Config(_Group):
         super().__post_init__()
         if not isinstance(self.scheme, SchemeConfig):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
-        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0)
+        if isinstance(self.data, dict):
+            self.data = TaskConfig.from_mapping(self.data)
+        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
         _require(
             self.model.vocab_size is None or self.model.vocab_size >= entries,
             f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
             "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
         )
+
+    @property
+    def is_task(self) -> bool:
+        """Whether problems of a task stand in place of text."""
+        return isinstance(self.data, TaskConfig)
+
+    @property
+    def class_mappings(self) -> list[dict[str, Any]]:
+        """The mappings that may name a class in a file of the user's own."""
+        return [self.scheme.to_mapping(), *([self.data.to_mapping()] if self.is_task else [])]
+
+    @property
+    def trained_length(self) -> int:
+        """The longest length that is trained: tokens of the context, of a task items."""
+        return int(self.data.lengths[1] if self.is_task else self.train.context_length)
 
     @property
     def scheme_lr(self) -> float | None:
@@ -572,6 +640,5 @@ class Config(_Group):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain nested dicts, as written to `config.yaml` of the run folder."""
-        mapping = asdict(self)
-        mapping["scheme"] = self.scheme.to_mapping()
-        return mapping
+        flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
+        return asdict(self) | flat

@@ -180,14 +180,21 @@ class Decoder(nn.Module):
         ]
         return torch.cat(parts).view(targets.shape)
 
+    def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of each target that is not below 0: its loss, nats float32, and the likeliest token, [answers] both."""
+        scored = targets >= 0
+        logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
+        return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
+
     def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self._wide_logits(x), targets, reduction="none")
+
+    def _wide_logits(self, x: Tensor) -> Tensor:
         # Of the rounded numbers, but not rounded again: bfloat16 logits would move a mean loss by up to 6e-4 nats.
         wide, weight = torch.promote_types(x.dtype, torch.float32), self.unembedding.weight.to(x.dtype)
         if x.is_cuda and x.dtype != wide and not torch.is_grad_enabled():
-            logits = torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the units for rounded numbers
-        else:
-            logits = F.linear(x.to(wide), weight.to(wide))
-        return F.cross_entropy(logits, targets, reduction="none")
+            return torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the units for rounded numbers
+        return F.linear(x.to(wide), weight.to(wide))
 
 
 def as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
@@ -255,6 +262,7 @@ def shape_of(config: Config) -> Shape:
         context_length=config.train.context_length,
         embedding_std=model.init_std,
         attention=str(config.scheme.attention.get("kind", "softmax")),
+        longest=config.data.window if config.is_task else None,
     )
 
 

@@ -1,4 +1,6 @@
-"""A scheme of one's own: a class in a Python file, named `my_scheme.py:Faded` where a scheme's name may stand.
+"""A class of one's own in a Python file: a scheme, named `my_scheme.py:Faded`, or a task, `my_task.py:Sums`.
+
+It is named where the name of one of ours may stand: `kind` of a scheme's mapping, `task` of a task's.
 
 The words of a command may name any file. What a run folder or a pack of somebody else names is imported only where it
 lies below the working directory, outside of run folders, or was named on the command line.
@@ -22,11 +24,13 @@ from posbench.config import ConfigError, nearest
 T = TypeVar("T")
 
 _MODULE = "posbench_scheme_"  # what the modules of such files are called, before the file's own name
+_NAMING = ("kind", "task")  # the keys of a mapping that may name a class in a file
+_EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
 _named: set[Path] = set()  # files that the words of this process named
 
 
 class SchemeFile(NamedTuple):
-    """The file of a scheme, as it was named, and the class in it."""
+    """A file, as it was named, and the class in it."""
 
     path: Path
     class_name: str
@@ -41,10 +45,9 @@ def split(kind: str) -> SchemeFile | None:
 
 
 def tidy(row: Any) -> Any:
-    """A scheme's mapping with files as runs record them: relative to the working directory below it, else absolute."""
+    """A mapping with files as runs record them: relative to the working directory below it, else absolute."""
     if isinstance(row, Mapping):
-        kind = row.get("kind")
-        own = {"kind": _tidy(kind)} if isinstance(kind, str) else {}
+        own = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
         return {key: tidy(value) for key, value in row.items()} | own
     return [tidy(each) for each in row] if isinstance(row, list) else row
 
@@ -67,8 +70,10 @@ def names_file(kind: object) -> bool:
     return isinstance(kind, str) and (kind.endswith(".py") or split(kind) is not None)
 
 
-def row_of_file(kind: str) -> dict[str, str]:
+def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     """The row that `my_scheme.py:Faded` stands for: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
+
+    Arguments: group, of conf/: of `data` it is `{name: sums, source: task, task: my_task.py:Sums}`.
 
     The file is read and not imported. Raises: ConfigError where there is no such file, or no such class in it.
     """
@@ -76,8 +81,8 @@ def row_of_file(kind: str) -> dict[str, str]:
     if not file.path.is_file():
         beside = [path.name for path in file.path.parent.glob("*.py")]
         raise ConfigError(
-            f"scheme={kind}: there is no file {file.path}{nearest(file.path.name, beside)} (seen from {Path.cwd()}): "
-            "give the path of a Python file and a class in it, such as scheme=my_scheme.py:Faded"
+            f"{group}={kind}: there is no file {file.path}{nearest(file.path.name, beside)} (seen from {Path.cwd()}): "
+            f"give the path of a Python file and a class in it, such as {group}={_EXAMPLES[group]}"
         )
     try:
         tree = ast.parse(file.path.read_bytes())
@@ -91,23 +96,24 @@ def row_of_file(kind: str) -> dict[str, str]:
     if file.class_name not in [*classes, *imported]:
         lacks = f"has no class {file.class_name!r}" if file.class_name else "names no class"
         raise ConfigError(
-            f"scheme={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): "
-            f"give scheme={file.path}:Name"
+            f"{group}={kind} {lacks}{nearest(file.class_name, classes)} (it defines {', '.join(classes) or 'none'}): "
+            f"give {group}={file.path}:Name"
         )
-    return {"name": snake_case(file.class_name), "kind": f"{file.path}:{file.class_name}"}
+    name, place = snake_case(file.class_name), f"{file.path}:{file.class_name}"
+    return {"name": name, "kind": place} if group == "scheme" else {"name": name, "source": "task", "task": place}
 
 
 def kinds_in(row: Any) -> list[str]:
-    """The kinds that a scheme's mapping names as classes of files, its own and its members'."""
+    """What a mapping names as classes of files: a scheme's kind and its members', a task."""
     if isinstance(row, Mapping):
-        kind = row.get("kind")
-        own = [kind] if isinstance(kind, str) and split(kind) is not None else []
+        named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
+        own = [kind for kind in named if split(kind) is not None]
         return own + [each for value in row.values() for each in kinds_in(value)]
     return [each for value in row for each in kinds_in(value)] if isinstance(row, list) else []
 
 
 def name_files(row: Any) -> None:
-    """Let the files be imported that a scheme's mapping names: it was composed of the user's own words."""
+    """Let the files be imported that a mapping names: it was composed of the user's own words."""
     _named.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := split(kind)))
 
 
@@ -118,7 +124,7 @@ def name_file(path: Path) -> None:
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """The files that a scheme's mapping names, with their SHA-256: what a run records. Raises: ConfigError."""
+    """The files that a mapping names, with their SHA-256: what a run records. Raises: ConfigError."""
     return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := split(kind))}
 
 
@@ -150,7 +156,7 @@ def load(kind: str, base: type[T]) -> type[T]:
         defined = [n for n, v in own if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
         raise ConfigError(
-            f"{path} has no position scheme {file.class_name!r}{nearest(file.class_name, defined)} ({known})"
+            f"{path} has no {base.__name__} {file.class_name!r}{nearest(file.class_name, defined)} ({known})"
         )
     return cls
 
@@ -179,7 +185,7 @@ def _place(path: Path) -> Path:
         return place  # whoever reads it will say that there is none
     where = "is part of a run folder" if in_run_folder else "lies outside of the working directory"
     raise ConfigError(
-        f"the run's scheme is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"
+        f"the run's {path.stem} is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"
     )
 
 
@@ -196,6 +202,6 @@ def digest(path: Path) -> str:
         return hashlib.sha256(path.expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}): give the path of the scheme's file as seen from here; "
+            f"{path} cannot be read ({error.strerror}): give the path of the file as seen from here; "
             "that of a run that was trained elsewhere, with --scheme-file FILE"
         ) from error

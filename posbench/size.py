@@ -31,6 +31,10 @@ def vocab_size(config: Config) -> int:
     """
     if config.model.vocab_size is not None:
         return config.model.vocab_size
+    if config.is_task:
+        from posbench.data.tasks import build_task
+
+        return len(build_task(config.data).tokens)
     if config.tokenizer.kind in ("file", "hub"):
         from posbench.data import tokenizer
 

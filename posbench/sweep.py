@@ -31,7 +31,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.table import Table
 
-from posbench.composition import GROUPS, VERSION_BASE, conf_dir, explained, hydra_word, register, session, typed
+from posbench.composition import (
+    GROUPS,
+    VERSION_BASE,
+    conf_dir,
+    explained,
+    hydra_word,
+    register,
+    session,
+    typed,
+    with_experiment,
+)
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 
@@ -61,7 +71,7 @@ def run_application(
     register()
     overrides: list[str] = []
     flags: list[str] = []  # Hydra refuses them among overrides
-    for before, word in pairwise(["", *words]):
+    for before, word in pairwise(["", *with_experiment(words)]):
         is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
         (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
     sys.argv = [program, *overrides, *flags]  # where Hydra reads them

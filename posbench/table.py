@@ -29,9 +29,10 @@ from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.results import Result, perplexity
 
-SETTINGS = ("model.", "train.", "scheme.", "device.")  # groups of the configuration whose fields are columns
+SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
-_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets")  # columns that say what was scored
+# Columns that say what was scored.
+_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 
 # Every column of the tidy table, of the summary and of a report's CSV files: what it means, and its unit.
 # X_low and X_high are the ends of the 95 % interval of X over seeds, X_documents is half of that over documents.
@@ -40,15 +41,15 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "scheme": ("the position scheme; `Kneser-Ney n` for a model of the last n - 1 tokens", ""),
     "seed": ("of initial weights and batches", ""),
     "protocol": ("how the text was scored (docs/evaluating.md)", ""),
-    "length": ("of the windows", "tokens"),
+    "length": ("of the windows; of the problems of a task", "tokens; items"),
     "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
     "text": ("the text, where it is not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
     "task": ("digest of what was scored: two with the same digest are compared window by window", ""),
-    "document": ("number of the document in its split; of retrieval, the trial", ""),
+    "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance or gap of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
-    "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop or by_order", ""),
+    "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop, by_order, accuracy or exact", ""),
     "value": (
         "tidy: the sum over the targets; in table.csv: the mean over seeds",
         "nats (bits) in all; a token (byte)",
@@ -81,7 +82,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "path": ("the run folder", ""),
     "fingerprint.*": ("digest of what must agree in one table", ""),
     "version.*": ("of software", ""),
-    "model.*, train.*, scheme.*, device.*": ("the run's settings; train.lr is the scheme's own rate", ""),
+    "model.*, train.*, scheme.*, device.*, data.*": ("the run's settings; train.lr is the scheme's own rate", ""),
     "seeds": ("number of seeds", ""),
     "gap": ("value minus the baseline's, same seeds", "nats a token"),
     "change": ("value minus that at the training length, same runs", "nats a token"),
@@ -257,21 +258,14 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
             "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
             "text": known_by.data or "",
         }
-        targets = columns["targets"].astype(float)
+        targets = columns[protocol.count_column]
         place = {"document": columns[protocol.text_column]}
         place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
         place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
         scored = targets > 0
         place, columns = ({k: v[scored] for k, v in each.items()} for each in (place, columns))
-        targets = targets[scored]
-        for score in protocol.scores:
-            figures = np.asarray(score.of(columns), dtype=float)
-            rows.add(key | {"metric": score.name}, **place, value=figures * targets, count=targets)
-        if not protocol.scores:
-            rows.add(key | {"metric": "loss"}, **place, value=columns["nll"], count=targets)
-            if "bytes" in columns:
-                bits, count = columns["nll"] / math.log(2), columns["bytes"].astype(float)
-                rows.add(key | {"metric": "bits_per_byte"}, **place, value=bits, count=count)
+        for metric, value, count in protocol.metrics(columns):
+            rows.add(key | {"metric": metric}, **place, value=value, count=count)
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:

@@ -17,10 +17,11 @@ from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
-from posbench.evaluation.texts import corpus_for, trained_on_others
+from posbench.evaluation.texts import corpus_for, dataset_for, trained_on_others
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
+from posbench.scheme_file import name_file
 from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 
@@ -86,7 +87,8 @@ def evaluate_runs(
         if request.wants_ngrams:
             own_text = partial(corpus_for, data=None, notice=say_once)
             failed = [name for names in failures.values() for name in names]
-            add_ngrams([run for run in scorable if run.name not in failed], own_text, console.out, request.again)
+            of_text = [run for run in scorable if run.name not in failed and not run.config.is_task]
+            add_ngrams(of_text, own_text, console.out, request.again)
     finally:
         for title, protocol in dict.fromkeys(evaluation.table for evaluation in evaluations):
             _show(
@@ -135,7 +137,10 @@ def _evaluate(
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
-        corpus = corpus_for(run, request.data, say)
+        for file in request.scheme_files:
+            name_file(file)
+        run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
+        corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
         for variant in request.variants:
             evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
@@ -226,7 +231,7 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Eva
     targets = sorted({evaluation.result.header["targets_total"] for evaluation in evaluations})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
-    heading = f"{title}: {asked.headline} by length in tokens ({protocol}, {scored} targets)"
+    heading = f"{title}: {asked.headline} by length in {asked.unit} ({protocol}, {scored} {asked.count_column})"
     console.out(f"\n{heading}")
     seeds = {row: sorted({a.seed for a in evaluations if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1

@@ -10,16 +10,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.data import Problems
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.runs.results import Result, ResultKey, store
-from posbench.scheme_file import name_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from posbench.data import Corpus
+    from posbench.data import Dataset
     from posbench.machine.device import Device
     from posbench.model import Decoder
 
@@ -30,7 +30,7 @@ Notice = Callable[[str], object]
 
 def score_split(
     model: Decoder,
-    corpus: Corpus,
+    corpus: Dataset,
     split_name: str,
     protocol: str,
     length: int,
@@ -79,7 +79,7 @@ def score_split(
 
 def evaluate_run(
     run: Run,
-    corpus: Corpus,
+    corpus: Dataset,
     request: Request,
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
@@ -95,14 +95,13 @@ def evaluate_run(
     counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
-    for file in request.scheme_files:
-        name_file(file)
     _check(run, corpus, request)
     scorer = _Scorer(run, corpus, request)
     stored, _ = run.results()
     results = []
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
-        wanted = request.lengths_of(protocol, run.config, corpus.test)
+        protocol.check(run.config)
+        wanted = request.lengths_of(protocol, run.config, corpus.splits["test"])
         have = {} if request.again else scorer.usable(protocol, stored)
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
@@ -113,7 +112,8 @@ def evaluate_run(
             )
             have = {length: result for length, result in have.items() if length not in moved}
         for length in sorted({*wanted, *moved}):
-            if scorer.longest is not None and length > scorer.longest:
+            tokens = corpus.window(length) if isinstance(corpus, Problems) else length
+            if scorer.longest is not None and tokens > scorer.longest:
                 notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer lengths are skipped")
                 continue
             result = have.get(length) or scorer.score(protocol, length, anchor, advance)
@@ -122,7 +122,7 @@ def evaluate_run(
     return results
 
 
-def _check(run: Run, corpus: Corpus, request: Request) -> None:
+def _check(run: Run, corpus: Dataset, request: Request) -> None:
     """Raises: ConfigError where a run cannot be scored on this text."""
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
@@ -139,7 +139,7 @@ def _check(run: Run, corpus: Corpus, request: Request) -> None:
 class _Scorer:
     """Scores one run and stores the results. The model is loaded when the first length is scored."""
 
-    def __init__(self, run: Run, corpus: Corpus, request: Request) -> None:
+    def __init__(self, run: Run, corpus: Dataset, request: Request) -> None:
         self.run, self.corpus, self.request = run, corpus, request
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step

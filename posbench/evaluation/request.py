@@ -13,7 +13,7 @@ from posbench.config import Config, DataConfig, check_name
 from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
 
 if TYPE_CHECKING:
-    from posbench.data import Split
+    from posbench.data import ProblemSplit, Split
 
 _COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
 
@@ -67,12 +67,12 @@ class Request:
             return [VALIDATION.name, *(name for name in own if self.lengths and protocol_named(name).is_by_length)]
         return [name for name in own if not self.lengths or protocol_named(name).follows_lengths]
 
-    def lengths_of(self, protocol: Protocol, config: Config, split: Split) -> list[int]:
+    def lengths_of(self, protocol: Protocol, config: Config, split: Split | ProblemSplit) -> list[int]:
         """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
 
-        With lengths and no protocols perplexity is scored at the training length too, so that there is a change to see.
+        With lengths and no protocols the training length is scored too, so that there is a change to see.
         """
-        trained_at, asked = config.train.context_length, set(self.lengths)
-        if asked and not self.protocols and self.data is None and protocol.is_by_length:
+        trained_at, asked = config.trained_length, set(self.lengths)
+        if asked and not self.protocols and self.data is None and (protocol.is_by_length or config.is_task):
             asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
         return protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from posbench.composition import choices, compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
-from posbench.data import Corpus, prepare
+from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap
 from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
 from posbench.machine.files import write_bytes
@@ -32,6 +32,15 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
             "settings of it such as --data files --data data.path=~/notes"
         )
     return compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
+
+
+def dataset_for(run: Run, data: DataConfig | None, notice: Notice) -> Dataset:
+    """What a run is scored on: its task, or the text of `corpus_for`. Raises: ConfigError."""
+    if not run.config.is_task:
+        return corpus_for(run, data, notice)
+    if data is not None:
+        raise ConfigError(f"{run.name} was trained on a task and cannot be scored on text: leave --data out")
+    return Problems(run.config.data)
 
 
 def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:

@@ -10,13 +10,13 @@ from transformers import PreTrainedConfig
 
 from posbench.attention import build_kind
 from posbench.config import Config, ModelConfig, SchemeConfig
-from posbench.model import Decoder
+from posbench.model import Decoder, shape_of
 from posbench.schemes import Shape, build_scheme
 
 
 class PosbenchConfig(PreTrainedConfig):
     """What `config.json` holds: `sizes`, a mapping of `ModelConfig`; `scheme`, the flat row; `context_length`, that
-    of training, in tokens.
+    of training, and `longest`, which may be read where that is more, in tokens.
 
     The sizes that other programs look for (`hidden_size`, `max_position_embeddings` ...) are derived from them.
     """
@@ -26,6 +26,7 @@ class PosbenchConfig(PreTrainedConfig):
     sizes: dict[str, Any] | None = None
     scheme: dict[str, Any] | None = None
     context_length: int = 128
+    longest: int | None = None
     vocab_size: int = 257
     use_cache: bool = False
     bos_token_id: int | None = None
@@ -40,7 +41,7 @@ class PosbenchConfig(PreTrainedConfig):
             self.num_hidden_layers, self.num_attention_heads = model.num_layers, model.num_heads
             self.num_key_value_heads, self.intermediate_size = model.kv_heads, model.ffn_width
             self.tie_word_embeddings = model.tied_embeddings
-        self.max_position_embeddings = self.context_length
+        self.max_position_embeddings = self.longest or self.context_length
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -50,6 +51,7 @@ class PosbenchConfig(PreTrainedConfig):
             sizes=asdict(config.model),
             scheme=config.scheme.to_mapping(),
             context_length=config.train.context_length,
+            longest=shape_of(config).longest,
             vocab_size=vocab_size,
             **others,
         )
@@ -71,6 +73,7 @@ class PosbenchConfig(PreTrainedConfig):
             context_length=self.context_length,
             embedding_std=model.init_std,
             attention=str(row.attention.get("kind", "softmax")),
+            longest=self.longest,
         )
         with torch.device("cpu"):  # transformers builds on `meta`, where a scheme's own tables would have no numbers
             return Decoder(model, build_scheme(row, shape), lambda: build_kind(row, shape), self.vocab_size)

@@ -26,8 +26,8 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
     """
     if name not in classes:
         raise ConfigError(
-            f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; a scheme of your own "
-            "is a class in a file, my_scheme.py:Faded)"
+            f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; one of your own is a "
+            f"class in a file, my_{base.__name__.lower()}.py:Name)"
         )
     found = classes[name]
     if isinstance(found, type):

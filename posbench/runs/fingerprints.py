@@ -21,7 +21,7 @@ from posbench.model import Decoder
 from posbench.runs.manifest import Fingerprints, Manifest
 from posbench.schemes import Scheme
 
-# Not part of what a run computes: names, places, and what only watches.
+# Not part of what a run computes: names, places, and what only watches. The data of a task are.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
 _ASIDE_IN_TRAIN = (
     "device",
@@ -51,7 +51,7 @@ FORWARD = (
 )
 _STEPS = tuple(f"training/{name}.py" for name in ("train", "step", "resume", "optimizer", "processes"))
 # The text has a fingerprint of its own.
-_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", *_STEPS)
+_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", "data/problems.py", *_STEPS)
 _BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -64,7 +64,8 @@ def digest(content: bytes | str) -> str:
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """What a run computes, as flat `group.field` -> value: its configuration without names, places and watching.
 
-    The text and the tokenizer are not in it (they have fingerprints of their own), the device's number format is.
+    The text and the tokenizer are not in it (they have fingerprints of their own), a task and its lengths are, and the
+    device's number format.
     """
     mapping = config.to_mapping()
     train = mapping["train"]
@@ -74,6 +75,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
+    if config.is_task:
+        fields["data"] = mapping["data"]
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model

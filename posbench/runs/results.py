@@ -109,7 +109,9 @@ class Result:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of text: comparable between tokenizers."""
+        """Bits a byte of text: comparable between tokenizers. NaN where no bytes were counted."""
+        if "bytes" not in self.table.column_names:
+            return math.nan
         return self._sum("nll") / math.log(2) / self._sum("bytes")
 
     def _sum(self, column: str) -> float:

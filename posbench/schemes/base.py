@@ -29,6 +29,7 @@ class Shape:
     context_length: int = 1024  # of training, tokens
     embedding_std: float = 0.02  # of the token embeddings at initialisation
     attention: str = "softmax"  # the kind of attention
+    longest: int | None = None  # that may be read, tokens, where a table must be longer than the training context
 
 
 class Placement(NamedTuple):

@@ -8,17 +8,17 @@ from posbench.schemes.base import Scheme, Shape
 
 
 class Learned(Scheme):
-    """Row `p` of a table [context_length, C] is added to the embedding of the token at position `p`.
+    """Row `p` of a table [longest, C] is added to the embedding of the token at position `p`.
 
-    The table begins with the standard deviation of the token embeddings. Beyond the training length there is no row,
-    and none is made up: the scheme is defined up to `longest` tokens.
+    The table begins with the standard deviation of the token embeddings. It ends at the training length, of tasks at
+    the longest problem that may be tested. Beyond it no row is made up: the scheme is defined up to `longest` tokens.
     """
 
     is_relative = False
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.table = self.normal(shape.context_length, shape.d_model)
+        self.table = self.normal(shape.longest or shape.context_length, shape.d_model)
 
     @property
     def longest(self) -> int:

@@ -114,7 +114,7 @@ class ProcessGroup(Processes):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-        for method in ("loss", "nll"):  # these gather the shards as a call of the model does
+        for method in ("loss", "nll", "answered"):  # these gather the shards as a call of the model does
             register_fsdp_forward_method(model, method)
         return Loss(model)
 

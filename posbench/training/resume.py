@@ -21,7 +21,7 @@ from torch import Tensor
 
 from posbench import scheme_file
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus
+from posbench.data import Dataset
 from posbench.machine.device import Device
 from posbench.runs import DIED, FINISHED, DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.training.step import Died, TrainingStep
@@ -96,7 +96,7 @@ class LoopState:
             setattr(self, name, saved.get(name, getattr(self, name)))
 
 
-def manifest_before(run: Run, config: Config, corpus: Corpus, device: Device, say: Say) -> Manifest | None:
+def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, say: Say) -> Manifest | None:
     """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
 
     Raises: ConfigError naming what differs where the folder holds another run; Died where the run cannot continue.
@@ -110,7 +110,7 @@ def manifest_before(run: Run, config: Config, corpus: Corpus, device: Device, sa
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         before = checkpoint.manifest_in(newest)
     identity = fingerprints.identity(config, device.describe())
-    files = scheme_file.recorded_files(config.scheme.to_mapping())
+    files = scheme_file.recorded_files(config.class_mappings)
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
     changes = fingerprints.differences(fingerprints.facts_of(before), facts)
     has_ended = before.status in (FINISHED, DIED)

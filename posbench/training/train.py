@@ -34,7 +34,7 @@ from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
 from posbench.console import RunBar
 from posbench.console import console as new_console
-from posbench.data import Batches, Corpus, prepare
+from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
@@ -93,8 +93,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             processes.check(config)
             scheme = checked_scheme(config)  # what can be known to be wrong is refused before any text is read
             for name in config.evaluation.protocols:
-                protocol_named(name)
-            corpus = _prepared_text(config, processes, console.out)
+                protocol_named(name).check(config)
+            corpus = _prepared_data(config, processes, console.out)
             before = manifest_before(run, config, corpus, device, console.out)
             if before is not None and before.status == runs.FINISHED:
                 console.out(f"{run.name} is finished (loss {before.loss or math.nan:.4f}): nothing to do")
@@ -103,7 +103,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             keep_freed_memory()
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
-                batches = Batches(corpus.train, config.train.context_length, config.train.batch_size, config.seed)
+                batches = _batches_of(config, corpus)
                 model = build_model(config, corpus.vocab_size, scheme)
                 manifest = processes.broadcast(
                     _first_manifest(config, corpus, model, device, before) if processes.is_first else None
@@ -125,16 +125,18 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
     return run
 
 
-def _prepared_text(config: Config, processes: Processes, say: Say) -> Corpus:
-    """The text as tokens; the first process prepares it, and the others read what it left.
+def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
+    """The problems of a task, or the text as tokens; the first process prepares it, and the others read what it left.
 
     Raises: ConfigError where there is too little to validate on.
     """
     if not processes.is_first:
         processes.wait_for("text")
-    corpus = prepare(config, notice=say)
+    corpus = dataset_of(config, say)
     if processes.is_first:
         processes.announce("text")
+    if isinstance(corpus, Problems):
+        return corpus
     if corpus.validation.num_tokens <= config.train.context_length:
         raise ConfigError(
             f"the validation split has {corpus.validation.num_tokens} tokens "
@@ -144,8 +146,15 @@ def _prepared_text(config: Config, processes: Processes, say: Say) -> Corpus:
     return corpus
 
 
+def _batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
+    train = config.train
+    if isinstance(corpus, Problems):
+        return ProblemBatches(corpus, train.batch_size, config.seed)
+    return Batches(corpus.train, train.context_length, train.batch_size, config.seed)
+
+
 def _first_manifest(
-    config: Config, corpus: Corpus, model: Decoder, device: Device, before: Manifest | None
+    config: Config, corpus: Dataset, model: Decoder, device: Device, before: Manifest | None
 ) -> Manifest:
     """What `run.json` says of a run before its first step. `model` holds the initial weights.
 
@@ -183,11 +192,11 @@ def _first_manifest(
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
-        text_tokens=corpus.train.num_tokens,
+        text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
         training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
         started=_now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
-        scheme_files=scheme_file.recorded_files(config.scheme.to_mapping()),
+        scheme_files=scheme_file.recorded_files(config.class_mappings),
     )
 
 
@@ -204,8 +213,8 @@ class Training:
         config: Config,
         run: Run,
         manifest: Manifest,
-        corpus: Corpus,
-        batches: Batches,
+        corpus: Dataset,
+        batches: Batches | ProblemBatches,
         step: TrainingStep,  # the model on its device, its optimizer, and the processes that share them
         signals: StopSignals,
         console: Console,
@@ -278,7 +287,7 @@ class Training:
             self.bar.advance(first)
             began = time.perf_counter()
             for n in range(first, train.num_steps):
-                # Batch n: windows drawn from (seed, n), the same for every scheme.
+                # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
                 batch = self.batches.batch(n)
                 state.batches = chained(state.batches, batch)
                 sent = batch.each(self.device.send)
@@ -379,7 +388,7 @@ class Training:
                 "step": step,
                 "tokens": step * self.config.train.tokens_per_step,
                 "loss": header["nll_mean"],
-                "bits_per_byte": header["bits_per_byte"],
+                **({"bits_per_byte": header["bits_per_byte"]} if "bits_per_byte" in header else {}),
             }
         )
 
@@ -424,7 +433,7 @@ class Training:
         self._log_validation(header)
         tokens = state.timed_steps * config.train.tokens_per_step
         speed = tokens / state.train_seconds if state.train_seconds else None
-        loss, bits_per_byte = header["nll_mean"], header["bits_per_byte"]
+        loss, bits_per_byte = header["nll_mean"], header.get("bits_per_byte")
         self.run.update_manifest(
             status=runs.FINISHED,
             reason=None,
@@ -443,9 +452,10 @@ class Training:
             bits_per_byte=bits_per_byte,
         )
         self.tracker.summary(self.run.manifest.figures)
+        of_text = f"token, perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
         self.console.out(
-            f"{self.run.name}: loss {loss:.4f} nats/token, perplexity {perplexity(loss):.2f}, {bits_per_byte:.4f} "
-            f"bits/byte{'' if speed is None else f', {speed:,.0f} tokens/s'}"
+            f"{self.run.name}: loss {loss:.4f} nats/{'answer' if config.is_task else of_text}"
+            f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
         )
         initial = self.run.initial_loss
         if initial is not None and loss > initial:

@@ -7,6 +7,7 @@ sliding         windows moved by a stride, the last targets of each scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
 retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
 ngram           what a model of the last few tokens loses on the same targets (once a seed, no trained model)
+accuracy        of a task: by length in items, the share of answers that are right
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
 A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from posbench.config import ConfigError, nearest
+from posbench.evaluation.protocols.accuracy import Accuracy
 from posbench.evaluation.protocols.ngram import Ngram
 from posbench.evaluation.protocols.order import Order
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
@@ -38,7 +40,17 @@ __all__ = [
 VALIDATION, NONOVERLAPPING, NGRAM = Validation(), Nonoverlapping(), Ngram()  # those that are asked for by name
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
-    for protocol in (VALIDATION, Fixed(), NONOVERLAPPING, Sliding(), Position(), Retrieval(), Order(), NGRAM)
+    for protocol in (
+        VALIDATION,
+        Fixed(),
+        NONOVERLAPPING,
+        Sliding(),
+        Position(),
+        Retrieval(),
+        Order(),
+        NGRAM,
+        Accuracy(),
+    )
 }
 
 

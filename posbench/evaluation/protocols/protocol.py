@@ -5,6 +5,7 @@ A header is what stands beside the stored rows in `eval/`: the figures that `sco
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from posbench.config import ConfigError
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
     from posbench.config import Config, EvaluationConfig
-    from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
 Advance = Callable[[int], object]  # is told the tokens that were read
+Metric = tuple[str, Any, Any]  # its name, and of each stored row the sum of its values and what it is a sum of
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Protocol(ABC):
     caption: ClassVar[str]  # what is scored, a sentence or two for the report
     columns: ClassVar[tuple[str, ...]]  # of the stored rows, those that every result has
     split: ClassVar[str] = "test"  # of the text
+    of_text: ClassVar[bool] = True  # whether it scores text
+    of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
     follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
     shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
@@ -50,6 +54,8 @@ class Protocol(ABC):
     groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
     scores: ClassVar[tuple[Score, ...]] = ()
     text_column: ClassVar[str] = "document"  # rows that agree in it are one text, for intervals over texts
+    count_column: ClassVar[str] = "targets"  # how many were scored
+    unit: ClassVar[str] = "tokens"  # of lengths
 
     figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
@@ -59,14 +65,23 @@ class Protocol(ABC):
     def score(
         self,
         model: Decoder,
-        corpus: Corpus,
-        split: Split,
+        corpus: Any,  # text, or the problems of a task
+        split: Any,
         length: int,
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
+
+    def check(self, config: Config) -> None:
+        """Raises: ConfigError where it does not score what `config` trains on."""
+        if not (self.of_tasks if config.is_task else self.of_text):
+            what, other = ("a task", "accuracy") if config.is_task else ("text", "fixed")
+            raise ConfigError(
+                f"protocol {self.name} scores {'text' if config.is_task else 'problems of tasks'}, and data="
+                f"{config.data.name} is {what}: take another, such as {other}"
+            )
 
     def settings(self, config: Config) -> EvaluationConfig:
         """What decides which windows of a run are scored."""
@@ -86,7 +101,7 @@ class Protocol(ABC):
         modules = sorted({each.__module__ for each in cls.__mro__ if each.__module__.startswith("posbench.")})
         return tuple(f"{module.removeprefix('posbench.').replace('.', '/')}.py" for module in modules)
 
-    def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
+    def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
         """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
@@ -95,7 +110,7 @@ class Protocol(ABC):
         self,
         asked: Sequence[int],
         context_length: int,
-        split: Split | None = None,
+        split: Any = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
         """The lengths to score: those asked for by name, else those of the configuration, else the defaults."""
@@ -104,6 +119,16 @@ class Protocol(ABC):
     def lacking(self, columns: Collection[str]) -> str | None:
         """The first column that stored rows of this protocol must have and these have not."""
         return next((name for name in self.columns if name not in columns), None)
+
+    def metrics(self, columns: Any) -> Sequence[Metric]:
+        """What the tidy table has of stored rows. Arguments: columns, arrays by name."""
+        targets = columns[self.count_column].astype(float)
+        if self.scores:
+            return [(score.name, np.asarray(score.of(columns)) * targets, targets) for score in self.scores]
+        losses = [("loss", columns["nll"], targets)]
+        if "bytes" in columns:
+            losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))
+        return losses
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""

@@ -20,12 +20,14 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.data import ProblemSplit
+from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.windows import Window, choose_evenly, rooms_of, score, tabulate_windows, too_long
 
 if TYPE_CHECKING:
     from posbench.config import Config
-    from posbench.data import Corpus, Split
+    from posbench.data import Split
     from posbench.model import Decoder
 
 BUCKETS_AN_OCTAVE = 2  # of positions
@@ -35,7 +37,7 @@ JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute 
 class Windowed(Protocol):
     """Windows over the split, and their losses put into a table: one row a window and document in it."""
 
-    columns: ClassVar[tuple[str, ...]] = ("document", "start", "targets", "nll", "bytes")
+    columns: ClassVar[tuple[str, ...]] = ("document", "start", "targets", "nll")
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -48,8 +50,8 @@ class Windowed(Protocol):
     def score(
         self,
         model: Decoder,
-        corpus: Corpus,
-        split: Split,
+        corpus: Any,
+        split: Any,
         length: int,
         settings: EvaluationConfig,
         anchor: int,
@@ -81,6 +83,26 @@ class Validation(Windowed):
     name = "validation"
     caption = "Held-out loss at the training length: the text is cut into windows and every token scored."
     split: ClassVar[str] = "validation"
+    of_tasks: ClassVar[bool] = True
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Any,
+        split: Any,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """Of a task: the losses of the answers of problems of the lengths that are trained."""
+        if not isinstance(split, ProblemSplit):
+            return super().score(model, corpus, split, length, settings, anchor, advance)
+        batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
+        rows = score_problems(model, batch, settings.batch_tokens, advance)
+        rows = rows.rename(columns={"problem": "document", "answers": "targets"}).assign(start=0)
+        targets = int(rows["targets"].sum())
+        return rows, {"targets_total": targets, "nll_mean": float(rows["nll"].sum()) / targets}
 
     def settings(self, config: Config) -> EvaluationConfig:
         """`train.validation_tokens` are read, and one window at least."""

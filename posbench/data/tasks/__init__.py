@@ -1,0 +1,63 @@
+"""The tasks by name: a class of a file in this folder is one, `copy` for `Copy`, with no list to edit.
+
+A task of one's own is a class in a file, named `my_task.py:Sums` where a task's name may stand.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from posbench.config import ConfigError, TaskConfig
+from posbench.data.tasks.task import Task
+from posbench.machine.plugins import check_options, class_named
+from posbench.scheme_file import load, snake_case, split
+
+__all__ = ["Task", "build_task", "context_lengths", "tasks"]
+
+
+@cache
+def tasks() -> dict[str, type[Task]]:
+    """The classes of this folder by name."""
+    classes: dict[str, type[Task]] = {}
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        for value in vars(import_module(f"{__package__}.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Task) and value is not Task:
+                classes[snake_case(value.__name__)] = value
+    return classes
+
+
+def build_task(config: TaskConfig) -> Task:
+    """The task that `config` asks for, with its options.
+
+    Raises: ConfigError for an unknown task or option, and where a problem of it is not one.
+    """
+    ours = split(config.task) is None
+    base: type = Task
+    cls = class_named(config.task, dict(tasks()), "data.task", base) if ours else load(config.task, base)
+    check_options("data", config.task, cls.__init__, config.options)
+    try:
+        task = cls(**config.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data={config.task} cannot be made with the options {config.options}: {error}") from error
+    for length in config.lengths:
+        tokens, is_answer = map(np.asarray, task.problem(length, np.random.default_rng(0)))
+        holds = tokens.shape == is_answer.shape and tokens.ndim == 1 and is_answer.any() and not is_answer[0]
+        if not holds or tokens.min() < 0 or tokens.max() >= len(task.tokens) or len(tokens) > task.width(length):
+            raise ConfigError(
+                f"a problem of data={config.task} is tokens and which of them are answers, two arrays of one length: "
+                f"tokens from 0 to {len(task.tokens) - 1}, an answer at least and not the first token, at most "
+                f"width(length) of them; of length {length} it gave {tokens} and {is_answer}"
+            )
+    return task
+
+
+def context_lengths(config: TaskConfig) -> tuple[int, int]:
+    """Tokens that are read of the longest problem that is trained, and of the longest that may be tested."""
+    task = build_task(config)
+    assert config.longest is not None
+    return task.width(config.lengths[1]) - 1, task.width(config.longest) - 1

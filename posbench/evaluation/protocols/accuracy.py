@@ -1,0 +1,118 @@
+"""Answers of a task: by length in items, how many are right given the true tokens before them.
+
+A problem is generated right by greedy decoding exactly when each of its answers is right given the true tokens before
+it, so `exact`, the share of problems that are wholly right, is the score of generation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from posbench.data import Batch, ProblemSplit
+from posbench.evaluation.protocols.protocol import Advance, Metric, Protocol
+
+if TYPE_CHECKING:
+    from posbench.config import EvaluationConfig
+    from posbench.model import Decoder
+
+BEYOND = (1, 1.25, 2, 4)  # lengths that are scored, in those of the longest problem that is trained
+
+
+class Accuracy(Protocol):
+    """`evaluation.problems` problems of the test split at each length: the same for every scheme and seed."""
+
+    name = "accuracy"
+    caption = "The share of answers that are right, given the true tokens before them."
+    columns: ClassVar[tuple[str, ...]] = ("problem", "right", "answers", "nll")
+    of_text: ClassVar[bool] = False
+    of_tasks: ClassVar[bool] = True
+    decided_by: ClassVar[tuple[str, ...]] = ("problems",)
+    text_column: ClassVar[str] = "problem"
+    count_column: ClassVar[str] = "answers"
+    unit: ClassVar[str] = "items"
+    figure_names: ClassVar[tuple[str, ...]] = ("accuracy", "exact", "nll")
+    headline: ClassVar[str] = "accuracy"
+    headline_key: ClassVar[str] = "accuracy"
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Any,
+        split: ProblemSplit,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        rows = score_problems(model, split.at_length(length, settings.problems), settings.batch_tokens, advance)
+        task, answers = split.problems.task, int(rows["answers"].sum())
+        return rows, {
+            "problems": len(rows),
+            "targets_total": answers,
+            "nll_mean": float(rows["nll"].sum()) / answers,
+            "accuracy": int(rows["right"].sum()) / answers,
+            "exact": float((rows["right"] == rows["answers"]).mean()),
+            "chance": task.chance,
+            "learnt": task.learnt,
+        }
+
+    def metrics(self, columns: Any) -> Sequence[Metric]:
+        right, answers = columns["right"], columns["answers"]
+        return [
+            ("accuracy", right, answers),
+            ("exact", right == answers, np.ones(len(right))),
+            ("loss", columns["nll"], answers),
+        ]
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return settings.problems * length
+
+    def default_lengths(self, context_length: int, split: ProblemSplit | None = None) -> list[int]:
+        """The longest that is trained, and 1.25, 2 and 4 times it, as far as problems may be tested (items)."""
+        lengths = [int(context_length * times) for times in BEYOND]
+        return [length for length in lengths if split is None or length <= (split.problems.config.longest or 0)]
+
+
+def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
+    """One row a problem: problem (its number), right and answers (counts), nll (summed over the answers, nats)."""
+
+    losses, said = answered(model, batch, batch_tokens, advance)
+    scored = batch.answers >= 0
+    return pd.DataFrame(
+        {
+            "problem": np.arange(len(scored)),
+            "right": ((said == batch.answers) & scored).sum(axis=1),
+            "answers": scored.sum(axis=1),
+            "nll": losses.sum(axis=1),
+        }
+    )
+
+
+@torch.no_grad()
+def answered(
+    model: Decoder, batch: Batch, batch_tokens: int, advance: Advance = lambda tokens: None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What a model makes of each answer given the true tokens before it, [B, T] both.
+
+    Returns: the losses of the answers, nats, 0 elsewhere; the likeliest tokens there, -1 elsewhere.
+    """
+    device, (rows, width) = model.embedding.weight.device, batch.answers.shape
+    losses, said = np.zeros((rows, width)), np.full((rows, width), -1)
+    size = max(1, batch_tokens // width)
+    for first in range(0, rows, size):
+        part = slice(first, first + size)
+        sent = Batch(*(None if array is None else torch.from_numpy(array[part]).to(device) for array in batch))
+        of_answers, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
+        scored = batch.answers[part] >= 0
+        # A loss that is not a number counts as infinite: sums of a table leave NaN out.
+        losses[part][scored] = of_answers.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()
+        said[part][scored] = tokens.cpu().numpy()
+        advance(len(scored) * width)
+    return losses, said
