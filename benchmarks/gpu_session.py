@@ -39,9 +39,9 @@ import posbench
 from benchmarks import peers
 from posbench.composition import choices
 from posbench.verify.certificates import ROUNDINGS
+from posbench.verify.gradients import training_errors
 from posbench.verify.measures import path_errors
 from posbench.verify.specimen import Specimen, certificate_config, random_tokens
-from posbench.verify.training import training_errors
 
 Figures = dict[str, Any]
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}

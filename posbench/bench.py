@@ -21,10 +21,9 @@ from rich.table import Table
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.data import Batch
-from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
-from posbench.machine.memory import keep_freed_memory
+from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder, build_model
-from posbench.size import cache, num_parameters, training_flops_per_token, vocab_size
+from posbench.size import cache_size, num_parameters, training_flops_per_token, vocab_size
 from posbench.training.step import TrainingStep
 
 WARMUP_STEPS = 3
@@ -36,7 +35,7 @@ class Contender:
     def __init__(self, config: Config, device: Device, vocab_size: int) -> None:
         self.device = device
         self.step = TrainingStep(config, build_model(config, vocab_size), device)
-        self.batch = Batch(random_tokens(config.train.batch_size, config.train.context_length, vocab_size, device))
+        self.batch = Batch(random_windows(config.train.batch_size, config.train.context_length, vocab_size, device))
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
         self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
@@ -98,7 +97,7 @@ class Contender:
         }
 
 
-def random_tokens(batch: int, length: int, vocab_size: int, device: Device) -> torch.Tensor:
+def random_windows(batch: int, length: int, vocab_size: int, device: Device) -> torch.Tensor:
     """[batch, length + 1] int64 on the device, the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocab_size, (batch, length + 1), generator=generator).to(device.torch)
@@ -147,7 +146,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
 def sizes_of(config: Config, contender: Contender, dtype: torch.dtype, vocab_size: int) -> dict[str, float]:
     """What a scheme has by its definition: parameters, FLOPs of training a token, bytes that it keeps of the past."""
-    kept = cache(config, dtype)
+    kept = cache_size(config, dtype)
     of_scheme = sum(parameter.numel() for parameter in contender.step.model.scheme.parameters())
     return {
         "parameters": sum(num_parameters(config, vocab_size).values()) + of_scheme,
@@ -183,7 +182,7 @@ def bench_evaluation(
     entries = vocab_size(first)
     figures: dict[str, dict[str, Any]] = {name: {} for name in configs}
     for length in lengths:
-        tokens = random_tokens(1, length, entries, device)
+        tokens = random_windows(1, length, entries, device)
         for name, config in configs.items():
             model = build_model(config, entries).to(device.torch).eval()
             model.compute_dtype = device.dtype

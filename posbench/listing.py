@@ -18,7 +18,7 @@ from posbench.config import ConfigError
 from posbench.runs import DIED, FINISHED, INTERRUPTED, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import ResultKey
-from posbench.units import duration, short_bytes, short_count, short_length
+from posbench.units import count_of, duration, short_bytes, short_count, short_length
 
 FAILED = (DIED, UNREADABLE)
 ALL_FINISHED, SOME_FAILED, SOME_UNFINISHED = 0, 1, 3  # exit statuses
@@ -120,7 +120,7 @@ def _last_written(folder: Path) -> float | None:
 def _counts(rows: Sequence[Listed]) -> str:
     states = [_COUNTED.get(row.state, row.state) for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return f"{len(rows)} run{'s' * (len(rows) != 1)}: {counts}"
+    return f"{count_of(len(rows), 'run')}: {counts}"
 
 
 def _table(rows: Sequence[Listed]) -> Any:

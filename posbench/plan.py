@@ -23,8 +23,9 @@ from posbench.machine.device import DATASHEET
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
-from posbench.units import duration, short_bytes, short_count
+from posbench.units import count_of, duration, short_bytes, short_count
 
+MOST_HOURS = 365 * 24.0  # on this machine that are told; with more it is the wrong machine
 MOST_SECONDS = 20.0  # that timing this machine may take
 
 
@@ -229,10 +230,12 @@ def show(plan: Plan, console: Console) -> None:
     table.add_column()
     memory, disk = plan.memory_bytes, plan.disk_bytes
     total = plan.parameters_embedding + plan.parameters_body
+    here = duration(3600 * (plan.machine_hours or 0))
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     rows: dict[str, Any] = {
         "experiment": plan.experiment + (f" (after {plan.source})" if plan.source else ""),
-        "runs": f"{plan.runs}: {len(plan.schemes)} schemes ({', '.join(plan.schemes)}) x {plan.seeds} seeds"
+        "runs": f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x "
+        + count_of(plan.seeds, "seed")
         + (f" x {settings} other settings" if settings > 1 else ""),
         "parameters": f"{short_count(total)}: {short_count(plan.parameters_body)} in the layers, "
         f"{short_count(plan.parameters_embedding)} in the embeddings",
@@ -250,8 +253,8 @@ def show(plan: Plan, console: Console) -> None:
         + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
         + f" on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} TFLOP/s"
         + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
-        "here": f"about {duration(3600 * (plan.machine_hours or 0))} on this machine ({plan.machine}), one run at a "
-        "time",
+        "here": ("more than a year" if (plan.machine_hours or 0) > MOST_HOURS else f"about {here}")
+        + f" on this machine ({plan.machine}), one run at a time",
         "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
         + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }

@@ -38,15 +38,13 @@ class Sample:
     ended: str  # why it stopped, a phrase
 
 
-def sample(
-    run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False, device: str = "cpu"
-) -> Sample:
+def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False) -> Sample:
     """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
 
     Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
     tokens.
     """
-    model, tokenizer = run.load_model(scheme_changed=scheme_changed).to(device), run.tokenizer
+    model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
     assert bos is not None, "a run's tokenizer has a BOS"
     given = [bos, *tokenizer.encode(prompt, add_special_tokens=False).ids]
@@ -59,7 +57,7 @@ def sample(
                 f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it"
             )
     drawn = []
-    for token in continued(model, torch.tensor([given], device=device), length, drawing):
+    for token in continued(model, torch.tensor([given]), length, drawing):
         if token == bos:
             ended = "where the model ended the document"
             break

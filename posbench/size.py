@@ -17,7 +17,7 @@ from posbench.schemes import Placement, Scheme, build_scheme
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheSize:
     """What a decoder keeps of one sequence, all layers together, as it reads token by token."""
 
     bytes_per_token: float  # keys, values, gates
@@ -63,12 +63,12 @@ def training_flops_per_token(config: Config, vocab_size: int) -> float:
     return 3 * forward_flops_per_token(config, vocab_size, config.train.context_length)
 
 
-def cache(config: Config, dtype: torch.dtype = torch.bfloat16) -> Cache:
+def cache_size(config: Config, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """What is kept where activations are of `dtype`. Not a formula: one layer's kind is given a token, and asked."""
     shape = shape_of(config)
     kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
     one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in layers) for length in (1, 2))
-    return Cache(bytes_per_token=two - one, state_bytes=2 * one - two)
+    return CacheSize(bytes_per_token=two - one, state_bytes=2 * one - two)
 
 
 @torch.no_grad()

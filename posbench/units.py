@@ -37,6 +37,11 @@ def _short(count: float, *units: str) -> str:
     return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
 
 
+def count_of(number: int, what: str) -> str:
+    """`1 scheme`, `2 schemes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def short_length(tokens: int) -> str:
     """`8k` for 8192: the number itself where it is not a multiple of 1024."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
@@ -44,7 +49,7 @@ def short_length(tokens: int) -> str:
 
 def duration(seconds: float) -> str:
     """`42 s`, `5.2 min`, `33 h`, `2.4 days`: two digits or more, and the largest unit of which there are two."""
-    units = ((31_536_000, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+    units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     count = seconds / size
     return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"

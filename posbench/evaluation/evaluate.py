@@ -14,7 +14,7 @@ from posbench.data import Problems
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.runs.results import Result, ResultKey, store
+from posbench.runs.results import Result, ResultKey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,7 +144,7 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += ["weights=bfloat16"] if run.weights != run.manifest.weights else []  # of a pack
+        marks += ["weights=bfloat16"] if run.weights_digest != run.manifest.weights else []  # of a pack
         marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
         marks += [] if request.data is None else [f"data={request.data.name}"]
         self.under = (*request.under, *marks)
@@ -190,7 +190,7 @@ class _Scorer:
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
-        from posbench.machine.memory import exhaustion_explained
+        from posbench.machine.device import exhaustion_explained
         from posbench.runs.checkpoint import weights_digest
 
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
@@ -217,9 +217,9 @@ class _Scorer:
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         is_last = self.at_step is None
         header["weights"] = (
-            self.run.weights if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
+            self.run.weights_digest if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
         )
-        return store(self.run, self.key(protocol, length), rows, header)
+        return self.run.store(self.key(protocol, length), rows, header)
 
     def _device(self) -> Device:
         """Where to compute: in the number format of training unless another is asked for."""

@@ -1,7 +1,8 @@
-"""Where a run computes, in which number format, and how fast that device multiplies matrices."""
+"""Where a run computes, in which number format, how fast that device multiplies matrices, and its memory."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import multiprocessing
@@ -13,7 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from posbench.config import ConfigError, TrainConfig
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 BFLOAT16_PAYS_FROM = 2.0  # times the speed of float32: a model is more than its matrix products
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     compiled = config.compile
     if compiled is None:
         pays = device.type == "cuda" or config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
-        compiled = pays and _has_compiler()
+        compiled = pays and any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     return Device(device, dtype, compiled, processes)
 
 
@@ -167,10 +171,6 @@ def bfloat16_speedup() -> float:
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-
-
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -185,12 +185,12 @@ def datasheet_rate(name: str) -> float | None:
     return next((rate for key, rate in DATASHEET.items() if key in name), None)
 
 
-def matmul_rate(device: Device, repeats: int = 3) -> float:
-    """FLOP/s of a large square product in the device's number format: the best of a few."""
+def matmul_rate(device: Device) -> float:
+    """FLOP/s of a large square product in the device's number format: the best of three."""
     size, products = (8192, 20) if device.is_cuda else (2048, 1)  # a GPU needs a queue, and time to clock up
     a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
     best = 0.0
-    for _ in range(repeats):
+    for _ in range(3):
         device.wait()
         began = time.perf_counter()
         for _ in range(products):
@@ -198,3 +198,46 @@ def matmul_rate(device: Device, repeats: int = 3) -> float:
         device.wait()
         best = max(best, products * 2 * size**3 / (time.perf_counter() - began))
     return best
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to serve large blocks from its heap and never to give the heap back. Returns whether it agreed.
+
+    A step allocates and frees the same activations every time; by default glibc maps and unmaps each of them, and the
+    kernel clears every page anew. docs/internals/speed.md says what this gains. Without glibc it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+@contextmanager
+def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
+    """Turn a failed allocation on a CPU or a GPU into a message about what to lower. Nothing is lowered by itself.
+
+    Arguments: advice, what was asked for and which setting to lower.
+    Raises: ConfigError naming the request, the peak and the advice.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        words = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+        if not isinstance(error, MemoryError) and not any(word in str(error).lower() for word in words):
+            raise
+        request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        more = f" when {request[1]} more were asked for" if request else ""
+        peak = f"the peak before was {device.peak_memory_bytes() / 1e9:.2f} GB"
+        raise ConfigError(f"out of memory on {device.torch}{more}: {peak}, with {advice}") from error
+
+
+def training_advice(config: TrainConfig) -> str:
+    """For a training run that ran out of memory."""
+    return (
+        f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
+        f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "
+        "parts) or lower train.batch_size; while validating, lower evaluation.batch_tokens"
+    )

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.reporting.tables import DASH, flops_text, number, perplexity_text, whole
+from posbench.reporting.tables import DASH, count_text, flops_text, number, perplexity_text
 from posbench.runs.fingerprints import flat
 from posbench.table import FINGERPRINTS, config_of, read
 
@@ -82,7 +82,7 @@ def _results(summary: pd.DataFrame, rows: pd.DataFrame) -> list[list[str]]:
 
 def _costs(summary: pd.DataFrame) -> list[list[str]]:
     columns = {name: summary[name] for name in ("parameters", "tokens", "tokens_per_second", "train_seconds")}
-    lines = [[name.replace("_", " "), *(whole(float(value)) for value in of)] for name, of in columns.items()]
+    lines = [[name.replace("_", " "), *(count_text(float(value)) for value in of)] for name, of in columns.items()]
     return [*lines, ["training FLOPs", *map(flops_text, summary["training_flops"])], ["device", *summary["device"]]]
 
 

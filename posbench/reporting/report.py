@@ -24,7 +24,7 @@ from posbench.reporting.published import Published, agreements, link_verdict, lo
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
 from posbench.table import config_of, read, settings_of
 from posbench.tracking import log_report
-from posbench.units import short_count
+from posbench.units import count_of, short_count
 
 
 def report(
@@ -223,14 +223,10 @@ def _models(c: Comparison) -> str:
     runs = c.runs
     parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
     return (
-        f"{_count(len(c.schemes), 'position scheme')}, {_count(len(c.seeds), 'seed')}; models of "
+        f"{count_of(len(c.schemes), 'position scheme')}, {count_of(len(c.seeds), 'seed')}; models of "
         f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
         f"{c.config['data']['name']}, context {c.training_length}"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _other_sizes(c: Comparison) -> list[str]:

@@ -155,10 +155,10 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
         needed = share.get(scheme, math.nan)
         row = {
             "scheme": scheme,
-            "parameters": whole(of["parameters"].mean()),
+            "parameters": count_text(of["parameters"].mean()),
             "training FLOPs": flops_text(of["training_flops"].mean()),
-            "KV cache, B/token": whole(of["cache_bytes"].iloc[0]),
-            "tokens/s": whole(of["tokens_per_second"].astype(float).median()),
+            "KV cache, B/token": count_text(of["cache_bytes"].iloc[0]),
+            "tokens/s": count_text(of["tokens_per_second"].astype(float).median()),
         }
         if share:
             reached = f"{needed:.0%}" if math.isfinite(needed) else DASH
@@ -272,10 +272,10 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
     return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
 
 
-def decimals(half_width: float, most: int = MOST_DIGITS, unsure: int = 3) -> int:
+def decimals(half_width: float, most: int = MOST_DIGITS) -> int:
     """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
     if not math.isfinite(half_width):
-        return unsure
+        return 3
     return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
 
 
@@ -309,7 +309,7 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
     )
 
 
-def whole(value: Any) -> str:
+def count_text(value: Any) -> str:
     """`399,360`, a dash for NaN."""
     return DASH if math.isnan(value) else f"{value:,.0f}"
 

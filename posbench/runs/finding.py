@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posbench.config import ConfigError, nearest
 from posbench.console import say_once
-from posbench.machine.lock import is_locked
+from posbench.machine.files import is_locked
 from posbench.runs.manifest import FINISHED, RUNNING
 from posbench.runs.pack import PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run

@@ -131,12 +131,12 @@ class PackedRun(Run):
         return sorted({*super().evaluated(), *packed})
 
     @property
-    def weights(self) -> str | None:
+    def weights_digest(self) -> str | None:
         return self.pack.index["weights"].get(self.key)
 
     @property
     def has_weights(self) -> bool:
-        return self.weights is not None
+        return self.weights_digest is not None
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
         from safetensors.torch import load

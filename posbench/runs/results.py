@@ -7,7 +7,7 @@
 
 A header names its run, the weights (their digest), the text and the tokenizer. A file that names another run or other
 weights than the run that it lies in was copied there, or is older than the weights: it is not a result, and
-`results_of` names it.
+`Run.results` names it.
 
 Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) over the sum of `targets`
 (tokens), never a mean of means.
@@ -24,14 +24,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.machine.files import read_json, write_bytes, write_json
-from posbench.runs.manifest import FINISHED, Manifest
-
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
 
-    from posbench.runs.run import Run
 
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
@@ -130,21 +126,6 @@ class Damaged:
         return f"{self.file} is not used: {self.why}. `posbench eval` of {self.key} makes it again"
 
 
-def store(run: Run, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
-    """Write the windows, then the header, bound to the run: a result counts once both are there.
-
-    Arguments: header, the settings and means, and `weights`, the digest of the weights that were scored.
-    """
-    import pyarrow
-
-    folder = run.path / "eval" / key.protocol
-    full, table = {**header, **_origin(run.manifest, key)}, pyarrow.Table.from_pandas(rows, preserve_index=False)
-    (folder / f"{key.stem}.json").unlink(missing_ok=True)  # so that it never stands beside other windows
-    write_bytes(folder / f"{key.stem}.parquet", parquet(table))
-    write_json(folder / f"{key.stem}.json", full)
-    return Result(key, full, table)
-
-
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
     """A table as a file, with a checksum for each page."""
     import pyarrow
@@ -175,29 +156,6 @@ def read_parquet(content: bytes) -> pyarrow.Table:
     return pyarrow.parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()
 
 
-def results_of(run: Run) -> tuple[list[Result], list[Damaged]]:
-    """What lies in the `eval/` folder of a finished run: its results, and what is not one; both sorted by their keys.
-
-    A header must be of this result of this run, and of the weights that `load_model` reads or, in the folder of a
-    packed run, of those that the pack has rounded.
-    """
-    manifest, results, damaged = run.manifest, [], []
-    for key in keys_in(run.path / "eval") if manifest.status == FINISHED else ():
-        file = run.path / "eval" / key.protocol / f"{key.stem}.parquet"
-        try:
-            header = read_json(file.with_name(f"{key.stem}.json"))
-            expected = _origin(manifest, key)
-            if key.step is None and header["weights"] != run.weights:
-                expected["weights"] = manifest.weights
-            for name, value in expected.items():
-                if header.get(name) != value:
-                    raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
-            results.append(Result(key, header, read_parquet(file.read_bytes())))
-        except (OSError, ValueError, KeyError) as error:
-            damaged.append(Damaged(key, file, str(error)))
-    return results, damaged
-
-
 def keys_in(folder: Path) -> list[ResultKey]:
     """The results that the files of an `eval/` folder are named after, sorted; what they hold is not looked at."""
     files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
@@ -207,10 +165,3 @@ def keys_in(folder: Path) -> list[ResultKey]:
 def perplexity(loss: float) -> float:
     """`exp` of a mean loss in nats/token, capped so that it stays a finite number."""
     return math.exp(min(loss, 700.0))  # of more than about 709 it is not a float
-
-
-def _origin(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """What a header says of the result's key, run, text and tokenizer; another text has a fingerprint of its own."""
-    names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
-    text = {} if key.data else {"data": manifest.fingerprints.data}
-    return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}

@@ -26,10 +26,9 @@ import yaml
 
 from posbench import scheme_file
 from posbench.config import Config, ConfigError, check_name
-from posbench.machine.files import write_json
-from posbench.runs import results
+from posbench.machine.files import read_json, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
-from posbench.runs.results import Damaged, Result, ResultKey
+from posbench.runs.results import Damaged, Result, ResultKey, keys_in, parquet, read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,15 +129,47 @@ class Run:
         )
 
     def results(self) -> tuple[list[Result], list[Damaged]]:
-        """What `eval/` holds, checked, and what lies there and is not a result of this run; both sorted by key."""
-        return results.results_of(self)
+        """What `eval/` holds of a finished run: its results, and what is not one; both sorted by their keys.
+
+        A header must be of this result of this run, and of the weights that `load_model` reads or, in the folder of a
+        packed run, of those that the pack has rounded.
+        """
+        manifest, results, damaged = self.manifest, [], []
+        for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
+            file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
+            try:
+                header = read_json(file.with_name(f"{key.stem}.json"))
+                expected = _origin(manifest, key)
+                if key.step is None and header["weights"] != self.weights_digest:
+                    expected["weights"] = manifest.weights
+                for name, value in expected.items():
+                    if header.get(name) != value:
+                        raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
+                results.append(Result(key, header, read_parquet(file.read_bytes())))
+            except (OSError, ValueError, KeyError) as error:
+                damaged.append(Damaged(key, file, str(error)))
+        return results, damaged
+
+    def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
+        """Write the windows, then the header, bound to the run: a result counts once both are there.
+
+        Arguments: header, the settings and means, and `weights`, the digest of the weights that were scored.
+        """
+        import pyarrow
+
+        folder = self.path / "eval" / key.protocol
+        full, table = {**header, **_origin(self.manifest, key)}, pyarrow.Table.from_pandas(rows, preserve_index=False)
+        (folder / f"{key.stem}.json").unlink(missing_ok=True)  # so that it never stands beside other windows
+        write_bytes(folder / f"{key.stem}.parquet", parquet(table))
+        write_json(folder / f"{key.stem}.json", full)
+        return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
         """The results that there are by the names of their files, sorted: for an overview, nothing is checked."""
-        return results.keys_in(self.path / "eval")
+        return keys_in(self.path / "eval")
 
     @property
-    def weights(self) -> str | None:
+    def weights_digest(self) -> str | None:
         """The digest of the weights that `load_model` reads."""
         return self.manifest.weights
 
@@ -204,6 +235,13 @@ class Run:
             else:
                 scheme = with_option(scheme, name, changed[name])
         return checked({**mapping, "scheme": scheme})
+
+
+def _origin(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
+    """What a header says of the result's key, run, text and tokenizer; another text has a fingerprint of its own."""
+    names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
+    text = {} if key.data else {"data": manifest.fingerprints.data}
+    return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 
 
 # Settings that older runs recorded and posbench no longer has. None of them decides what a run computes.

@@ -117,6 +117,8 @@ def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, s
     if changes and not has_ended and not run.has_weights:
         return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
     if changes:
+        if not config.train.is_branch and len(changes) > 1:  # of another run it is that of `train.tokens`
+            changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
         raise ConfigError(
             f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"

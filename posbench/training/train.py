@@ -30,7 +30,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from posbench import runs, scheme_file
+from posbench import __version__, runs, scheme_file
 from posbench.config import Config, ConfigError
 from posbench.console import RunBar
 from posbench.console import console as new_console
@@ -38,15 +38,13 @@ from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
-from posbench.machine.device import Device, choose_device
-from posbench.machine.files import write_text
-from posbench.machine.lock import locked
-from posbench.machine.memory import exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.files import locked, write_text
 from posbench.machine.signals import StopSignals
 from posbench.model import Decoder, build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs, Fingerprints
-from posbench.runs.results import ResultKey, perplexity, store
+from posbench.runs.results import ResultKey, perplexity
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
@@ -61,7 +59,6 @@ from posbench.training.resume import (
 )
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 from posbench.units import short_count
-from posbench.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -429,7 +426,7 @@ class Training:
             return
         weights = checkpoint.weights_digest(self.run.path / "checkpoints", state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
-        store(self.run, ResultKey(VALIDATION.name, config.train.context_length), rows, header)
+        self.run.store(ResultKey(VALIDATION.name, config.train.context_length), rows, header)
         self._log_validation(header)
         tokens = state.timed_steps * config.train.tokens_per_step
         speed = tokens / state.train_seconds if state.train_seconds else None

@@ -54,31 +54,19 @@ class Property:
     at_least: bool = False  # must the measure exceed the limit rather than stay below it?
 
 
-def _always(specimen: Specimen) -> bool:
-    return True
-
-
-def _fp32(specimen: Specimen) -> tuple[float, str]:
-    return measures.roundings(specimen, torch.float32, 2.0**-24, specimen.compiled)
-
-
-def _bf16(specimen: Specimen) -> tuple[float, str]:
-    return measures.roundings(specimen, torch.bfloat16, 2.0**-8, specimen.compiled)
-
-
 PROPERTIES = (
     Property("shift", lambda s: s.promises_relative, measures.shift, EXACT),
     Property("shift", lambda s: not s.promises_relative, measures.shift, APART, at_least=True),
     Property("norm", lambda s: s.wide.scheme.keeps_norms, measures.norm, EXACT),
-    Property("trip", measures.is_rotary, measures.round_trip, EXACT),
-    Property("offset", measures.has_offset_form, measures.offset_form, EXACT),
-    Property("future", _always, measures.future, EXACT),
+    Property("trip", lambda s: any(map(measures.rotates, s.schemes)), measures.round_trip, EXACT),
+    Property("offset", lambda s: bool(measures.turning_values(s)), measures.offset_form, EXACT),
+    Property("future", lambda s: True, measures.future, EXACT),
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
     Property("grad", learns, gradients, SLOPE),
-    Property("fp32", _always, _fp32, ROUNDINGS["fp32"]),
-    Property("bf16", _always, _bf16, ROUNDINGS["bf16"]),
+    Property("fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]),
+    Property("bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]),
 )
 
 
@@ -129,9 +117,7 @@ class Certificate:
     @property
     def measured(self) -> str:
         """`relative`, `absolute`, or `unclear` where the drift lies between the two limits."""
-        drift = self["shift"].measured
-        assert drift is not None
-        return relativity(drift)
+        return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:
         return next(check for check in self.checks if check.name == name)

@@ -1,22 +1,32 @@
-"""Does a gradient reach what a scheme learns, the right one, on every kernel that attention runs on?"""
+"""Are gradients right: of what a scheme learns, on every kernel, and of all weights on the paths that training takes?
+
+On a GPU the paths of training are part of every `posbench verify`, as blocks run uncompiled; `--compiled` adds the
+compiled blocks, on a CPU too. What is compiled on a GPU is other code altogether: FlexAttention for biases, one kernel
+for what is many.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
 import zlib
-from typing import cast
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posbench.attention import Kind
 from posbench.attention import kernels as softmax_kernels
-from posbench.model import Block, Decoder
-from posbench.verify.specimen import VOCAB, Specimen
+from posbench.attention.kernels import COMPILED_FROM
+from posbench.model import Decoder
+from posbench.verify.specimen import VOCAB, Specimen, kind_of, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a kink that a step crosses is not there for a smaller one
+# Of a gradient, times as many roundings as of a logit: it passes the model twice, and terms cancel. On a CPU, by every
+# scheme, weights that all share were measured to need up to 39 and 8 (fp32, bf16), what is learned up to 111 (FoX) and
+# 14 (learned frequencies).
+ALLOWANCE = {torch.float32: 8.0, torch.bfloat16: 4.0}
+FLOOR = 1.0  # of the mean size of gradients: smaller ones are held to it (what is added to all scores has none)
 
 
 def learns(specimen: Specimen) -> bool:
@@ -34,50 +44,90 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
     """
     model = copy.deepcopy(specimen.wide)
     learned = dict(model.scheme.named_parameters())
-    directions = {name: _signs(name, parameter) for name, parameter in learned.items()}
-    weights = torch.from_numpy(np.random.RandomState(3).standard_normal((specimen.length, VOCAB)))
-    weights /= weights.numel() ** 0.5
+    directions = {}
+    for name, parameter in learned.items():
+        signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
+        directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
     expected = {
-        name: [_difference(model, specimen, weights, learned[name], directions[name], step) for step in STEPS]
+        name: [_difference(model, specimen, learned[name], directions[name], step) for step in STEPS]
         for name in learned
     }
     errors = {}
-    for path, kernel in _kind(model).kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
+    for path, kernel in kind_of(model).kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
         if kernel is softmax_kernels.flex:
             continue  # on a CPU it has no gradient, and is never used for training there
-        for block in model.blocks:
-            cast(Block, block).attention.kind.kernel = kernel
-        with torch.enable_grad(), warnings.catch_warnings():
-            scalar = _scalar(model, specimen, weights)
-            found = torch.autograd.grad(scalar, list(learned.values()), allow_unused=True)
-        for name, gradient in zip(learned, found, strict=True):
-            along = 0.0 if gradient is None else float((gradient * directions[name]).sum())
+        set_kernel(model, kernel)
+        with warnings.catch_warnings():
+            found = gradients_of(model, specimen, learned)
+        for name, gradient in found.items():
+            along = float((gradient * directions[name]).sum())
             errors[f"{path}, {name}"] = min(abs(along - difference) for difference in expected[name])
     worst = max(errors, key=lambda place: (np.isnan(errors[place]), errors[place]))
     return errors[worst], worst
 
 
-def _kind(model: Decoder) -> Kind:
-    return cast(Block, model.blocks[0]).attention.kind
+def gradients_of(model: Decoder, specimen: Specimen, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """By each of these parameters, of a random sum of the logits of size about 1, float64 on the CPU."""
+    with torch.enable_grad():
+        found = torch.autograd.grad(_scalar(model, specimen), list(parameters.values()), allow_unused=True)
+    return {
+        name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.double().cpu()
+        for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
+    }
 
 
-def _signs(name: str, parameter: Tensor) -> Tensor:
-    signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
-    return torch.as_tensor(signs, dtype=parameter.dtype)
+def _scalar(model: Decoder, specimen: Specimen) -> Tensor:
+    weights = torch.from_numpy(np.random.RandomState(3).standard_normal((specimen.length, VOCAB)))
+    weights /= weights.numel() ** 0.5
+    return (model(specimen.tokens.to(model.embedding.weight.device))[0].double().cpu() * weights).sum()
 
 
-def _scalar(model: Decoder, specimen: Specimen, weights: Tensor) -> Tensor:
-    return (model(specimen.tokens)[0] * weights).sum()
-
-
-def _difference(
-    model: Decoder, specimen: Specimen, weights: Tensor, parameter: Tensor, direction: Tensor, step: float
-) -> float:
+def _difference(model: Decoder, specimen: Specimen, parameter: Tensor, direction: Tensor, step: float) -> float:
     """The scalar's central difference as `parameter` moves along `direction`."""
     start, at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
-        at[steps] = float(_scalar(model, specimen, weights))
+        at[steps] = float(_scalar(model, specimen))
     parameter.data.copy_(start)
     # Of fourth order: where a learned frequency meets a long distance, the third derivative is in the millions.
     return (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
+
+
+def training_errors(
+    specimen: Specimen, narrow: Decoder, dtype: torch.dtype, rounding: float, compiled: bool
+) -> Iterator[tuple[str, float]]:
+    """Each path and its error, a root mean square in roundings, gradients by their `ALLOWANCE`.
+
+    Arguments: narrow, in `dtype` on its device; compiled, whether its blocks are compiled for it, which takes a minute.
+    """
+    wide = copy.deepcopy(specimen.wide)
+    exact = gradients_of(wide, specimen, dict(wide.named_parameters()))
+    sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact.values()]
+    least = FLOOR * sum(sizes) / len(sizes)
+    for how in ("eager", *(["compiled"] if compiled else [])):
+        set_kernel(narrow, None)
+        narrow.piece = None
+        if how == "compiled":
+            torch.compiler.reset()
+            narrow.compile_blocks()
+            with torch.enable_grad():
+                logits = narrow(specimen.tokens.to(narrow.embedding.weight.device), offset=specimen.far)[0]
+            yield "compiled", _error(logits, specimen.far_logits) / rounding
+        found = gradients_of(narrow, specimen, dict(narrow.named_parameters()))
+        for name, gradient in exact.items():
+            size = max(float(gradient.norm()), least * gradient.numel() ** 0.5)
+            error = float((found[name] - gradient).norm()) / size
+            yield f"{how} gradient of {name}", error / rounding / ALLOWANCE[dtype]
+    if compiled and specimen.has_bias and specimen.wide.scheme.longest is None:
+        yield "compiled attention of a long window", _long_window(specimen, narrow) / rounding
+
+
+@torch.no_grad()
+def _long_window(specimen: Specimen, narrow: Decoder) -> float:
+    """Of logits that are read without a gradient, in a window from which on a GPU compiles attention alone."""
+    tokens = specimen.tokens.repeat(1, 1 + COMPILED_FROM // specimen.length)
+    return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], specimen.wide(tokens)[0])
+
+
+def _error(result: Tensor, expected: Tensor) -> float:
+    return float((result.detach().double().cpu() - expected).norm() / expected.norm())

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posbench.attention import Kind, Softmax
-from posbench.model import Block, Decoder
+from posbench.attention import Softmax
 from posbench.reference.definition import Array
 from posbench.reference.kinds import softmax_weights
 from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
-from posbench.verify.specimen import SHIFT, VOCAB, Specimen
-from posbench.verify.training import training_errors
+from posbench.verify.gradients import training_errors
+from posbench.verify.specimen import SHIFT, VOCAB, Specimen, kind_of, set_kernel
 
 PIECE = 56  # tokens: three pieces, the last one short
 
@@ -31,16 +30,11 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def shift(specimen: Specimen) -> float:
-    """How far the logits move when every position grows by `SHIFT`."""
-    return shift_drift(specimen.wide, specimen.tokens)
-
-
-def shift_drift(model: Decoder, tokens: Tensor) -> float:
-    """The same for any model. Tokens beyond `scheme.longest` are dropped.
+    """How far the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
 
     A scheme may be absolute beyond the training length alone (FIRE), so one that promises to be is asked there too.
     """
-    scheme = model.scheme
+    model, tokens, scheme = specimen.wide, specimen.tokens, specimen.wide.scheme
     if scheme.longest is not None:
         tokens = tokens[:, : max(1, scheme.longest - SHIFT)]
     beyond = [] if scheme.is_relative or scheme.longest is not None else [2 * scheme.shape.context_length]
@@ -57,13 +51,8 @@ def norm(specimen: Specimen) -> float:
     )
 
 
-def is_rotary(specimen: Specimen) -> bool:
-    """Whether any layer rotates some site, and does no more there."""
-    return any(_rotates(scheme) for scheme in specimen.schemes)
-
-
-def _rotates(scheme: Scheme) -> TypeGuard[Rotary]:
-    """Whether it rotates some site, and does no more there than that."""
+def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
+    """Whether a scheme rotates some site, and does no more there than that."""
     return isinstance(scheme, Rotary) and bool(scheme.sites) and scheme.keeps_norms
 
 
@@ -71,7 +60,7 @@ def round_trip(specimen: Specimen) -> float:
     """How far the inverse rotation misses the vector that a rotated site began with."""
     worst = 0.0
     for scheme in specimen.schemes:
-        if _rotates(scheme):
+        if rotates(scheme):
             pos, r = specimen.places(scheme)["q"], scheme.width
             angles = scheme.angles(torch.arange(specimen.length), specimen.length)
             for site in scheme.sites:
@@ -81,29 +70,22 @@ def round_trip(specimen: Specimen) -> float:
     return worst
 
 
-def has_offset_form(specimen: Specimen) -> bool:
-    """Whether values and outputs turn together under softmax attention."""
-    return bool(_turning_values(specimen)) and isinstance(_kind(specimen.wide), Softmax)
-
-
-def _turning_values(specimen: Specimen) -> list[Rotary]:
-    return [s for s in specimen.schemes if _rotates(s) and {"v", "o"} <= s.sites]
-
-
-def _kind(model: Decoder) -> Kind:
-    return cast(Block, model.blocks[0]).attention.kind
+def turning_values(specimen: Specimen) -> list[Rotary]:
+    """The schemes that turn values and outputs together, under softmax attention."""
+    is_softmax = isinstance(kind_of(specimen.wide), Softmax)
+    return [s for s in specimen.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
 
 
 def offset_form(specimen: Specimen) -> float:
     """How far V with O is from `sum_j a_ij R_(j-i) v_j`, which knows distances alone."""
-    return max(_offset_form_of(specimen, scheme) for scheme in _turning_values(specimen))
+    return max(_offset_form_of(specimen, scheme) for scheme in turning_values(specimen))
 
 
 def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
     x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
-    kind = cast(Softmax, _kind(specimen.wide))
+    kind = cast(Softmax, kind_of(specimen.wide))
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
@@ -161,12 +143,9 @@ def definition(specimen: Specimen) -> float:
     return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
 
 
-def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool = False) -> tuple[float, str]:
-    """The largest error of any path in a number format, and which path: root mean squares, in roundings.
-
-    Arguments: compiled, whether compiled blocks are a path too.
-    """
-    errors = dict(path_errors(specimen, dtype, rounding, compiled))
+def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
+    """The largest error of any path in a number format, and which path: root mean squares, in roundings."""
+    errors = dict(path_errors(specimen, dtype, rounding, specimen.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
 
@@ -188,11 +167,10 @@ def path_errors(
         narrow = copy.deepcopy(specimen.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = specimen.tokens.to(device)
-        kernels = _kind(narrow).kernels(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
+        kernels = kind_of(narrow).kernels(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
         for path, kernel, piece in [*((name, each, None) for name, each in kernels.items()), ("pieces", None, PIECE)]:
             narrow.piece = piece
-            for block in narrow.blocks:
-                cast(Block, block).attention.kind.kernel = kernel
+            set_kernel(narrow, kernel)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch

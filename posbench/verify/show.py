@@ -1,22 +1,28 @@
-"""`posbench verify`: the certificates of schemes as a table, with the reason of each that fails."""
+"""`posbench schemes` and `posbench verify`: what schemes promise, and their certificates as a table."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench.composition import choices
+from posbench.attention import KINDS
+from posbench.composition import choices, description, read_row
 from posbench.config import ConfigError
 from posbench.scheme_file import place_of
+from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
+from posbench.units import count_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table
+_GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
 TOGETHER = {"trip": "turn", "offset": "turn"}  # certificates that share a column, which shows the worst of them
 
 
@@ -69,32 +75,19 @@ def _columns(row: Certificate) -> dict[str, Check]:
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = TOGETHER.get(check.name, check.name)
-        columns[name] = max(columns.get(name, check), check, key=_badness)
+        other = columns.get(name)
+        is_worse = other is None or (not check.holds, check.measured or 0.0) > (not other.holds, other.measured or 0.0)
+        columns[name] = check if is_worse else columns[name]
     return columns
-
-
-def _badness(check: Check) -> tuple[bool, float]:
-    return not check.holds, -1.0 if check.measured is None else check.measured
 
 
 def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
-    yield "pos: relative (rel) or absolute (abs), by the measured shift"
+    limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
-        f"shift: largest change of a logit when all positions grow by {SHIFT}: "
-        f"at most {EXACT:g} for a relative scheme, above {APART:g} for an absolute one"
-    )
-    yield (
-        f"norm turn future decode fp64: largest error in float64, at most {EXACT:g} (turn: "
-        "trip, a rotation undone, and offset, V with O; fp64: posbench/reference)"
-    )
-    yield f"grad: gradient of the scheme's parameters, checked numerically: error at most {SLOPE:g}"
-    limits = ", ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
-    yield (
-        f"fp32 bf16: rounding error (root mean square) at position {FAR:,}, in units of the format's precision (limit: "
-        f"{limits}). The largest of every kernel, of reading in pieces and of each hook alone; on a GPU or "
-        "with --compiled also gradients of all weights, with --compiled also compiled blocks. Where hooks make q and k "
-        "longer, it is divided by how much"
+        f"pos: by shift, the change of logits when positions grow by {SHIFT}: at most {EXACT:g} relative, above "
+        f"{APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most {SLOPE:g}. fp32, bf16: "
+        f"errors at position {FAR:,} in roundings, at most {limits}. posbench/verify/certificates.py says more"
     )
     for row in certificates:
         if not row.is_streaming:
@@ -118,5 +111,43 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
     for name, message in crashes.items():
         yield f"FAIL {name}: {message}"
     failed = [row.scheme for row in certificates if not row.holds] + list(crashes)
-    total = f"{len(certificates) + len(crashes)} scheme{'s' if len(certificates) + len(crashes) > 1 else ''}"
+    total = count_of(len(certificates) + len(crashes), "scheme")
     yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: all checks passed"
+
+
+# ---------------------------------------------------------------- what there is
+
+
+def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
+    """Print the schemes named, by default all of `conf/scheme` and of a user's folder, and the kinds there are."""
+    folders = [config_dir] if config_dir else []
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for name in names or choices("scheme", *folders):
+        group, kind, promise, comment = _row(name, folders)
+        groups.setdefault(group, []).append((name, *([kind] if names else []), promise, comment))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
+    for column in ("scheme", *(["kind"] if names else []), "promises"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it is", ratio=1)
+    for group in sorted(groups, key=lambda group: _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)):
+        table.add_row(Text(group, style="bold"))
+        for cells in groups[group]:
+            table.add_row(*map(Text, cells))
+        table.add_section()
+    console.print(table)
+    console.print(f"kinds: {', '.join(SCHEMES)}")
+    console.print(f"kinds of attention: {', '.join(KINDS)}")
+
+
+def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
+    """Group, kind, promise and description of a scheme; the other rows are worth having where its file is wrong."""
+    kind = ""
+    try:
+        config = read_row(name, *folders)
+        kind = config.kind.rpartition("/")[2]  # of a file its name
+        scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
+    except ConfigError as error:
+        return "not usable", kind, "", str(error)
+    group = "kinds of attention" if config.attention else scheme.group
+    what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
+    return group, kind, "relative" if scheme.is_relative else "absolute", what

@@ -78,6 +78,17 @@ def randomise(model: Decoder) -> None:
         parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
 
 
+def kind_of(model: Decoder) -> Kind:
+    """The kind of attention of a decoder's layers."""
+    return cast(Block, model.blocks[0]).attention.kind
+
+
+def set_kernel(model: Decoder, kernel: Any) -> None:
+    """Have attention run on this kernel in every layer; None: on the one it would choose."""
+    for block in model.blocks:
+        cast(Block, block).attention.kind.kernel = kernel
+
+
 def random_tokens(length: int = LENGTH) -> Tensor:
     """Tokens below `VOCAB`, [1, T] int64, the same on every machine."""
     return torch.from_numpy(np.random.RandomState(0).randint(0, VOCAB, (1, length)).astype(np.int64))
@@ -172,7 +183,7 @@ class Specimen:
         """What the hooks q, k, v and o of a scheme get as `pos`, from the position `first` on."""
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
-        _, pos, of_keys = self._kind.placed(self.stream.to(device, dtype), scheme, at, None)
+        _, pos, of_keys = kind_of(self.wide).placed(self.stream.to(device, dtype), scheme, at, None)
         return {"q": pos, "k": of_keys, "v": of_keys, "o": pos}
 
     @cached_property
@@ -180,7 +191,7 @@ class Specimen:
         """Whether any layer adds to its scores."""
         for scheme in self.schemes:
             at = self._at(scheme, 0, "cpu")
-            gates, pos, of_keys = self._kind.placed(self.stream, scheme, at, None)
+            gates, pos, of_keys = kind_of(self.wide).placed(self.stream, scheme, at, None)
             q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], of_keys)
             if scheme.bias(q, k, gates, at) is not None:
                 return True
@@ -189,7 +200,3 @@ class Specimen:
     def _at(self, scheme: Scheme, first: int, device: str) -> Placement:
         positions = torch.arange(first, first + self.length, device=device)
         return Placement(scheme.prepare(positions, self.length), first, first, self.length)
-
-    @property
-    def _kind(self) -> Kind:
-        return cast(Block, self.wide.blocks[0]).attention.kind

@@ -20,7 +20,7 @@ from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
-from posbench.runs.results import ResultKey, store
+from posbench.runs.results import ResultKey
 from posbench.table import read
 
 T = 256  # training length, tokens
@@ -214,7 +214,7 @@ def write_evaluation(
         "weights": run.manifest.weights,
         **header,
     }
-    store(run, ResultKey(protocol, length, under), rows, header)
+    run.store(ResultKey(protocol, length, under), rows, header)
 
 
 def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
@@ -236,7 +236,7 @@ def change_fingerprints(run: Run, **fingerprints: Any) -> None:
     results, _ = run.results()
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, **fingerprints))
     for result in results:
-        store(run, result.key, result.windows, result.header)
+        run.store(result.key, result.windows, result.header)
 
 
 def run_of(folder: Path, scheme: str, seed: int) -> Run:
@@ -250,4 +250,4 @@ def rescore(
     """Store other windows in place of a result (None: of all lengths), as if the run had been scored so."""
     for result in run.results()[0]:
         if result.protocol == protocol and length in (None, result.length):
-            store(run, result.key, change(result.windows), {**result.header, **header})
+            run.store(result.key, change(result.windows), {**result.header, **header})

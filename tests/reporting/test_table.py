@@ -14,7 +14,7 @@ from fabricate import run_of, write_evaluation
 import posbench
 from posbench.reporting.pages import meaning
 from posbench.runs import DIED
-from posbench.runs.results import ResultKey, store
+from posbench.runs.results import ResultKey
 from posbench.table import read
 
 
@@ -93,7 +93,7 @@ def test_ngram_models_are_rows_of_a_protocol_of_their_own(own: Path) -> None:
     counts = {"document": 0, "start": 0, "targets": 500, "bytes": 900}
     windows = pd.DataFrame([{**counts, "order": order, "nll": 500 * loss} for order, loss in ((2, 3.5), (3, 2.75))])
     header = {"batches": run.manifest.fingerprints.batches, "settings": {}, "weights": run.manifest.weights}
-    store(run, ResultKey("ngram", 128), windows, header)
+    run.store(ResultKey("ngram", 128), windows, header)
     _, rows = read([own])
     rows = rows[rows["protocol"] == "ngram"]
     assert [*zip(rows["scheme"], rows["seed"], rows["value"] / rows["count"], strict=True)] == [

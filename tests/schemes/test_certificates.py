@@ -17,9 +17,8 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, alibi, rotary, scheme_class, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify
 from posbench.verify.certificates import ROUNDINGS, SLOPE
-from posbench.verify.gradients import gradients
+from posbench.verify.gradients import gradients, training_errors
 from posbench.verify.specimen import Specimen
-from posbench.verify.training import training_errors
 from tests.rows import ONE_OF_EACH_KIND, rows
 from tests.schemes.trials import trial
 

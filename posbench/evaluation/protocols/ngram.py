@@ -40,7 +40,7 @@ from posbench.evaluation.protocols.protocol import Protocol
 from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
-from posbench.runs.results import ResultKey, store
+from posbench.runs.results import ResultKey
 
 ORDERS = (2, 3, 5)
 
@@ -101,7 +101,7 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         except ConfigError as why:
             notice(f"{which}: no n-gram models, because {why}")
             continue
-        store(holder, ResultKey(Ngram.name, run.config.train.context_length), rows, header)
+        holder.store(ResultKey(Ngram.name, run.config.train.context_length), rows, header)
         shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
         orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
         notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
