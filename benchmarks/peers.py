@@ -30,14 +30,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import torch
 import torch.nn.functional as F
-from posbench.machine.memory import keep_freed_memory
 from torch import Tensor, nn
 
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.composition import choices
 from posbench.data import Batch
-from posbench.machine.device import Device, choose_device, datasheet_rate, matmul_rate
+from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder
 from posbench.size import training_flops_per_token
 from posbench.training.step import TrainingStep

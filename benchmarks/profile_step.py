@@ -24,8 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import WARMUP_STEPS, Ours
 from benchmarks.shapes import SHAPES, Shape, config_of
-from posbench.machine.device import Device, choose_device, matmul_rate
-from posbench.machine.memory import keep_freed_memory
+from posbench.machine.device import Device, choose_device, keep_freed_memory, matmul_rate
 from posbench.size import num_parameters
 
 STEPS = 5

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from posbench.listing import _lengths, exit_status, list_runs, show, unpacked
-from posbench.machine.lock import locked
+from posbench.machine.files import locked
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.finding import pack_experiment
 from posbench.training import train
