@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config
+from posbench.console import plain_table
 from posbench.data import Batch
 from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder, build_model
@@ -85,8 +85,6 @@ class Contender:
         rate = median(self.rates)
         return {
             "tokens_per_second": rate,
-            "tokens_per_second_min": min(self.rates),
-            "tokens_per_second_max": max(self.rates),
             "step_to_first": median(self.ratios),
             "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
             "mfu": rate * flops_per_token / matmul_rate,
@@ -107,7 +105,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     """Tokens per second of the training step of each scheme, at the model and batch that the overrides `words` name.
 
     Returns: device, matrix-product rate (FLOP/s), and per scheme what it has by its definition (`sizes_of`), the
-    median, least and most tokens per second, the median ratio to the first scheme with its quartiles (None with one
+    median of tokens per second, the median ratio to the first scheme with its quartiles (None with one
     round), MFU, seconds of each phase and of the first step (compilation included), and peak memory in bytes.
     """
     keep_freed_memory()
@@ -241,11 +239,8 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
     )
     if stated:
         console.print(f"sheet: MFU of the datasheet's {stated / 1e9:,.0f} GFLOP/s")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # nine or ten columns within 80
-    table.add_column("scheme", no_wrap=True)
     columns = ("tokens/s", "ratio", "quartiles", "MFU", *(["sheet"] if stated else []), "forw.", "backw.", "optim.")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = plain_table("scheme", *columns)
     for name, figures in result["schemes"].items():
         phases = figures["phases_seconds"]
         quartiles = figures["step_to_first_quartiles"]
@@ -259,27 +254,17 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
         )
     console.print(table)
-    console.print(_sizes_table(result["schemes"]))
-
-
-def _sizes_table(schemes: dict[str, dict[str, Any]]) -> Table:
-    """What each has by its definition, and what its process took."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("scheme", no_wrap=True)
-    for column in ("parameters", "FLOPs/token", "cache B/token", "state B", "first", "MiB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, figures in schemes.items():
+    table = plain_table("scheme", "parameters", "FLOPs/token", "cache B/token", "state B", "first", "MiB")
+    for name, figures in result["schemes"].items():
         keys = ("parameters", "flops_per_token", "cache_bytes_per_token", "state_bytes")
         memory = figures["peak_memory_bytes"]
         took = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
         table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *took)
-    return table
+    console.print(table)
 
 
 def _show_evaluation(result: dict[str, Any], console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("scheme", "length", "seconds", "tokens/s", "peak MiB"):
-        table.add_column(column, justify="left" if column == "scheme" else "right")
+    table = plain_table("scheme", "length", "seconds", "tokens/s", "peak MiB")
     for name, by_length in result["schemes"].items():
         for length, figures in by_length.items():
             peak = f"{figures['peak_memory_bytes'] / 2**20:,.0f}"

@@ -18,7 +18,9 @@ import typer
 from posbench.config import ConfigError, parse_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
-from posbench.scheme_file import place_of
+from posbench.runs import run_at
+from posbench.runs.finding import only_experiment, pack_experiment, place_named, run_named, runs_named
+from posbench.scheme_file import name_file, place_of
 
 if TYPE_CHECKING:
     from posbench.config import Config
@@ -189,8 +191,6 @@ def train(
 
 
 def _is_finished(folder: Path) -> bool:
-    from posbench.runs import run_at
-
     try:
         return run_at(folder).is_finished
     except (ConfigError, OSError):  # it may not be read: training says so
@@ -347,7 +347,6 @@ def evaluate(
     from posbench.evaluation.command import evaluate_runs
     from posbench.evaluation.request import Request
     from posbench.evaluation.texts import text_named
-    from posbench.runs.finding import runs_named
 
     request = Request(
         lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
@@ -454,8 +453,6 @@ def report(
 
 
 def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
-    from posbench.runs.finding import only_experiment, place_named
-
     folder = place_named(name, runs_dir) if name else only_experiment(runs_dir)
     if folder.name.startswith("seed="):
         raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
@@ -472,14 +469,13 @@ def list_runs(
     Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
     """
     from posbench import listing
-    from posbench.runs.finding import runs_named
 
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
         packs = dict.fromkeys(run.path.relative_to(runs_dir).parts[0] for run in named if run not in own)
         say(f"{len(named) - len(own)} packed runs hidden: posbench ls {' '.join(packs)}")
-    rows = listing.list_runs(own)
+    rows = [listing.listed(run) for run in own]
     listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
 
@@ -491,7 +487,6 @@ def compare(
 ) -> None:
     """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
     from posbench.reporting.compare import compare as compare_runs
-    from posbench.runs.finding import runs_named
 
     compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
 
@@ -518,8 +513,6 @@ def pack(
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    from posbench.runs.finding import pack_experiment, place_named
-
     written = pack_experiment(place_named(experiment, runs_dir), output, say, weights)
     console().out(f"{written}: {written.stat().st_size:,} bytes")
 
@@ -545,10 +538,8 @@ def sample(
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
-    from posbench.runs.finding import runs_named
     from posbench.sampling import Drawing
     from posbench.sampling import sample as draw
-    from posbench.scheme_file import name_file
 
     drawing, results = Drawing(temperature, top_k, seed), console()
     for file in scheme_files or []:
@@ -580,8 +571,6 @@ def export(
     `posbench export demo/vo_rope/seed=0 vo_rope_hf`, and then `AutoModelForCausalLM.from_pretrained("vo_rope_hf")`
     """
     from posbench.huggingface import export_run
-    from posbench.runs.finding import run_named
-    from posbench.scheme_file import name_file
 
     for file in scheme_files or []:
         name_file(file)
@@ -627,7 +616,6 @@ def schemes(
         return
     from posbench.machine.files import check_writable
     from posbench.reporting.scheme_plots import plot_schemes
-    from posbench.runs.finding import runs_named
 
     check_writable(plot, "plot")
     plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], console(), config_dir)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from posbench.units import short_count
 
@@ -30,6 +31,14 @@ def console(**options: Any) -> Console:
     Arguments: options, of rich's `Console`, such as `stderr=True` for lines about work.
     """
     return _Console(markup=False, highlight=False, emoji=False, **options)
+
+
+def plain_table(*columns: str) -> Table:
+    """A table without lines: names to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="right" if n else "left", no_wrap=True)
+    return table
 
 
 def say(text: str) -> None:

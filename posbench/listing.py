@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -49,11 +48,6 @@ def unpacked(runs: Sequence[Run]) -> Sequence[Run]:
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
-def list_runs(runs: Sequence[Run]) -> list[Listed]:
-    """What the folders say, without checking weights or results."""
-    return [_listed(run) for run in runs]
-
-
 def exit_status(rows: Sequence[Listed]) -> int:
     """0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were interrupted."""
     states = {row.state for row in rows}
@@ -64,8 +58,9 @@ def show(rows: Sequence[Listed], console: Console) -> None:
     """A table for each experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.experiment):
         members = list(group)
-        title = f"{experiment}, {_counts(members)}"
-        console.out(title, style="bold")
+        states = [_COUNTED.get(row.state, row.state) for row in members]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        console.out(f"{experiment}, {count_of(len(members), 'run')}: {counts}", style="bold")
         console.print(_table(members))
         for row in members:
             if row.state in FAILED:
@@ -74,7 +69,8 @@ def show(rows: Sequence[Listed], console: Console) -> None:
                 console.out(why, style="red")
 
 
-def _listed(run: Run) -> Listed:
+def listed(run: Run) -> Listed:
+    """What the run's folder says, without checking weights or results."""
     experiment, scheme = str(run.path.parent.parent), run.path.parent.name
     try:
         manifest = run.manifest
@@ -85,6 +81,7 @@ def _listed(run: Run) -> Listed:
     last = rows[-1] if rows else {"step": 0, "tokens": 0}
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
     state = state_of(run)
+    times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := run.path / name).is_file()]
     return Listed(
         path=str(run.path),
         experiment=experiment,
@@ -97,7 +94,7 @@ def _listed(run: Run) -> Listed:
         loss=manifest.loss if manifest.loss is not None or not losses else losses[-1],
         evaluated=evaluated,
         num_bytes=_num_bytes(run.path),
-        changed=_last_written(run.path),
+        changed=max(times, default=None),
     )
 
 
@@ -112,18 +109,7 @@ def _num_bytes(folder: Path) -> int | None:
     return total
 
 
-def _last_written(folder: Path) -> float | None:
-    times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := folder / name).is_file()]
-    return max(times, default=None)
-
-
-def _counts(rows: Sequence[Listed]) -> str:
-    states = [_COUNTED.get(row.state, row.state) for row in rows]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return f"{count_of(len(rows), 'run')}: {counts}"
-
-
-def _table(rows: Sequence[Listed]) -> Any:
+def _table(rows: Sequence[Listed]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="", expand=True)
     for name in ("scheme", "seed", "state", "tokens", "loss", "size", "age"):
         table.add_column(name, justify="left" if name in ("scheme", "state") else "right", no_wrap=True)
@@ -132,7 +118,9 @@ def _table(rows: Sequence[Listed]) -> Any:
         cells = (
             row.scheme,
             "-" if row.seed is None else str(row.seed),
-            _state(row),
+            row.state
+            if row.state in (FINISHED, UNREADABLE)
+            else f"{_COUNTED.get(row.state, row.state)} {row.share:.0%}",
             "-" if row.tokens is None else short_count(row.tokens),
             "-" if row.loss is None else f"{row.loss:.3f}",
             "-" if row.num_bytes is None else short_bytes(row.num_bytes),
@@ -142,13 +130,6 @@ def _table(rows: Sequence[Listed]) -> Any:
         style = "red" if row.state in FAILED else "yellow" if row.state != FINISHED else ""
         table.add_row(*(Text(cell) for cell in cells), style=style)
     return table
-
-
-def _state(row: Listed) -> str:
-    """`running 40%`."""
-    if row.state in (FINISHED, UNREADABLE):
-        return row.state
-    return f"{_COUNTED.get(row.state, row.state)} {row.share:.0%}"
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:

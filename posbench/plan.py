@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.attention import build_kind
+from posbench.bench import WARMUP_STEPS, Contender
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
+from posbench.cross_entropy import CHUNK
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import protocol_named
-from posbench.machine.device import DATASHEET
+from posbench.machine.device import DATASHEET, choose_device, matmul_rate
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
@@ -123,9 +125,6 @@ def _timed(config: Config, mfu: float) -> tuple[str, float]:
 
     Where a few steps would take too long, that is the share `mfu` of the rate of a matrix product.
     """
-    from posbench.bench import WARMUP_STEPS, Contender
-    from posbench.machine.device import choose_device, matmul_rate
-
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(config, entries)
@@ -161,7 +160,13 @@ class _Cost:
 def _cost(config: Config) -> _Cost:
     entries = vocab_size(config)
     parameters = num_parameters(config, entries)
-    train = config.train
+    train, settings = config.train, config.evaluation
+    evaluation = sum(
+        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, entries, length)
+        for protocol in map(protocol_named, settings.protocols)
+        for lengths in [protocol.lengths((), train.context_length, configured=settings.lengths)]
+        for length in lengths
+    )
     tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
     return _Cost(
         vocab_size=entries,
@@ -170,7 +175,7 @@ def _cost(config: Config) -> _Cost:
         flops={
             "training": tokens * training_flops_per_token(config, entries),
             "validation": _validation_flops(config, entries),
-            "evaluation": _evaluation_flops(config, entries),
+            "evaluation": evaluation,
         },
         memory=training_memory(config, entries),
         kept_bytes=12 * sum(parameters.values()) * config.train.keep_checkpoints,
@@ -185,8 +190,6 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
     twice, both normed, q, k, v, the two rotated and the attention output; gate, up and their product. logits: of one
     chunk, with its softmax (`posbench.cross_entropy`), and the float32 gradient of the table.
     """
-    from posbench.cross_entropy import CHUNK
-
     model, train = config.model, config.train
     parameters = num_parameters(config, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
@@ -210,17 +213,6 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
     points = 1 + (train.num_steps - 1) // every + 1
     points -= train.is_branch * (1 + train.decay_begins // every)  # those of its trunk
     return points * each * forward_flops_per_token(config, vocab_size, context)
-
-
-def _evaluation_flops(config: Config, vocab_size: int) -> float:
-    """Of scoring one run by its protocols, at the lengths that its configuration names or at the protocol's own."""
-    settings = config.evaluation
-    return sum(
-        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, vocab_size, length)
-        for protocol in map(protocol_named, settings.protocols)
-        for lengths in [protocol.lengths((), config.train.context_length, configured=settings.lengths)]
-        for length in lengths
-    )
 
 
 def show(plan: Plan, console: Console) -> None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
+from posbench.console import plain_table
 from posbench.machine.files import write_text
 from posbench.runs import DIED, FINISHED, Run, state_of
 from posbench.sweep import run_application, sweep_of
@@ -66,8 +66,11 @@ def tune(
     wanted = {scheme: [tuning.lr / FACTOR, tuning.lr, tuning.lr * FACTOR] for scheme in tuning.schemes}
     losses: dict[str, Rates] = {scheme: {} for scheme in tuning.schemes}
     while wanted:
-        for rates, schemes in _together(wanted):
-            _train(tuning, schemes, rates, job, say)
+        together: dict[tuple[float, ...], list[str]] = {}  # schemes that want the same rates: one sweep trains them
+        for scheme, rates in wanted.items():
+            together.setdefault(tuple(rates), []).append(scheme)
+        for of_sweep, schemes in together.items():
+            _train(tuning, schemes, of_sweep, job, say)
         for scheme, rates in wanted.items():
             losses[scheme] |= {lr: _loss(tuning.run(scheme, lr)) for lr in rates}
         _store(tuning, losses)  # what a kill leaves
@@ -117,14 +120,6 @@ def _tuning(words: Sequence[str], fraction: float) -> Tuning:
     return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr)
 
 
-def _together(wanted: dict[str, list[float]]) -> Iterable[tuple[list[float], list[str]]]:
-    """The schemes that want the same rates, so that one sweep trains them."""
-    groups: dict[tuple[float, ...], list[str]] = {}
-    for scheme, rates in wanted.items():
-        groups.setdefault(tuple(rates), []).append(scheme)
-    return [(list(rates), schemes) for rates, schemes in groups.items()]
-
-
 def _train(
     tuning: Tuning,
     schemes: Sequence[str],
@@ -172,25 +167,19 @@ def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
         command = [*tuning.given, name, f"scheme={','.join(differing)}", f"train.lr_of={{{own}}}"]
         lines.append("To train each scheme at its own rate, which a report of the experiment then shows too:")
         lines.append(f"  posbench train -m {' '.join(map(shlex.quote, command))}")
-    console.print(_table(tuning, losses))
-    for line in lines:
-        console.out(line)
-
-
-def _table(tuning: Tuning, losses: dict[str, Rates]) -> Table:
     tried = sorted({lr for rates in losses.values() for lr in rates})
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("scheme", no_wrap=True)
-    for header in (*map("{:g}".format, tried), "best", "better than\nthe next", f"better than\n{tuning.lr:g}"):
-        table.add_column(header, justify="right", no_wrap=True)
+    gains = ("better than\nthe next", f"better than\n{tuning.lr:g}")
+    table = plain_table("scheme", *map("{:g}".format, tried), "best", *gains)
     for scheme, rates in losses.items():
         best = best_rate(rates)
         others = [loss for lr, loss in rates.items() if lr != best]
         cells = [_cell(rates[lr]) if lr in rates else "" for lr in tried]
         edge = " (edge)" * (best in (min(rates), max(rates)))
-        gains = [_cell(min(others) - rates[best]), _cell(rates[tuning.lr] - rates[best])]
-        table.add_row(tuning.schemes[scheme], *cells, f"{best:g}{edge}", *gains)
-    return table
+        by = [_cell(min(others) - rates[best]), _cell(rates[tuning.lr] - rates[best])]
+        table.add_row(tuning.schemes[scheme], *cells, f"{best:g}{edge}", *by)
+    console.print(table)
+    for line in lines:
+        console.out(line)
 
 
 def _cell(loss: float) -> str:

@@ -6,9 +6,8 @@ is a class that extends `Kind`, named under the entry-point group `posbench.atte
 
 from __future__ import annotations
 
-from posbench.attention.decay import Decay
 from posbench.attention.kind import Kind, KVCache
-from posbench.attention.linear import Linear
+from posbench.attention.linear import Decay, Linear
 from posbench.attention.softmax import Softmax
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Classes, check_options, class_named, with_packages

@@ -1,10 +1,22 @@
-"""Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; RoFormer, arXiv 2104.09864, eq. 19).
+"""Kinds of attention without a softmax: `Linear`, with queries and keys, and `Decay`, without.
+
+Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; RoFormer, arXiv 2104.09864, eq. 19).
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
 A scheme's hooks rotate behind phi and in the numerator alone: the denominator stays positive. In linear time and with a
 state of fixed size where the scheme knows its bias as a decay of each head (`Scheme.log_decay`; none is a decay of 0),
 so ALiBi here is retention's decay; quadratic, with all rows kept, under any other bias.
+
+Attention without content: what a token hears of another depends on their distance alone, or on gates.
+
+    o_i = sum_{j<=i} e^bias v_j
+
+There are no queries and no keys. Under a decay of each head (ALiBi's: gamma_h = exp(-m_h)) it is a linear recurrence,
+`o_i = gamma_h o_(i-1) + v_i`; with values and outputs rotated a complex one on pairs of channels,
+`o_i = gamma_h exp(-1j theta) o_(i-1) + v_i`, computed in real numbers by turning each value on and the output back
+(kexue.fm/archives/10862). In linear time there, and where nothing is added; quadratic, with all rows kept, under any
+other bias.
 """
 
 from __future__ import annotations
@@ -17,7 +29,8 @@ from torch import Tensor
 
 from posbench.attention import sums
 from posbench.attention.kind import Kind, KVCache
-from posbench.schemes import Placement, Scheme
+from posbench.config import ConfigError
+from posbench.schemes import Placement, Scheme, Shape
 
 
 def features(x: Tensor) -> Tensor:
@@ -25,16 +38,33 @@ def features(x: Tensor) -> Tensor:
     return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())
 
 
-class Linear(Kind):
-    """Linear attention; sums in at least float32."""
+class WithoutSoftmax(Kind):
+    """What both share: sums in at least float32, in linear time under a decay of each head."""
 
     has_keys = False
+    _chunks: Callable[..., Tensor]
+    _quadratic: Callable[..., Tensor]
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         in_chunks = {"chunks": None} if any(scheme.log_decay() is not None for scheme in schemes) else {}
         return {**in_chunks, "quadratic": self._quadratic}
+
+    def _kernel_for(self, scheme: Scheme, at: Placement) -> Callable[..., Tensor]:
+        in_chunks = scheme.log_decay() is not None and at.positions is None
+        return self.kernel or (self._chunks if in_chunks else self._quadratic)
+
+    def _wide(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """In at least float32, one for each query head."""
+        H = self.shape.num_heads
+        return tuple(
+            x.to(torch.promote_types(x.dtype, torch.float32)).repeat_interleave(H // x.shape[1], dim=1) for x in tensors
+        )
+
+
+class Linear(WithoutSoftmax):
+    """Linear attention."""
 
     def mix(
         self,
@@ -49,8 +79,7 @@ class Linear(Kind):
         assert q is not None and k is not None
         q, k = features(q), features(k)
         gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
-        in_chunks = scheme.log_decay() is not None and at.positions is None
-        kernel = self.kernel or (self._chunks if in_chunks else self._quadratic)
+        kernel = self._kernel_for(scheme, at)
         turned_q, turned_k = scheme.q(q, pos), scheme.k(k, pos_of_keys)
         o = kernel((q, turned_q), (k, turned_k), scheme.v(v, pos_of_keys), gates, scheme, at, cache)
         return scheme.o(o.to(v.dtype), pos)
@@ -66,7 +95,7 @@ class Linear(Kind):
         cache: KVCache | None,
     ) -> Tensor:
         """In linear time. qs [B, H, T, .], ks [B, Hkv, T, .]: as the denominator has them, and behind their hooks."""
-        (q, turned_q), (k, turned_k), v = self._wide(qs), self._wide(ks), self._wide((v,))[0]
+        q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None
         a = sums.heads_of(log_decay, self.shape.num_heads, q)
@@ -93,8 +122,7 @@ class Linear(Kind):
         if cache is not None:
             k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.extended(k, turned_k, v))
         bias = scheme.bias(qs[1], k if turned_k is None else turned_k, gates, at)
-        (q, turned_q), v = self._wide(qs), self._wide((v,))[0]
-        k, turned_k = self._wide((k, k if turned_k is None else turned_k))
+        q, turned_q, k, turned_k, v = self._wide(*qs, k, k if turned_k is None else turned_k, v)
         rows = []
         blocks = sums.weight_blocks(bias, len(q), q.shape[1], q.shape[2], k.shape[2], q, relative_to_largest=True)
         for queries, keys, weights in blocks:
@@ -102,16 +130,70 @@ class Linear(Kind):
             rows.append(above / ((q[:, :, queries] @ k[:, :, keys].mT) * weights).sum(-1, keepdim=True))
         return torch.cat(rows, dim=2)
 
-    def _wide(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """In at least float32, one for each query head."""
-        H = self.shape.num_heads
-        return tuple(
-            x.to(torch.promote_types(x.dtype, torch.float32)).repeat_interleave(H // x.shape[1], dim=1) for x in tensors
-        )
-
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         """In linear time a state is written and read, D x D and D; otherwise as softmax, with scores for each sum."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
         return (3.0 if {"q", "k"} & scheme.acts_on else 2.0) * self.shape.num_heads * D * length
+
+
+class Decay(WithoutSoftmax):
+    """Weights of distance alone. A bias that looks at queries finds them to be 0.
+
+    Options: `normalise`, whether the weights of a query are divided by their sum.
+    """
+
+    parts = ("v",)
+
+    def __init__(self, shape: Shape, shared_kv: bool = False, normalise: bool = False) -> None:
+        super().__init__(shape, shared_kv)
+        if not isinstance(normalise, bool):
+            raise ConfigError(f"scheme.attention.normalise={normalise!r} must be true or false")
+        self.normalise = normalise
+
+    def mix(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
+    ) -> Tensor:
+        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
+        kernel = self._kernel_for(scheme, at)
+        return scheme.o(kernel(scheme.v(v, pos_of_keys), gates, scheme, at, cache).to(v.dtype), pos)
+
+    def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
+        """In linear time. v [B, Hkv, T, D], behind its hook."""
+        (v,), log_decay = self._wide(v), scheme.log_decay()
+        assert log_decay is not None
+        a = sums.heads_of(log_decay, self.shape.num_heads, v)
+        if self.normalise:
+            v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the last channel sums the weights
+        state = cache.state[0] if cache is not None and cache.state else None
+        o, state = sums.running_sum(v, a, state)
+        if cache is not None:
+            cache.advance(v.shape[2])
+            cache.state = (state,)
+        return o[..., :-1] / o[..., -1:] if self.normalise else o
+
+    def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
+        """The same under any bias, by blocks of queries."""
+        B, H, T = len(v), self.shape.num_heads, v.shape[2]
+        if cache is not None:
+            v = cast(Tensor, cache.extended(v)[0])
+        bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), torch.zeros_like(v), gates, at)
+        (v,) = self._wide(v)
+        rows = []
+        for _, keys, weights in sums.weight_blocks(bias, B, H, T, v.shape[2], v, self.normalise):
+            o = weights @ v[:, :, keys]
+            rows.append(o / weights.sum(-1, keepdim=True) if self.normalise else o)
+        return torch.cat(rows, dim=2)
+
+    def flops_per_token(self, length: int, scheme: Scheme) -> float:
+        """In linear time a multiplication and an addition a channel; otherwise a product for half the keys."""
+        each = 2.0 if scheme.log_decay() is not None else float(length)
+        return each * self.shape.num_heads * self.shape.head_dim

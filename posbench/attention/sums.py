@@ -24,9 +24,7 @@ CHUNK = 64  # tokens
 BLOCK = 128  # queries
 
 
-def products(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None, chunk: int = CHUNK
-) -> tuple[Tensor, Tensor]:
+def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Values weighted by unnormalised products of queries and keys, and by distance.
 
     Arguments: q, k [B, H, T, D]; v [B, H, T, E]; log_decay [H]; state, what an earlier call gave back for the tokens
@@ -41,10 +39,10 @@ def products(
         inside = ((q @ k.mT) * within[:, None]) @ v
         return inside + (q * since_before[:, None, :, None]) @ entering, state
 
-    return _in_chunks(of_chunks, [q, k, v], state, chunk)
+    return _in_chunks(of_chunks, [q, k, v], state)
 
 
-def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A sum of vectors that fade with distance: `s_i = exp(a) s_(i-1) + x_i`.
 
     Arguments: x [B, H, T, D]; log_decay [H]; state, as above, [B, H, 1, D].
@@ -58,7 +56,7 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None, chunk
         entering, state = _states(inside[..., -1:, :], log_decay * x.shape[3], state)
         return inside + since_before[:, None, :, None] * entering, state
 
-    return _in_chunks(of_chunks, [x], state, chunk)
+    return _in_chunks(of_chunks, [x], state)
 
 
 def _fading(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,13 +86,12 @@ def _in_chunks(
     of_chunks: Callable[[list[Tensor], Tensor | None], tuple[Tensor, Tensor]],
     tensors: list[Tensor],
     state: Tensor | None,
-    chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """All whole chunks at once, then what is left as one shorter chunk. Tensors [B, H, T, .]."""
     T = tensors[0].shape[2]
-    whole = T // chunk * chunk
+    whole = T // CHUNK * CHUNK
     rows = []
-    for begin, end, length in ((0, whole, chunk), (whole, T, T - whole)):
+    for begin, end, length in ((0, whole, CHUNK), (whole, T, T - whole)):
         if begin < end:
             o, state = of_chunks([x[:, :, begin:end].unflatten(2, (-1, length)) for x in tensors], state)
             rows.append(o.flatten(2, 3))

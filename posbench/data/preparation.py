@@ -72,7 +72,7 @@ def prepare(config: Config, quiet: bool = False, notice: Notice = say, check: bo
     every byte of the cache is compared with its checksum, and not the sizes of files alone.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    return _prepared(config, _silent if quiet else notice, check=check)
+    return _prepared(config, (lambda text: None) if quiet else notice, check=check)
 
 
 def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
@@ -121,10 +121,6 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
             "names the worst documents)"
         )
     return [f"warning: data={data}: {line}" for line in lines]
-
-
-def _silent(message: str) -> None:
-    pass
 
 
 def _folder(config: Config, source: Source, held_out: bool) -> Path:

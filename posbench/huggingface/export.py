@@ -6,14 +6,17 @@ The model is read back as a user would read it and compared, so a folder that ex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
+from tokenizers import Tokenizer, processors
 from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from posbench.config import Config, ConfigError
 from posbench.data.tokenizer import find_bos
@@ -23,10 +26,6 @@ from posbench.huggingface.stock import Stock, stock_of
 from posbench.machine.files import folder_beside, publish_folder, write_text
 from posbench.model import Decoder
 from posbench.runs import Run
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
 _COMPARED = 256  # tokens
@@ -58,11 +57,10 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
     Arguments: name, what the model is called in the folder's README.
     Raises: ConfigError if the folder cannot be written, or if the written model does not give our logits.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     _check_folder(folder)
     stock = stock_of(model.eval())
-    with folder_beside(folder) as beside, _without_bars():
+    logging.disable_progress_bar()  # for what takes a second
+    with folder_beside(folder) as beside:
         theirs = _in_transformers(model, config, tokenizer, stock)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         theirs.save_pretrained(beside)
@@ -82,23 +80,7 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Without transformers' progress bars, for what takes a second."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:
-    import transformers
-
     length = config.train.context_length
     special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
     if stock is None:
@@ -160,9 +142,6 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 def exported(tokenizer: Tokenizer, context_length: int) -> PreTrainedTokenizerFast:
     """The tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training."""
-    from tokenizers import Tokenizer, processors
-    from transformers import PreTrainedTokenizerFast
-
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
     number = special_tokens(tokenizer)["bos_token_id"]
     bos = tokenizer.id_to_token(number)

@@ -46,7 +46,20 @@ def stock_of(model: Decoder) -> Stock | None:
     is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
     if is_partial and not all(layers_with):
         return None
-    config = _sizes(model) | {"rope_parameters": _rope_parameters(rotary)}
+    sizes = model.config
+    config = {
+        "vocab_size": model.embedding.num_embeddings,
+        "hidden_size": sizes.d_model,
+        "intermediate_size": sizes.ffn_width,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_width,
+        "rms_norm_eps": sizes.norm_eps,
+        "initializer_range": sizes.init_std,
+        "tie_word_embeddings": sizes.tied_embeddings,
+        "rope_parameters": _rope_parameters(rotary),
+    }
     if is_partial:
         return Stock("Phi3ForCausalLM", config, _weights(model, _packed))
     if all(layers_with):
@@ -101,22 +114,6 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         "factor": 1.0,
         "attention_factor": temperature**0.5,  # of q and of k
         "original_max_position_embeddings": length,
-    }
-
-
-def _sizes(model: Decoder) -> dict[str, Any]:
-    config = model.config
-    return {
-        "vocab_size": model.embedding.num_embeddings,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.ffn_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
-        "rms_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "tie_word_embeddings": config.tied_embeddings,
     }
 
 

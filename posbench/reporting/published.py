@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
@@ -23,7 +26,6 @@ from posbench.reporting.statistics import Link, equivalent, kendall, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
     from posbench.reporting.comparison import Comparison
 
@@ -126,9 +128,6 @@ def load_published(name: str) -> Published:
 
 def list_published(console: Console) -> None:
     """Print what `--against` accepts: the publication, the models, the lengths, the schemes."""
-    from rich import box
-    from rich.table import Table
-
     table = Table("--against", "publication", "models and text", "schemes", box=box.SIMPLE_HEAD, show_lines=True)
     table.columns[0].no_wrap = True
     for published in map(load_published, published_names()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -264,13 +264,3 @@ def number(key: str, value: object, low: float, high: float, usual: str) -> floa
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(f"scheme.{key}={value} must lie between {low:g} and {high:g} ({usual})")
     return float(value)
-
-
-def all_of(schemes: Iterable[Scheme], promise: str) -> bool:
-    """Whether all of them promise it, such as `is_relative`."""
-    return all(getattr(scheme, promise) for scheme in schemes)
-
-
-def shortest(schemes: Iterable[Scheme]) -> int | None:
-    """Tokens up to which all of them are defined; None: any length."""
-    return min((scheme.longest for scheme in schemes if scheme.longest is not None), default=None)

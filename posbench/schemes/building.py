@@ -17,8 +17,8 @@ from torch import nn
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Classes, check_options, class_named, option_names, with_packages
 from posbench.scheme_file import load, snake_case, split
-from posbench.schemes.base import Scheme, Shape, all_of, check_hooks, shortest
-from posbench.schemes.composite import Interleaved
+from posbench.schemes.base import Scheme, Shape, check_hooks
+from posbench.schemes.composite import Interleaved, Together
 
 
 def _ours() -> dict[str, type[Scheme]]:
@@ -46,7 +46,7 @@ def scheme_class(kind: str) -> type[Scheme]:
     return cls
 
 
-class Layers(nn.Module):
+class Layers(Together, nn.Module):
     """The scheme of every layer of a decoder, and what they promise together.
 
     Layers of one scheme are one object, unless it has parameters in each layer: then each layer has its own, with the
@@ -67,6 +67,11 @@ class Layers(nn.Module):
         return scheme
 
     @property
+    def parts(self) -> list[Scheme]:
+        """Those of the layers, in their order."""
+        return list(self)
+
+    @property
     def first(self) -> Scheme:
         """The scheme of the first layer, which adds to the token embeddings."""
         return self[0]
@@ -77,44 +82,9 @@ class Layers(nn.Module):
         return self.first.shape
 
     @property
-    def is_relative(self) -> bool:
-        """Whether all layers are."""
-        return all_of(self, "is_relative")
-
-    @property
-    def keeps_norms(self) -> bool:
-        """Whether all layers do."""
-        return all_of(self, "keeps_norms")
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether all layers are."""
-        return all_of(self, "is_streaming")
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        """Where position enters in any layer."""
-        return frozenset[str]().union(*(scheme.acts_on for scheme in self))
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens up to which all layers are defined; None: any length."""
-        return shortest(self)
-
-    @property
     def group(self) -> str:
         """Its heading in `posbench schemes`."""
         return self.first.group if len(set(self.rows)) == 1 else "layers"
-
-    def flops_per_token(self, length: int) -> float | None:
-        """Model FLOPs of the hooks of all layers, per token; None where a scheme does not state its own."""
-        total = 0.0
-        for scheme in self:
-            flops = scheme.flops_per_token(length)
-            if flops is None:
-                return None
-            total += flops
-        return total
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:

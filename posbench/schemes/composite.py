@@ -8,7 +8,46 @@ from typing import Any
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Bias, Placement, Scheme, Shape, all_of, shortest
+from posbench.schemes.base import Bias, Placement, Scheme, Shape
+
+
+class Together:
+    """What several schemes promise together, in one layer or in all layers of a decoder."""
+
+    @property
+    def parts(self) -> list[Scheme]:
+        """The schemes."""
+        raise NotImplementedError
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether all are."""
+        return all(scheme.is_relative for scheme in self.parts)
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether all do."""
+        return all(scheme.keeps_norms for scheme in self.parts)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether all are."""
+        return all(scheme.is_streaming for scheme in self.parts)
+
+    @property
+    def acts_on(self) -> frozenset[str]:
+        """Where position enters in any of them."""
+        return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens up to which all are defined; None: any length."""
+        return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
+
+    def flops_per_token(self, length: int) -> float | None:
+        """Model FLOPs of all hooks, per token; None where a scheme does not state its own."""
+        stated = [scheme.flops_per_token(length) for scheme in self.parts]
+        return None if None in stated else float(sum(flops for flops in stated if flops is not None))
 
 
 class Interleaved(Scheme):
@@ -23,7 +62,7 @@ class Interleaved(Scheme):
         super().__init__(shape)
 
 
-class Combined(Scheme):
+class Combined(Together, Scheme):  # type: ignore[override]
     """All schemes of `of` at once: hooks one after another, biases added; relative if all of them are.
 
     Keys in a bias (`reads_keys`) are those behind the hooks of all members.
@@ -43,36 +82,12 @@ class Combined(Scheme):
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property
-    def is_relative(self) -> bool:  # type: ignore[override]
-        return all_of(self.parts, "is_relative")
-
-    @property
-    def keeps_norms(self) -> bool:  # type: ignore[override]
-        return all_of(self.parts, "keeps_norms")
-
-    @property
-    def is_streaming(self) -> bool:  # type: ignore[override]
-        return all_of(self.parts, "is_streaming")
-
-    @property
     def reads_keys(self) -> bool:  # type: ignore[override]
         return any(member.reads_keys for member in self.parts)
 
     @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset[str]().union(*(member.acts_on for member in self.parts))
-
-    @property
     def moves_k_and_v_alike(self) -> bool:
-        return all_of(self.parts, "moves_k_and_v_alike")
-
-    @property
-    def longest(self) -> int | None:
-        return shortest(self.parts)
-
-    def flops_per_token(self, length: int) -> float | None:
-        stated = [member.flops_per_token(length) for member in self.parts]
-        return None if None in stated else sum(flops for flops in stated if flops is not None)
+        return all(member.moves_k_and_v_alike for member in self.parts)
 
     def prepare(self, pos: Tensor, length: int) -> tuple[Any, ...]:
         return tuple(member.prepare(pos, length) for member in self.parts)
