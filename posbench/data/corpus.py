@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from posbench.data.tokenizer import tokenizer_in
 from posbench.machine.files import read_json, sum_of, write_json
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
 

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from posbench.data.corpus import Corpus, Split
 from posbench.data.tokenizer import pieces
 from posbench.machine.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Hashes = NDArray[np.uint64]
 

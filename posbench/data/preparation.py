@@ -19,7 +19,9 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
 from posbench.console import say
@@ -49,9 +51,6 @@ from posbench.data.tokenizer import (
     vocab_size,
 )
 from posbench.machine.files import folder_beside, publish_folder
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Notice = Callable[[str], None]
 
@@ -139,8 +138,6 @@ def _prepared(config: Config, notice: Notice, check: bool = False, held_out: boo
     folder = _folder(config, source, held_out)
     with suppress(DamagedCorpusError):
         return open_corpus(folder, check)
-    from filelock import FileLock, Timeout
-
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")

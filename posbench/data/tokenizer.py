@@ -10,15 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Piece = tuple[str, str, str, bool]  # of a document: its split, its text, the piece, whether it is the last
 
@@ -40,8 +37,6 @@ _BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """A byte-level BPE trained on `texts`: BOS, the 256 bytes, and as many merges as `vocab_size` leaves room for."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,8 +52,6 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Token b is byte b; BOS is 256."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -146,8 +139,6 @@ def tokenizer_in(content: bytes, named: str, expected: str | None = None) -> Tok
 
 def _parsed(content: bytes, named: str) -> Tokenizer:
     """What a `tokenizer.json` holds, if it gives a text the same tokens every time. Raises: ConfigError."""
-    from tokenizers import Tokenizer
-
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception

@@ -13,15 +13,18 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from posbench.evaluation.request import Request
+from posbench.machine.device import Device, choose_device, exhaustion_explained
+from posbench.model import Decoder, shape_of
 from posbench.runs import Run
+from posbench.runs.checkpoint import weights_digest
+from posbench.runs.fingerprints import FORWARD, code_fingerprint, scheme_code
 from posbench.runs.results import Result, ResultKey
+from posbench.schemes import build_scheme
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from posbench.data import Dataset
-    from posbench.machine.device import Device
-    from posbench.model import Decoder
 
 Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
@@ -44,8 +47,6 @@ def score_split(
     Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
     bits_per_byte.
     """
-    from posbench.runs.fingerprints import FORWARD, code_fingerprint, scheme_code
-
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
     read = 0
@@ -152,9 +153,6 @@ class _Scorer:
     @cached_property
     def longest(self) -> int | None:
         """Tokens up to which the scheme is defined; None: any length."""
-        from posbench.model import shape_of
-        from posbench.schemes import build_scheme
-
         config = self.run.config_under(self.request.under)
         return build_scheme(config.scheme, shape_of(config)).longest
 
@@ -190,9 +188,6 @@ class _Scorer:
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
-        from posbench.machine.device import exhaustion_explained
-        from posbench.runs.checkpoint import weights_digest
-
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
         model.piece = self.request.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
@@ -223,8 +218,6 @@ class _Scorer:
 
     def _device(self) -> Device:
         """Where to compute: in the number format of training unless another is asked for."""
-        from posbench.machine.device import choose_device
-
         dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))

@@ -1,4 +1,4 @@
-"""Schemes that add to the scores or scale them, entry by entry."""
+"""Schemes that add: to the scores, or scale them, entry by entry; or once, to the token embeddings."""
 
 from __future__ import annotations
 
@@ -122,3 +122,32 @@ def alibi_slopes(num_heads: int) -> list[float]:
         power *= 2
     series = [(2 ** (-8 / power)) ** h for h in range(1, power + 1)]
     return series if power == num_heads else series + alibi_slopes(2 * power)[::2][: num_heads - power]
+
+
+class Sinusoidal(Definition):
+    """Section 3.5 of arXiv 1706.03762: channel 2i is sin(p / base ** (2i / C)), channel 2i + 1 the cosine.
+
+    `amplitude` in standard deviations of the token embeddings at initialisation.
+    """
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], amplitude: float = 1.0, base: float = 10000.0
+    ) -> None:
+        super().__init__(config, weights)
+        self.size, self.base = float(amplitude) * config.model.init_std, float(base)
+
+    def embed(self, x: Array, p: int) -> Array:
+        return x + self.size * sinusoids(p, len(x), self.base)
+
+
+class Learned(Definition):
+    """Row p of the table; none beyond it."""
+
+    def embed(self, x: Array, p: int) -> Array:
+        return x + self.weights["table"][p]
+
+
+def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
+    """The sines and cosines of one position, [C]."""
+    angles = [position / base ** ((channel - channel % 2) / width) for channel in range(width)]
+    return np.array([cos(angle) if channel % 2 else sin(angle) for channel, angle in enumerate(angles)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ from rich.text import Text
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.comparison import TWICE, differences
 from posbench.reporting.tables import DASH, count_text, flops_text, number, perplexity_text
 from posbench.runs.fingerprints import flat
-from posbench.table import FINGERPRINTS, config_of, read
+from posbench.table import config_of, read
 
 
 def compare(paths: Sequence[str | Path], console: Console) -> None:
@@ -90,22 +89,9 @@ def _remarks(summary: pd.DataFrame) -> list[str]:
     """What makes the comparison unfair, if anything; and what went wrong."""
     runs = summary.to_dict("records")
     told = [f"{run['path']}: {run['diverged'] or run['reason']}" for run in runs if run["diverged"] or run["reason"]]
-    differ = [name for name in FINGERPRINTS if any(_differ(name, *pair) for pair in combinations(runs, 2))]
+    differ = [what for what, _ in differences(summary) if what != TWICE]
     if differ:
-        told.append(f"Not a fair comparison: these runs differ in {', '.join(differ)} (fingerprints).")
+        told.append(f"Not a fair comparison: these runs differ in {', '.join(differ)}.")
     if summary["seed"].nunique() > 1:
         told.append("Seeds differ, so compare only losses of the same seed.")
     return [*told, "`posbench report` tests such differences over paired seeds."]
-
-
-def _differ(name: str, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    """Whether two runs that should agree in a fingerprint do not."""
-    if name in ("initial_weights", "batches") and one["seed"] != other["seed"]:
-        return False
-    if name == "scheme_code" and one["scheme"] != other["scheme"]:
-        return False
-    a, b = one[f"fingerprint.{name}"], other[f"fingerprint.{name}"]
-    if name == "initial_weights" and isinstance(a, str) and isinstance(b, str):
-        a, b = json.loads(a), json.loads(b)
-        return any(a[part] != b[part] for part in a.keys() & b.keys())
-    return bool(a != b)

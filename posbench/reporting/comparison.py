@@ -23,6 +23,7 @@ from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, Floats, compare,
 from posbench.table import config_of, curves, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
+TWICE = "runs of one scheme and seed"
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
@@ -204,23 +205,23 @@ def check_agreement(runs: pd.DataFrame, by: str = "") -> None:
 
     Arguments: by, the columns that these runs were grouped by already.
     """
-    differences = list(_differences(runs))
-    if differences:
-        settings = [what for what, _ in differences if what in runs.columns]
+    found = list(differences(runs))
+    if found:
+        settings = [what for what, _ in found if what in runs.columns]
         remedy = f", or group them with --by {','.join(filter(None, (by, settings[0])))}" if settings else ""
-        lines = "".join(f"\n  {what}: {how}" for what, how in differences[:6])
+        lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
         raise ConfigError(
             f"these runs cannot stand in one table, because they differ in{lines}\nChoose runs with --schemes or "
             f"--seeds{remedy}"
         )
 
 
-def _differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """What runs differ in that must agree, and which of them have which value."""
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
-        yield "runs of one scheme and seed", " and ".join(first["path"])
+        yield TWICE, " and ".join(first["path"])
         own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
         return

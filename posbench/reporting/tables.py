@@ -35,8 +35,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
             row["seeds"] = str(len(of))
         if c.can_rank:
             row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))}
-            gap = DASH if cell is None else plus_minus(cell["gap"], half(cell, "gap"), sign=True)
-            row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else gap
+            row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)
             row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
         else:
             row |= {"loss": number(of.mean()), f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
@@ -138,8 +137,8 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
     rows = []
     for scheme in [s for s in c.schemes if s in cells.index]:
         of = cells.loc[scheme]
-        gap = "0" if scheme == c.baseline else plus_minus(of["gap"], half(of, "gap"), sign=True)
-        loss = plus_minus(of["value"], half(of, "value"))
+        gap = "0" if scheme == c.baseline else with_interval(of, "gap", sign=True)
+        loss = with_interval(of, "value")
         rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
     return frame(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
 
@@ -178,7 +177,7 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
         row["published gap"] = "0" if is_base else number(of["published_gap"], sign=True)
         if agreement.theirs.metric in ("loss", "perplexity"):
             del row["published"]
-        row["our gap"] = "0" if is_base else plus_minus(of["gap"], half(of, "gap"), sign=True)
+        row["our gap"] = "0" if is_base else with_interval(of, "gap", sign=True)
         rows.append(row)
     return frame(rows)
 
@@ -225,7 +224,7 @@ def by_gap_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
             if scheme in validation.index and scheme != c.baseline:
                 cell = validation.loc[scheme]
                 mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
-                text = plus_minus(cell["gap"], half(cell, "gap"), sign=True) + mark
+                text = with_interval(cell, "gap", sign=True) + mark
             row[text_of(value)] = text
         rows.append(row)
     return frame(rows)
@@ -286,6 +285,11 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
     if sign and not round(value, digits):
         return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
     return f"{value:{'+' if sign else ''}z.{digits}f}"
+
+
+def with_interval(cell: Any, name: str, sign: bool = False) -> str:
+    """A figure of a cell with half its interval over seeds; a dash where there is no cell."""
+    return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
 
 
 def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:

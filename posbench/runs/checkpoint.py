@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
@@ -52,9 +54,6 @@ def save(
 
     Raises: ConfigError when the disk is full; the checkpoints before stay as they were.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     final = folder / _name(step)
     try:
         with folder_beside(final) as beside:
@@ -149,8 +148,6 @@ def weights_digest(folder: Path, step: int) -> str:
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint that was found intact."""
-    from safetensors.torch import load_file
-
     return load_file(checkpoint / name)
 
 

@@ -234,7 +234,7 @@ def test_runs_side_by_side(own: Path) -> None:
     assert "Not a fair comparison" not in shown.replace("scheme_code", "")
     run_of(own, "nope", 1).update_manifest(fingerprints=run_of(own, "nope", 0).manifest.fingerprints)
     compare(paths, console)
-    assert "differ in initial_weights, batches" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "differ in the batches of seed 1, the initial weights of seed 1" in console.file.getvalue()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="name two"):
         compare(paths[:1], console)
 
