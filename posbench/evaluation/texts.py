@@ -49,7 +49,11 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
     The overlap of another text is the one with the text that the run was trained on; nothing where that is not at hand.
     Raises: ConfigError where the text or the tokenizer cannot be had.
     """
-    config = _with_cache(run.config)
+    config, cache = (
+        run.config,
+        run.config.data.cache_dir,
+    )  # the recorded folder only where it exists: none is made there
+    config = replace(config, data=replace(config.data, cache_dir=cache if cache_folder(cache).is_dir() else None))
     if data is None:
         return prepare(config, notice=notice)
     _ = run.tokenizer  # its own, or an error that says so
@@ -80,14 +84,8 @@ def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> 
     return others
 
 
-def _with_cache(config: Config) -> Config:
-    """A run's configuration, with the cache folder that it recorded only where that exists: none is made there."""
-    place = config.data.cache_dir if cache_folder(config.data.cache_dir).is_dir() else None
-    return replace(config, data=replace(config.data, cache_dir=place))
-
-
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """The same with another text, cut by the tokenizer in the run's folder."""
+    """A run's configuration with another text, cut by the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
     if not file.exists():  # it is packed

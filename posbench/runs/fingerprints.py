@@ -18,7 +18,7 @@ from torch import nn
 from posbench.attention import Kind
 from posbench.config import Config
 from posbench.model import Decoder
-from posbench.runs.manifest import Fingerprints, Manifest
+from posbench.runs.manifest import Fingerprints
 from posbench.schemes import Scheme
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
@@ -120,14 +120,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
 
 
-def facts_of(manifest: Manifest) -> dict[str, Any]:
-    """What a run is, and stays when it is resumed."""
-    prints = manifest.fingerprints
-    return facts(manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files)
-
-
 def facts(identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str]) -> dict[str, Any]:
-    """The same before there is a manifest: identity, text, tokenizer, and the user's own files."""
+    """What a run is, and stays when it is resumed: its identity, text, tokenizer, and the user's own files."""
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     return {**identity, "fingerprint of data": data, "fingerprint of tokenizer": tokenizer, **files}
 

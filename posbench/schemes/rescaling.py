@@ -38,10 +38,6 @@ class Trained:
     context_length: int  # L, tokens
 
 
-def _pi(trained: Trained, s: float) -> Tensor:
-    return trained.inv_freq / s
-
-
 def _ntk(trained: Trained, s: float) -> Tensor:
     w = trained.inv_freq
     pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
@@ -71,7 +67,7 @@ def _blend(w: Tensor, s: float, kept: Tensor) -> Tensor:
 
 
 RESCALINGS: dict[str, Callable[[Trained, float], Tensor]] = {
-    "pi": _pi,
+    "pi": lambda trained, s: trained.inv_freq / s,
     "ntk": _ntk,
     "dynamic_ntk": _ntk,
     "yarn": _yarn,

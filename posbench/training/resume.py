@@ -112,7 +112,9 @@ def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, s
     identity = fingerprints.identity(config, device.describe())
     files = scheme_file.recorded_files(config.class_mappings)
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
-    changes = fingerprints.differences(fingerprints.facts_of(before), facts)
+    prints = before.fingerprints
+    recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files)
+    changes = fingerprints.differences(recorded, facts)
     has_ended = before.status in (FINISHED, DIED)
     if changes and not has_ended and not run.has_weights:
         return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.

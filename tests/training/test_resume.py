@@ -249,6 +249,9 @@ def test_another_configuration_in_the_same_folder_is_refused_with_the_difference
     (cut.path / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"scheme\.base"):
         train(config("scheme.base=500000.0"))
+    with pytest.raises(ConfigError, match=r"train\.num_steps: 12 -> 13") as refused:
+        train(config("train.steps=13"))
+    assert "trunk_tokens" not in str(refused.value)  # of branches alone
 
 
 def test_a_run_that_nobody_trains_is_interrupted(config: Make) -> None:
