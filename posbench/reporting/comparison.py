@@ -108,13 +108,13 @@ class Comparison:
             of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
             if seed in base and len(base[seed]) > 2:
                 goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
-                shares.setdefault(str(scheme), []).append(_crossing(of["tokens"], of["loss"], goal) / tokens)
+                shares.setdefault(str(scheme), []).append(crossing(of["tokens"], of["loss"], goal) / tokens)
         return {scheme: float(np.mean(values)) for scheme, values in shares.items()}
 
 
-def _crossing(tokens: pd.Series, losses: pd.Series, goal: float) -> float:
+def crossing(places: Any, values: Any, goal: float) -> float:
     """Where a curve first comes down to `goal`, linear between its points; infinity where it does not."""
-    x, y = tokens.to_numpy(), losses.to_numpy()
+    x, y = np.asarray(places), np.asarray(values)
     below = np.flatnonzero(y <= goal)
     if not len(below):
         return math.inf

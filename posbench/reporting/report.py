@@ -22,6 +22,7 @@ from posbench.reporting.comparison import REACH, Comparison, build, choose, fini
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
+from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.table import config_of, read, settings_of
 from posbench.tracking import log_report
 from posbench.units import count_of, short_count
@@ -66,7 +67,10 @@ def report(
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, schemes, seeds)
     published = load_published(against) if against else _own_published(chosen)
-    if by:
+    if is_of_tasks(chosen):
+        content, files = _tasks_content(chosen, rows, by)
+        names, first = content["names"], content["tables"]["summary"]
+    elif by:
         groups = _groups(chosen, rows, by, baseline, published, margin)
         content, files = _by_content(groups, by, published, margin)
         named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
@@ -159,7 +163,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
             for a in against
         ],
         "claims": [claim for claim in claims if claim],
-        "setup": _setup(c),
+        "setup": _setup(c.runs),
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
     if len(c.ngrams):
@@ -254,15 +258,17 @@ def _schemes_frame(c: Comparison) -> pd.DataFrame:
     return frame.reset_index()
 
 
-def _setup(c: Comparison) -> list[tuple[str, str]]:
+def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """What was trained on what, and by which code."""
-    runs = c.runs
+    config = config_of(str(runs["path"].iloc[0]))
+    experiment = ", ".join(dict.fromkeys(runs["experiment"]))
+    seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
 
     def distinct(column: str) -> str:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
     def settings(*groups: str) -> tuple[str, str]:
-        fields = [field for name in groups for field in (c.config.get(name) or {}).items()]
+        fields = [field for name in groups for field in (config.get(name) or {}).items()]
         shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
         return " and ".join(groups), ", ".join(shown)
 
@@ -274,14 +280,14 @@ def _setup(c: Comparison) -> list[tuple[str, str]]:
     facts = [
         (
             "experiment",
-            ": ".join(filter(None, (c.experiment, _chosen_experiment(c.config, c.experiment).get("description")))),
+            ": ".join(filter(None, (experiment, _chosen_experiment(config, experiment).get("description")))),
         ),
         settings("model"),
         settings("data", "tokenizer"),
         settings("train"),
         (
             "runs",
-            f"seeds {', '.join(map(str, c.seeds))}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
+            f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
         ),
     ]
     skipped = runs[runs["skipped_steps"] > 0]
@@ -300,6 +306,22 @@ _UNTOLD = """
     checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
     training_bytes validation_tokens
 """
+
+
+def _tasks_content(
+    chosen: pd.DataFrame, rows: pd.DataFrame, by: str | None
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """What the template of tasks is filled with, and its CSV files."""
+    runs, left_out = finished(chosen)
+    content, files = content_of_tasks(runs, rows, by, left_out)
+    parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
+    count = [_count(runs[name].nunique(), what) for name, what in _COUNTED.items()]
+    lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
+    content |= {"lede": f"{lede} Accuracy is the share of answers right; lengths are in items.", "setup": _setup(runs)}
+    return content, files
+
+
+_COUNTED = {"scheme": "position scheme", "task.name": "task", "seed": "seed"}
 
 
 def _groups(

@@ -1,0 +1,115 @@
+"""The report of tasks: who has learnt, medians of those, and the length at which a task is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import pytest
+
+from posbench.reporting import tasks
+from posbench.reporting.tasks import TaskScores, measure
+
+LENGTHS = (8, 16, 20, 32, 64)
+COPY = {
+    "alibi": [(1, 1, 1, 0.99, 0.9), (1, 1, 1, 0.52, 0.3), (1, 1, 1, 0.94, 0.86)],
+    "qk_rope": [(1, 0.97, 0.5, 0.2, 0.1), (1, 0.96, 0.4, 0.1, 0.1), (0.9, 0.5, 0.4, 0.1, 0.1)],
+    "nope": [(0.9, 0.8, 0.3, 0.2, 0.1), (0.9, 0.94, 0.3, 0.2, 0.1), (0.9, 0.7, 0.3, 0.2, 0.1)],
+}
+
+
+def frames(
+    of_schemes: Mapping[str, Sequence[Sequence[float]]], name: str = "copy", chance: float = 1 / 16, under: str = ""
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The summary and the tidy rows of runs with these accuracies by seed and length, of 50 problems with 4 answers."""
+    runs, rows = [], []
+    for scheme, of_seeds in of_schemes.items():
+        for seed, accuracies in enumerate(of_seeds):
+            run = {"experiment": f"tasks-{name}", "scheme": scheme, "seed": seed, "status": "finished", "loss": 1.0}
+            prints = {f"fingerprint.{what}": f"{name} {what}" for what in ("data", "tokenizer", "config", "batches")}
+            run |= prints | {"fingerprint.initial_weights": "{}", "diverged": None, "path": f"{name}/{scheme}/{seed}"}
+            run |= {
+                "task.name": name,
+                "task.version": 1,
+                "task.chance": chance,
+                "task.learnt": 0.95,
+                "task.trained": 16,
+            }
+            runs.append(run | {"parameters": 1e5, "tokens": 2000, "num_steps": 1000, "train.lr": 1e-3})
+            for length, accuracy in zip(LENGTHS, accuracies, strict=True):
+                key = {
+                    "run": len(runs) - 1,
+                    "protocol": "accuracy",
+                    "at_step": 0,
+                    "task": f"{length}",
+                    "length": length,
+                }
+                key |= {"scheme": scheme, "seed": seed, "under": under}
+                for document in range(50):
+                    rows.append(key | {"document": document, "metric": "accuracy", "value": 4 * accuracy, "count": 4.0})
+                    rows.append(key | {"document": document, "metric": "exact", "value": accuracy**4, "count": 1.0})
+    return pd.DataFrame(runs), pd.DataFrame(rows)
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
+    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"tokens": [200, 400], "accuracy": [0.5, 0.97]}))
+    return measure(*frames(COPY), notes=[])["copy"]
+
+
+def test_a_seed_has_learnt_that_reaches_the_goal_at_the_longest_trained_length(copying: TaskScores) -> None:
+    assert copying.learners.to_dict("index") == {
+        "alibi": {"learnt": 3, "seeds": 3},
+        "qk_rope": {"learnt": 2, "seeds": 3},
+        "nope": {"learnt": 0, "seeds": 3},
+    }
+
+
+def test_a_figure_is_the_median_over_the_seeds_that_learnt(copying: TaskScores) -> None:
+    assert copying.medians.loc["alibi"].to_list() == pytest.approx([1, 1, 1, 0.94, 0.86])
+    assert copying.medians.loc["qk_rope"].to_list() == pytest.approx([1, 0.965, 0.45, 0.15, 0.1])
+    assert "nope" not in copying.medians.index
+
+
+def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(copying: TaskScores) -> None:
+    goal = 1 / 16 + 0.9 * 15 / 16
+    assert copying.limits == {
+        "alibi": pytest.approx(32 + 32 * (0.94 - goal) / (0.94 - 0.86)),
+        "qk_rope": pytest.approx(16 + 4 * (0.965 - goal) / (0.965 - 0.45)),
+    }
+    kept = measure(*frames({"alibi": [(1, 1, 1, 1, 0.95)]}, chance=0.5), notes=[])["copy"]
+    assert kept.limits == {"alibi": math.inf}, "0.95 is nine tenths of the way from a half to 1"
+    assert kept.limit_text("alibi") == "≥64"
+
+
+def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -> None:
+    assert copying.schemes == ["alibi", "qk_rope", "nope"]
+    table = tasks.task_table(copying).set_index("scheme")
+    assert table.loc["nope"].to_list() == ["0/3", "–", "–", "–", "–", "–", "–", "–"]
+    assert table.loc["alibi"].to_list() == ["3/3", "45", "200", "1.00", "1.00", "1.00", "0.94", "0.86"]
+    assert tasks.summary_table({"copy": copying})["copy"].to_list() == ["45", "16 (2/3)", "– (0/3)"]
+
+
+def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying: TaskScores) -> None:
+    assert copying.steps.groupby("scheme")["steps"].agg(list).to_dict() == {
+        "alibi": [200.0] * 3,
+        "qk_rope": [200.0] * 2,
+    }
+
+
+def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> None:
+    runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)]})
+    other = rows.assign(under="depth=0.5", value=rows["value"] / 2)
+    scored = measure(runs, pd.concat([rows, other]), notes=[])["copy"]
+    assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
+    assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
+    assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
+
+
+def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
+    runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)], "nope": [(1, 1, 1, 1, 1)]})
+    rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "task"] = "others"
+    notes: list[str] = []
+    assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
+    assert notes == ["copy at 64: runs had other problems"]
