@@ -107,16 +107,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "published_gap": ("their loss minus their baseline's", "nats a token"),
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
-    "task.*": (
-        "of the task that a run learns: chance, the accuracy that counts as learnt, the longest trained length",
-        "",
-    ),
     "data": ("the task", ""),
     "accuracy": ("share of answers right, given the true tokens before each", ""),
     "exact": ("share of problems with every answer right", ""),
     "problems": ("problems scored", ""),
     "learnt": ("whether the seed has learnt the task; in limits.csv: how many seeds have", ""),
     "chance": ("share of answers that guessing gets right", ""),
+    "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
     "limit": ("where accuracy falls below 0.9 of the way from chance to 1; inf: it does not", "items"),
     "steps_until_learnt": ("until validation said so, median of the seeds that learnt", "steps"),
@@ -199,6 +196,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     loss = final.loss if final else math.nan if lost else _number(manifest.loss)
     if final:
         _add_ngrams(manifest, stored, rows)
+    headers = [result.header for result in stored]
     first = next((row["loss"] for row in logged if row["kind"] == "validation" and row["step"] == 0), None)
     costs = asdict(manifest.costs) if manifest.costs else {}
     return {
@@ -219,6 +217,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in costs.items()},
         "cache_bytes": _cache_bytes(manifest),
+        **next(({"chance": of["chance"], "goal": of["learnt"]} for of in headers if "learnt" in of), {}),
         "device": str(manifest.device.get("name") or manifest.device.get("type")),
         "dtype": str(manifest.device.get("dtype")),
         "started": manifest.started,

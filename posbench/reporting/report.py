@@ -315,13 +315,13 @@ def _tasks_content(
     runs, left_out = finished(chosen)
     content, files = content_of_tasks(runs, rows, by, left_out)
     parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
-    count = [_count(runs[name].nunique(), what) for name, what in _COUNTED.items()]
+    count = [count_of(runs[name].nunique(), what) for name, what in _COUNTED.items()]
     lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
     content |= {"lede": f"{lede} Accuracy is the share of answers right; lengths are in items.", "setup": _setup(runs)}
     return content, files
 
 
-_COUNTED = {"scheme": "position scheme", "task.name": "task", "seed": "seed"}
+_COUNTED = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
 
 
 def _groups(

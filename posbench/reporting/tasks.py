@@ -6,24 +6,23 @@ a figure is the median over the seeds that learnt, with their number beside it. 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement, crossing
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
 from posbench.table import curves
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]
@@ -34,7 +33,6 @@ class TaskScores:
     """The runs of one task and what they say."""
 
     name: str
-    version: int
     chance: float
     goal: float  # the accuracy at the longest trained length from which a seed has learnt the task
     trained: int  # the longest trained length, items
@@ -112,7 +110,7 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     if rows.empty:
         raise ConfigError("no run of a task has been evaluated here: do it with `posbench eval`")
     scored = {}
-    for name, of_task in runs.groupby("task.name", sort=False):
+    for name, of_task in runs.groupby("data.name", sort=False):
         check_agreement(of_task, by)
         own = rows[rows["run"].isin(of_task.index)]
         alike = own.groupby(["under", "length"], observed=True)["task"].transform("nunique") == 1
@@ -120,48 +118,44 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
             notes.append(
                 f"{name} at {', '.join(map(str, sorted(set(own[~alike]['length']))))}: runs had other problems"
             )
-        first = of_task.iloc[0]
-        scored[str(name)] = _scores(str(name), first, of_task, own[alike])
+        scored[str(name)] = _scores(str(name), of_task, own[alike])
     return scored
 
 
-def _scores(name: str, run: pd.Series, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
+def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
     """The scores of one task."""
+    run = runs.iloc[0]
     sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
     scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
     scores["problems"] = sums["count"].unstack("metric")["exact"].to_numpy()
-    trained, goal = int(run["task.trained"]), float(run["task.learnt"])
+    trained, chance, goal = json.loads(run["data.lengths"])[1], float(run["chance"]), float(run["goal"])
     at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
     learnt = at_trained["accuracy"] >= goal
     scores = scores.join(learnt.rename("learnt"), on=["scheme", "seed"]).fillna({"learnt": False})
     return TaskScores(
         name=name,
-        version=int(run["task.version"]),
-        chance=float(run["task.chance"]),
+        chance=chance,
         goal=goal,
         trained=trained,
         scores=scores.astype({"learnt": bool}),
-        steps=_steps_until_learnt(runs, learnt[learnt].index, goal),
+        steps=_steps_until_learnt(runs, learnt[learnt].index, chance),
     )
 
 
-def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
-    """Of each seed that learnt, the step of the first validation whose accuracy is `goal` or more."""
-    import pandas as pd
-
+def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, chance: float) -> pd.DataFrame:
+    """Of each seed that learnt, the step at which the validation loss came down to a tenth of what guessing loses."""
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     found = []
     for run in of_learners.to_dict("records"):
         curve = curves([run["path"]])
-        reached = curve[curve["accuracy"] >= goal] if "accuracy" in curve else curve.iloc[:0]
-        step = reached["tokens"].iloc[0] / (run["tokens"] / run["num_steps"]) if len(reached) else math.nan
-        found.append((run["scheme"], run["seed"], step))
+        tokens = crossing(curve["tokens"], curve["loss"], -0.1 * math.log(chance))
+        found.append((run["scheme"], run["seed"], tokens * run["num_steps"] / run["tokens"]))
     return pd.DataFrame(found, columns=["scheme", "seed", "steps"])
 
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
     """Whether these runs learn tasks. Raises: ConfigError where only some of them do."""
-    on_task = summary["task.name"].notna() if "task.name" in summary else summary["scheme"].isna()
+    on_task = summary.get("data.source", summary["scheme"]) == "task"
     if on_task.any() and not on_task.all():
         raise ConfigError("some of these runs learn a task and others read text: report each kind alone")
     return bool(on_task.any())
@@ -174,8 +168,6 @@ def content_of_tasks(
 
     Arguments: by, a setting that runs are grouped by, such as train.lr: then one table has a column a value of it.
     """
-    import pandas as pd
-
     groups = {value: measure(of, rows, notes, by or "") for value, of in runs.groupby(by or (lambda _: ""))}
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
@@ -242,7 +234,7 @@ def task_table(t: TaskScores) -> pd.DataFrame:
     for scheme in t.schemes:
         steps = t.steps.loc[t.steps["scheme"] == scheme, "steps"].median()
         row = {"scheme": scheme, "learnt": t.learnt_text(scheme), f"below {KEPT}": t.limit_text(scheme)}
-        row["steps"] = tables.whole(steps)
+        row["steps"] = tables.count_text(steps)
         if scheme in t.medians.index:
             row |= {length_title(t, n): tables.number(t.medians.loc[scheme].get(n, math.nan), 2) for n in t.lengths}
         rows.append(row)
@@ -344,7 +336,7 @@ def _cells(axes: Axes, t: TaskScores, accuracy: pd.DataFrame) -> None:
 
 
 def _shade(axes: Axes, shades: Any, texts: Sequence[Sequence[str]], labels: pd.DataFrame) -> None:
-    """Cells shaded from 0 (white) to 1, each with its text; no colour where the shade is NaN. The labels are of a frame."""
+    """Cells shaded from 0 (white) to 1, each with its text; no colour where the shade is NaN. Labels: of a frame."""
     axes.pcolormesh(shades, cmap="Blues", vmin=0, vmax=1.8, edgecolor="white", linewidth=1.5)  # light enough for ink
     axes.invert_yaxis()
     for y, x in np.ndindex(np.shape(shades)):

@@ -29,13 +29,7 @@ def frames(
             run = {"experiment": f"tasks-{name}", "scheme": scheme, "seed": seed, "status": "finished", "loss": 1.0}
             prints = {f"fingerprint.{what}": f"{name} {what}" for what in ("data", "tokenizer", "config", "batches")}
             run |= prints | {"fingerprint.initial_weights": "{}", "diverged": None, "path": f"{name}/{scheme}/{seed}"}
-            run |= {
-                "task.name": name,
-                "task.version": 1,
-                "task.chance": chance,
-                "task.learnt": 0.95,
-                "task.trained": 16,
-            }
+            run |= {"data.source": "task", "data.name": name, "data.lengths": "[2, 16]", "chance": chance, "goal": 0.95}
             runs.append(run | {"parameters": 1e5, "tokens": 2000, "num_steps": 1000, "train.lr": 1e-3})
             for length, accuracy in zip(LENGTHS, accuracies, strict=True):
                 key = {
@@ -54,7 +48,7 @@ def frames(
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
-    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"tokens": [200, 400], "accuracy": [0.5, 0.97]}))
+    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"tokens": [0, 200, 400], "loss": [3, 1, 0]}))
     return measure(*frames(COPY), notes=[])["copy"]
 
 
@@ -87,15 +81,14 @@ def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -
     assert copying.schemes == ["alibi", "qk_rope", "nope"]
     table = tasks.task_table(copying).set_index("scheme")
     assert table.loc["nope"].to_list() == ["0/3", "–", "–", "–", "–", "–", "–", "–"]
-    assert table.loc["alibi"].to_list() == ["3/3", "45", "200", "1.00", "1.00", "1.00", "0.94", "0.86"]
+    assert table.loc["alibi"].to_list() == ["3/3", "45", "172", "1.00", "1.00", "1.00", "0.94", "0.86"]
     assert tasks.summary_table({"copy": copying})["copy"].to_list() == ["45", "16 (2/3)", "– (0/3)"]
 
 
 def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying: TaskScores) -> None:
-    assert copying.steps.groupby("scheme")["steps"].agg(list).to_dict() == {
-        "alibi": [200.0] * 3,
-        "qk_rope": [200.0] * 2,
-    }
+    tokens = 200 + 200 * (1 - 0.1 * math.log(16))  # where the loss is a tenth of ln 16; two tokens are a step
+    assert copying.steps["scheme"].to_list() == ["alibi"] * 3 + ["qk_rope"] * 2
+    assert copying.steps["steps"].to_list() == pytest.approx([tokens / 2] * 5)
 
 
 def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> None:
