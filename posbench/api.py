@@ -54,7 +54,7 @@ def evaluate(
     `posbench eval`.
     Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
     name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
-    no bytes), targets.
+    no bytes), targets, and of tasks accuracy and exact (None of text).
     Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
     """
     from posbench.evaluation.command import evaluate_runs
@@ -91,6 +91,8 @@ def evaluate(
             "perplexity": perplexity(evaluation.result.header["nll_mean"]),
             "bits_per_byte": evaluation.result.header.get("bits_per_byte"),
             "targets": evaluation.result.header["targets_total"],
+            "accuracy": evaluation.result.header.get("accuracy"),
+            "exact": evaluation.result.header.get("exact"),
         }
         for evaluation in evaluations
     )

@@ -20,7 +20,7 @@ from rich.console import Console
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.console import plain_table
-from posbench.data import Batch
+from posbench.data import Batch, ProblemBatches, Problems
 from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder, build_model
 from posbench.size import cache_size, num_parameters, training_flops_per_token, vocab_size
@@ -35,7 +35,7 @@ class Contender:
     def __init__(self, config: Config, device: Device, vocab_size: int) -> None:
         self.device = device
         self.step = TrainingStep(config, build_model(config, vocab_size), device)
-        self.batch = Batch(random_windows(config.train.batch_size, config.train.context_length, vocab_size, device))
+        self.batch = batch_of(config, vocab_size, device)
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
         self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
@@ -93,6 +93,14 @@ class Contender:
             "first_step_seconds": self.first_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
+
+
+def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
+    """A batch to train on: random tokens, or problems of the task."""
+    train = config.train
+    if config.is_task:
+        return ProblemBatches(Problems(config.data), train.batch_size, config.seed).batch(0).each(device.send)
+    return Batch(random_windows(train.batch_size, train.context_length, vocab_size, device))
 
 
 def random_windows(batch: int, length: int, vocab_size: int, device: Device) -> torch.Tensor:

@@ -52,13 +52,15 @@ SchemeFiles = Annotated[
     typer.Option(
         "--scheme-file",
         metavar="FILE",
-        help="A Python file that a run's scheme comes from, where it lies outside of the working directory.",
+        help="A Python file that a run's scheme or task comes from, where it lies outside of the working directory.",
         show_default=False,
     ),
 ]
 SchemeChanged = Annotated[
     bool,
-    typer.Option("--scheme-changed", help="Go on where the file of the run's scheme has changed; results are marked."),
+    typer.Option(
+        "--scheme-changed", help="Go on where the file of the run's scheme or task has changed; results are marked."
+    ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
@@ -255,6 +257,10 @@ def prepare(
     from posbench.composition import compose
 
     config = compose(_words(words, ctx, config_dir))
+    if config.is_task:
+        raise ConfigError(
+            f"data={config.data.name} is a task, whose problems are drawn while training: nothing to prepare"
+        )
     from posbench.data import prepare as prepare_text
     from posbench.data.overlap import overlap_lines
     from posbench.data.preparation import warnings
@@ -288,7 +294,8 @@ def evaluate(
         typer.Option(
             "--length",
             "-l",
-            help="Tokens: 4096, 8k (8192). Repeat it, or separate by commas. Default: those of the run's experiment.",
+            help="Tokens: 4096, 8k (8192); of tasks items. Repeat it, or separate by commas. Default: those of the "
+            "run's experiment.",
             show_default=False,
         ),
     ] = None,
@@ -335,6 +342,7 @@ def evaluate(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
+    samples: Annotated[int, typer.Option(help="Print this many problems of tasks with what was answered.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
     scheme_changed: SchemeChanged = False,
     config_dir: ConfigDir = None,
@@ -361,7 +369,7 @@ def evaluate(
         scheme_files=tuple(scheme_files or ()),
         scheme_changed=scheme_changed,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs)
+    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs, samples=samples)
 
 
 @app.command()

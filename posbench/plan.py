@@ -19,8 +19,9 @@ from posbench.bench import WARMUP_STEPS, Contender
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.cross_entropy import CHUNK
+from posbench.data import Problems
 from posbench.data.preparation import find_prepared
-from posbench.evaluation.protocols import protocol_named
+from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.machine.device import DATASHEET, choose_device, matmul_rate
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
@@ -48,7 +49,8 @@ class Plan:
     context_length: int
     tokens_a_run: int  # of the first
     tokens_in_all: int
-    epochs: float | None  # of the first run; None where its text is not prepared yet
+    epochs: float | None  # of the first run; None where its text is not prepared yet, and of a task
+    is_task: bool
     training_flops: float  # of all runs
     validation_flops: float  # of what training reads without a gradient, now and then and at the end
     evaluation_flops: float
@@ -83,7 +85,7 @@ def plan(
     configs, seeds = _rows(words)
     costs = [_cost(config) for config in configs]
     first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
-    text = find_prepared(first)
+    text = None if first.is_task else find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
     machine, machine_rate = _timed(first, mfu) if time_here else (None, None)
@@ -100,6 +102,7 @@ def plan(
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
         epochs=costs[0].tokens / text.train.num_tokens if text is not None else None,
+        is_task=first.is_task,
         training_flops=flops["training"],
         validation_flops=flops["validation"],
         evaluation_flops=flops["evaluation"],
@@ -115,7 +118,8 @@ def plan(
         disk_bytes={
             # One more than is kept while the newest is written.
             "checkpoints": seeds * sum(cost.kept_bytes for cost in costs) + 12 * sum(largest.parameters.values()),
-            "token_cache": (first.data.token_budget or 0) * (2 if largest.vocab_size <= 1 << 16 else 4),
+            "token_cache": (0 if first.is_task else first.data.token_budget or 0)
+            * (2 if largest.vocab_size <= 1 << 16 else 4),
         },
     )
 
@@ -164,7 +168,7 @@ def _cost(config: Config) -> _Cost:
     evaluation = sum(
         protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, entries, length)
         for protocol in map(protocol_named, settings.protocols)
-        for lengths in [protocol.lengths((), train.context_length, configured=settings.lengths)]
+        for lengths in [_windows(config, protocol)]
         for length in lengths
     )
     tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
@@ -215,6 +219,15 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
     return points * each * forward_flops_per_token(config, vocab_size, context)
 
 
+def _windows(config: Config, protocol: Protocol) -> list[int]:
+    """Tokens of the windows at the lengths that a protocol scores, of its own or of the configuration's."""
+    configured = config.evaluation.lengths
+    if not config.is_task:
+        return protocol.lengths((), config.train.context_length, configured=configured)
+    problems = Problems(config.data)
+    return [*map(problems.window, protocol.lengths((), config.trained_length, problems.splits["test"], configured))]
+
+
 def show(plan: Plan, console: Console) -> None:
     """Print the plan as a table of two columns."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -252,6 +265,8 @@ def show(plan: Plan, console: Console) -> None:
     }
     if plan.machine is None:
         del rows["here"]
+    if plan.is_task:
+        del rows["epochs"]
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)

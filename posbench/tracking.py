@@ -86,7 +86,8 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     folder = run.path.parents[1] / "wandb"  # one of an experiment, so that one `wandb sync` takes all its runs
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
-    del mapping["runs_dir"], mapping["tracking"], mapping["data"]["cache_dir"]
+    del mapping["runs_dir"], mapping["tracking"]
+    mapping["data"].pop("cache_dir", None)
     facts = {name: facts[name] for name in ("fingerprints", "versions", "device", "num_parameters", "is_relative")}
     try:
         wandb_run = _init(

@@ -43,6 +43,7 @@ class Tuning:
     folder: Path
     experiment: str
     lr: float  # the experiment's own
+    is_task: bool
 
     def run(self, scheme: str, lr: float) -> Run:
         """The pilot of a scheme at a rate."""
@@ -112,12 +113,12 @@ def _tuning(words: Sequence[str], fraction: float) -> Tuning:
         f"seed={SEED}",
         f"runs_dir='{folder}'",
         "experiment_name='lr=${train.lr}'",
-        f"data.tuning_fraction={fraction}",
+        *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
         "train.branch_tokens=[]",
         "train.lr_of=null",
     )
     schemes = {choice: compose([*given, *pilot, f"scheme={choice}"]).scheme.name for choice in choices}
-    return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr)
+    return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr, config.is_task)
 
 
 def _train(
@@ -155,8 +156,13 @@ def _store(tuning: Tuning, losses: dict[str, Rates]) -> None:
 
 def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
     """The table, what it does not say, and the command for runs at each scheme's own rate."""
+    scored = (
+        "answer, on problems whose accuracy is not scored"
+        if tuning.is_task
+        else ("token, on text that no experiment is scored on")
+    )
     lines = [
-        f"Validation loss of one pilot each (seed {SEED}), nats/token, on text that no experiment is scored on. "
+        f"Validation loss of one pilot each (seed {SEED}), nats/{scored}. "
         "This is one seed: a difference as small as those between seeds means nothing.",
         f"wrote {tuning.folder / 'rates.csv'}",
     ]

@@ -1,6 +1,6 @@
 """The problems of a task, in place of text: what training reads, and what is scored.
 
-Problems of train, validation and test never coincide: which of the three a problem belongs to follows from its tokens.
+Problems of train, validation and test never coincide: which of the three one belongs to is a hash of its tokens.
 Batch n of a run follows from (seed, n), and what is scored at a length is the same for every scheme and seed. The
 problems of a batch are padded on the right to one width.
 
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,11 @@ if TYPE_CHECKING:
 
 Problem = tuple[NDArray[np.int32], NDArray[np.bool_]]  # tokens [W], which of them are answers [W]
 
-_SIDES = {"test": (0,), "validation": (1,), "train": tuple(range(2, 8))}  # the checksum of a problem, modulo 8
+_SIDES = {
+    "test": (0,),
+    "validation": (1,),
+    "train": tuple(range(2, 8)),
+}  # the first byte of a problem's SHA-256, modulo 8
 _MOST_DRAWS = 1000
 _TRAINED, _SCORED = 0, 1  # streams of random numbers
 
@@ -68,7 +71,7 @@ class Problems:
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         vocabulary = {token: number for number, token in enumerate(self.task.tokens)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=self.task.tokens[0]))
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
 
@@ -85,7 +88,7 @@ class Problems:
         for _ in range(_MOST_DRAWS):
             tokens, is_answer = self.task.problem(length, rng)
             tokens = np.ascontiguousarray(tokens, np.int32)
-            if crc32(tokens.tobytes()) % 8 in _SIDES[split]:
+            if sha256(tokens.tobytes()).digest()[0] % 8 in _SIDES[split]:
                 return tokens, np.asarray(is_answer, bool)
         raise ConfigError(
             f"none of {_MOST_DRAWS:,} problems of data={self.config.task} at length {length} belongs to the {split} "

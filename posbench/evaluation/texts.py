@@ -75,7 +75,8 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
 
 def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> list[Run]:
     """The runs that were not trained on this very text. Raises: ConfigError where none is left."""
-    others = [run for run in runs if replace(run.config.data, cache_dir=None) != replace(data, cache_dir=None)]
+    here = replace(data, cache_dir=None)
+    others = [run for run in runs if run.config.is_task or replace(run.config.data, cache_dir=None) != here]
     trained = f"data={data.name} is the text that {len(runs) - len(others)} of {len(runs)} runs were trained on"
     if not others:
         raise ConfigError(f"{trained}: leave --data out to score its held-out part, or name another text")

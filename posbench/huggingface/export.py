@@ -134,25 +134,24 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=Tru
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """BOS in three roles: it begins a document, which ends the one before it, and it is the padding."""
+    """BOS in three roles: it begins a document, ends the one before it, and pads. Of a task: nothing."""
     bos = find_bos(tokenizer)
-    assert bos is not None, "a run's tokenizer has a BOS"
-    return {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
+    return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
 def exported(tokenizer: Tokenizer, context_length: int) -> PreTrainedTokenizerFast:
     """The tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training."""
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
-    number = special_tokens(tokenizer)["bos_token_id"]
-    bos = tokenizer.id_to_token(number)
-    copy.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, number)]
-    )
+    number, special = find_bos(tokenizer), {}
+    if number is not None:
+        bos = tokenizer.id_to_token(number)
+        copy.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, number)]
+        )
+        special = {"bos_token": bos, "eos_token": bos, "pad_token": bos}
     return PreTrainedTokenizerFast(
         tokenizer_object=copy,
-        bos_token=bos,
-        eos_token=bos,
-        pad_token=bos,
+        **special,
         padding_side="left",
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,

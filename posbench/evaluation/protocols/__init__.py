@@ -27,6 +27,7 @@ from posbench.evaluation.protocols.retrieval import Retrieval
 from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Position, Sliding, Validation
 
 __all__ = [
+    "ACCURACY",
     "NGRAM",
     "NONOVERLAPPING",
     "PROTOCOLS",
@@ -37,7 +38,8 @@ __all__ = [
     "protocol_named",
 ]
 
-VALIDATION, NONOVERLAPPING, NGRAM = Validation(), Nonoverlapping(), Ngram()  # those that are asked for by name
+# Those that are asked for by name.
+VALIDATION, NONOVERLAPPING, NGRAM, ACCURACY = Validation(), Nonoverlapping(), Ngram(), Accuracy()
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
@@ -49,7 +51,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         Retrieval(),
         Order(),
         NGRAM,
-        Accuracy(),
+        ACCURACY,
     )
 }
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from posbench.data import Batch, ProblemSplit
@@ -95,7 +94,22 @@ def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Adv
     )
 
 
-@torch.no_grad()
+def samples(model: Decoder, split: ProblemSplit, length: int, settings: EvaluationConfig, number: int) -> list[str]:
+    """The first problems that are scored, as text: where the model says something else, with what it says.
+
+    Example: `a c a b = a c a (d) b`, of which it said `d` in place of the last `b`.
+    """
+    batch = split.at_length(length, settings.problems).each(lambda part: part[:number])
+    _, said = answered(model, batch, settings.batch_tokens)
+    names, lines = split.problems.task.tokens, []
+    for tokens, answers, of_model in zip(batch.tokens, batch.answers, said, strict=True):
+        end = np.flatnonzero(answers >= 0)[-1] + 2
+        wrong = [False, *(of_model != answers)]
+        words = [(f"({names[of_model[n - 1]]}) " if wrong[n] else "") + names[tokens[n]] for n in range(end)]
+        lines.append(" ".join(words))
+    return lines
+
+
 def answered(
     model: Decoder, batch: Batch, batch_tokens: int, advance: Advance = lambda tokens: None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -103,13 +117,16 @@ def answered(
 
     Returns: the losses of the answers, nats, 0 elsewhere; the likeliest tokens there, -1 elsewhere.
     """
+    import torch
+
     device, (rows, width) = model.embedding.weight.device, batch.answers.shape
     losses, said = np.zeros((rows, width)), np.full((rows, width), -1)
     size = max(1, batch_tokens // width)
     for first in range(0, rows, size):
         part = slice(first, first + size)
         sent = Batch(*(None if array is None else torch.from_numpy(array[part]).to(device) for array in batch))
-        of_answers, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
+        with torch.no_grad():
+            of_answers, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
         scored = batch.answers[part] >= 0
         # A loss that is not a number counts as infinite: sums of a table leave NaN out.
         losses[part][scored] = of_answers.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()

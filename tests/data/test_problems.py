@@ -1,0 +1,145 @@
+"""The problems of a task: the same for (seed, n), never in two splits, padded to one width, at the asked positions."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posbench import build_model, compose
+from posbench.config import ConfigError, TaskConfig
+from posbench.data import Batch, ProblemBatches, Problems
+from posbench.data.tasks import build_task, context_lengths, tasks
+
+FIRST = [[15, 6, 2, 16, 15, 6, 2, 0, 0, 0], [5, 12, 3, 16, 5, 12, 3, 0, 0, 0]]  # of seed 7, pinned
+
+
+def problems(task: str = "copy", positions: str = "window", **options: object) -> Problems:
+    """Of lengths 2 to 5, tested up to 12."""
+    config = TaskConfig(task, task, lengths=[2, 5], longest=12, positions=positions, options=options)
+    _, config.window = context_lengths(config)
+    return Problems(config)
+
+
+def rows_of(batch: Batch) -> set[tuple[int, ...]]:
+    """The problems of a batch without their padding."""
+    ends = [int(np.flatnonzero(answers >= 0)[-1]) + 2 for answers in batch.answers]
+    return {tuple(tokens[:end].tolist()) for tokens, end in zip(batch.tokens, ends, strict=True)}
+
+
+@given(n=st.integers(0, 10**6), seed=st.integers(0, 2**62), other=st.integers(0, 100))
+def test_a_batch_follows_from_seed_and_number_alone(n: int, seed: int, other: int) -> None:
+    fresh, used = ProblemBatches(problems(), 3, seed), ProblemBatches(problems(), 3, seed)
+    used.batch(other)
+    assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
+    assert not np.array_equal(fresh.batch(n).tokens, ProblemBatches(problems(), 3, seed + 1).batch(n).tokens)
+
+
+def test_the_first_batch_is_what_it_was() -> None:
+    assert ProblemBatches(problems(), 2, 7).batch(0).tokens[:, :10].tolist() == FIRST
+
+
+@pytest.mark.parametrize("letters", [5, 16])
+def test_no_problem_stands_in_two_splits(letters: int) -> None:
+    drawn = problems(letters=letters)
+    trained = set().union(*(rows_of(ProblemBatches(drawn, 64, 0).batch(n)) for n in range(30)))
+    scored = {
+        split: set().union(*(rows_of(drawn.splits[split].at_length(n, 64)) for n in range(3, 6)))
+        | rows_of(drawn.splits[split].at_trained_lengths(64))
+        for split in ("validation", "test")
+    }
+    assert not trained & scored["test"] and not trained & scored["validation"]
+    assert not scored["test"] & scored["validation"]
+    assert {sha256(np.array(row, np.int32).tobytes()).digest()[0] % 8 for row in scored["test"]} == {0}
+
+
+def test_a_space_without_a_problem_for_a_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"none of 1,000 problems of data=copy at length \d .* too few"):
+        for length in range(2, 6):
+            problems(letters=1).splits["test"].at_length(length, 1)
+
+
+def test_answers_alone_are_scored_and_the_rest_is_padding() -> None:
+    batch = ProblemBatches(problems(), 200, 0).batch(3)
+    assert batch.tokens.shape == (200, 11) and batch.answers.shape == (200, 10)
+    lengths = (batch.tokens == 16).argmax(axis=1)
+    assert set(lengths) == {2, 3, 4, 5}
+    for tokens, answers, length in zip(batch.tokens, batch.answers, lengths, strict=True):
+        assert answers.tolist() == [-1] * length + tokens[:length].tolist() + [-1] * (10 - 2 * length)
+
+
+def test_what_is_scored_is_the_same_for_every_run() -> None:
+    one, two = problems(), problems()
+    two.config.lengths = [3, 9]
+    for length in (5, 12):
+        ours, theirs = (each.splits["test"].at_length(length, 7) for each in (one, two))
+        assert np.array_equal(ours.tokens, theirs.tokens)
+    more = one.splits["test"].at_length(12, 9)
+    assert np.array_equal(more.tokens[:7], ours.tokens)
+    with pytest.raises(ConfigError, match=r"length 13 is beyond data\.longest=12 items"):
+        one.splits["test"].at_length(13, 1)
+
+
+def test_shifted_windows_stand_anywhere_in_training_and_at_0_in_tests() -> None:
+    drawn = problems(positions="shifted")
+    batch = ProblemBatches(drawn, 500, 0).batch(0)
+    read = 2 * (batch.tokens == 16).argmax(axis=1)
+    inside = np.arange(10) < read[:, None]
+    assert (np.diff(batch.positions, axis=1)[inside[:, 1:]] == 1).all()
+    assert batch.positions.min() == 0 and batch.positions[inside].max() == 23 == batch.positions.max()
+    assert drawn.splits["test"].at_length(5, 9).positions is None
+    assert ProblemBatches(problems(), 5, 0).batch(0).positions is None
+
+
+def test_subsets_ascend_in_training_and_in_tests() -> None:
+    drawn = problems(positions="subset")
+    for batch in (ProblemBatches(drawn, 500, 0).batch(0), drawn.splits["test"].at_length(5, 500)):
+        read = 2 * (batch.tokens == 16).argmax(axis=1)
+        inside = np.arange(10) < read[:, None]
+        assert (np.diff(batch.positions, axis=1)[inside[:, 1:]] > 0).all()
+        assert set(batch.positions[inside]) == set(range(24)) and batch.positions.max() == 23
+        assert abs(batch.positions[read == read.max(), 4].mean() - 5 * 25 / 11 + 1) < 0.6  # of 10 of 24, the fifth
+
+
+def test_every_task_draws_problems_of_its_splits() -> None:
+    for name in tasks():
+        drawn = Problems(TaskConfig(name, name, window=10_000))
+        batch = ProblemBatches(drawn, 4, 0).batch(0)
+        assert batch.tokens.shape[1] == drawn.window(16) + 1 and (batch.answers >= 0).any(axis=1).all()
+        words = [drawn.task.tokens[token] for token in batch.tokens[0]]
+        assert drawn.tokenizer.encode(" ".join(words)).ids == batch.tokens[0].tolist()
+
+
+def test_windows_follow_from_the_task() -> None:
+    made = compose(["data=copy", "data.lengths=[3,7]", "data.longest=20", "scheme=learned"])
+    assert (made.train.context_length, made.data.window, made.experiment_name) == (14, 40, "copy")
+    assert build_model(made, 17).scheme.first.table.shape == (40, 64)
+    assert compose(["data=copy", "data.longest=null", "train.context_length=32"]).data.longest == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data.leters=8"], r"data\.leters is not an option of 'copy'; did you mean 'letters'"),
+        (["data.lengths=[5,2]"], r"data\.lengths=\[5, 2\] is not two lengths in items"),
+        (["data.longest=9"], r"data\.longest=9 is shorter than the longest that is trained, 16"),
+        (
+            ["train.context_length=33"],
+            r"train\.context_length=33 is given, but a problem .* give train.context_length=n",
+        ),
+        (["data.positions=absolute"], r"data\.positions='absolute' is not known"),
+        (["data.letters=many"], r"data=copy cannot be made with the options \{'letters': 'many'\}"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose(["data=copy", *words])
+
+
+def test_a_class_that_gives_no_problems_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks()["copy"], "problem", lambda self, length, rng: ([0, 1], [True, False]))
+    with pytest.raises(ConfigError, match=r"a problem of data=copy is tokens and which of them are answers"):
+        build_task(TaskConfig("copy", "copy"))

@@ -1,0 +1,142 @@
+"""Accuracy: counts a problem, from which every figure is recomputed; and `exact` is the score of generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posbench import compose, results
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.data import Problems
+from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.protocols import ACCURACY, VALIDATION
+from posbench.evaluation.protocols.accuracy import samples
+from posbench.evaluation.request import Request
+from posbench.runs import Run
+from posbench.sampling import Drawing, continued
+from posbench.training import train
+
+SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]
+SMALL += [
+    "model.d_model=32",
+    "model.num_heads=2",
+    "train.batch_size=32",
+    "train.steps=60",
+    "train.validation_tokens=400",
+]
+SMALL += ["tracking=none", "train.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that has learnt some of it."""
+    return train(compose([*SMALL, f"runs_dir={tmp_path_factory.mktemp('tasks')}", "scheme=alibi", "train.lr=1e-2"]))
+
+
+@pytest.fixture(scope="module")
+def problems(run: Run) -> Problems:
+    return Problems(run.config.data)
+
+
+class Says:
+    """In place of a model: says what a function makes of the true answers."""
+
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        self.what, self.embedding = what, SimpleNamespace(weight=torch.zeros(1))
+
+    def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        true = targets[targets >= 0]
+        return torch.ones(len(true)), self.what(true)
+
+
+def test_who_is_right_has_1_and_who_guesses_has_chance(problems: Problems) -> None:
+    settings, split = EvaluationConfig(problems=500, batch_tokens=100), problems.splits["test"]
+
+    def scored(what: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        return ACCURACY.score(Says(what), problems, split, 8, settings, 8, lambda tokens: None)[1]
+
+    right, wrong = scored(lambda true: true), scored(lambda true: (true + 1) % 8)
+    assert (right["accuracy"], right["exact"], wrong["accuracy"], wrong["exact"]) == (1, 1, 0, 0)
+    guessed = scored(lambda true: torch.randint(8, true.shape, generator=torch.Generator().manual_seed(0)))
+    assert abs(guessed["accuracy"] - guessed["chance"]) < 0.03 and guessed["exact"] < 0.01
+    assert guessed["targets_total"] == 500 * 8 and guessed["nll_mean"] == 1
+
+
+def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -> None:
+    """Each problem is generated token by token from its beginning."""
+    [result] = evaluate_run(run, problems, Request((3,), ("accuracy",)))
+    model, batch = run.load_model(), problems.splits["test"].at_length(3, 64)
+    generated = []
+    for tokens in torch.from_numpy(batch.tokens):
+        said = list(continued(model, tokens[None, :4], 7, Drawing(temperature=0)))
+        generated.append(said == tokens[4:].tolist())
+    rows = result.windows
+    assert generated == (rows["right"] == rows["answers"]).tolist()
+    assert 0.1 < result.header["exact"] == np.mean(generated) < 0.98, "some are right and some are not"
+
+
+def test_every_figure_follows_from_the_counts(run: Run, problems: Problems) -> None:
+    stored = evaluate_run(run, problems, Request())
+    assert [each.length for each in stored] == [4, 5, 8]
+    tidy = results(run.path.parents[1], tidy=True)
+    for each in stored:
+        rows = each.windows
+        assert len(rows) == 64 and (rows["answers"] == each.length).all() and list(rows["problem"]) == list(range(64))
+        figures = {
+            "accuracy": rows["right"].sum() / rows["answers"].sum(),
+            "exact": (rows["right"] == each.length).mean(),
+        }
+        own = tidy[(tidy["protocol"] == "accuracy") & (tidy["length"] == each.length)]
+        for name, figure in figures.items():
+            of_metric = own[own["metric"] == name]
+            assert each.header[name] == pytest.approx(figure, abs=1e-15)
+            assert of_metric["value"].sum() / of_metric["count"].sum() == pytest.approx(figure, abs=1e-15)
+        loss = own[own["metric"] == "loss"]
+        assert loss["value"].sum() / loss["count"].sum() == pytest.approx(each.header["nll_mean"])
+    assert set(tidy["data.task"]) == {"copy"} and set(tidy["data.lengths"]) == {"[2, 4]"}
+
+
+def test_the_loss_of_a_run_is_that_of_its_validation_problems(run: Run, problems: Problems) -> None:
+    batch = problems.splits["validation"].at_trained_lengths(400 // 8)
+    losses, targets = run.load_model().nll(*map(torch.from_numpy, (batch.inputs, batch.tokens[:, 1:]))), batch.answers
+    mean = float(losses[torch.from_numpy(targets >= 0)].double().mean().detach())
+    assert run.manifest.loss == pytest.approx(mean, abs=1e-6) and run.manifest.bits_per_byte is None
+    assert run.logged[-1]["loss"] == run.manifest.loss
+    summary = results(run.path.parents[1]).iloc[0]
+    assert summary["loss"] == pytest.approx(run.manifest.loss) and np.isnan(summary["bits_per_byte"])
+
+
+def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, problems: Problems) -> None:
+    with pytest.raises(
+        ConfigError, match="protocol order scores text, and data=copy is a task: take another, such as acc"
+    ):
+        evaluate_run(run, problems, Request((8,), ("order",)))
+    with pytest.raises(ConfigError, match="protocol accuracy scores problems of tasks, and data=stdlib is text"):
+        ACCURACY.check(compose([]))
+    with pytest.raises(ConfigError, match="protocol fixed scores text"):
+        train(compose([*SMALL, "evaluation.protocols=[fixed]"]))
+    VALIDATION.check(run.config)
+    with pytest.raises(ConfigError, match=r"length 9 is beyond data\.longest=8 items"):
+        evaluate_run(run, problems, Request((9,)))
+
+
+def test_samples_show_what_was_said_before_what_is_right(problems: Problems) -> None:
+    settings, split = EvaluationConfig(problems=64), problems.splits["test"]
+    [true] = samples(Says(lambda true: true), split, 2, settings, 1)
+    [said] = samples(Says(lambda true: torch.where(torch.arange(2) == 1, (true + 1) % 8, true)), split, 2, settings, 1)
+    words = true.split()
+    assert words[:2] == words[3:] and words[2] == "="
+    assert said == " ".join([*words[:4], f"({'abcdefgha'['abcdefgh'.index(words[4]) + 1]})", words[4]])
+
+
+def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
+    words = [*SMALL, f"runs_dir={tmp_path}", "scheme=learned", "train.steps=2", "data.positions=subset"]
+    run = train(compose(words))
+    assert run.load_model().scheme.longest == 16
+    assert [each.length for each in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
