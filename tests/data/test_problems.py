@@ -101,7 +101,7 @@ def test_subsets_ascend_in_training_and_in_tests() -> None:
         inside = np.arange(10) < read[:, None]
         assert (np.diff(batch.positions, axis=1)[inside[:, 1:]] > 0).all()
         assert set(batch.positions[inside]) == set(range(24)) and batch.positions.max() == 23
-        assert abs(batch.positions[read == read.max(), 4].mean() - 5 * 25 / 11 + 1) < 0.6  # of 10 of 24, the fifth
+        assert abs(batch.positions[read == read.max(), 4].mean() - 5 * 25 / 11 + 1) < 1  # of 10 of 24, the fifth
 
 
 def test_every_task_draws_problems_of_its_splits() -> None:

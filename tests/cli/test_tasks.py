@@ -1,0 +1,106 @@
+"""A task from the command line: trained, resumed, evaluated, packed; and one of one's own is one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from posbench import compose, load_run, results, scheme_file
+from posbench.machine.signals import Stopped
+from posbench.runs import Run
+from posbench.training import train
+from tests.cli.commands import Give
+from tests.training.conftest import after_step
+
+SMALL = ["data.lengths=[2,4]", "data.longest=8", "evaluation.problems=16", "model.d_model=16", "model.num_heads=2"]
+SMALL += ["train.batch_size=8", "train.steps=6", "train.validation_tokens=80", "train.log_every=1", "tracking=none"]
+SMALL += ["train.checkpoint_every=2", "train.device=cpu", "hydra/launcher=basic"]
+SUMS = """\
+from posbench.data.tasks import Task
+
+
+class Sums(Task):
+    tokens = "0123456789="
+    chance = 0.1
+
+    def __init__(self, base=10):
+        self.base = base
+
+    def problem(self, length, rng):
+        digits = rng.integers(self.base, size=length)
+        return [*digits, 10, digits.sum() % 10], [False] * (length + 1) + [True]
+"""
+
+
+def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheme_file, "_named", set())
+    Path("my_task.py").write_text(SUMS)
+    words = ["data=my_task.py:Sums", "data.base=8", "scheme=learned", *SMALL]
+    assert posbench("train", *words).status == 0
+    run = Run(Path("runs/sums/learned/seed=0"))
+    assert (run.path / "my_task.py").read_text() == SUMS and list(run.manifest.scheme_files) == ["my_task.py"]
+    assert run.config.data.to_mapping()["base"] == 8 and run.config.train.context_length == 5
+    told = posbench("eval", "sums", "--samples", "2")
+    assert "sums: accuracy by length in items (accuracy, 16 answers)" in told.out
+    assert len(re.findall(r"^  [0-7]( [0-7])* = (\(.\) )?\d$", told.out, re.MULTILINE)) == 3 * 2
+    assert "already there" in posbench("eval", "sums").out
+    Path("my_task.py").write_text(SUMS.replace("% 10", "% 7"))
+    assert re.search(
+        r"my_task\.py has changed since .* add --scheme-changed", posbench("eval", "sums", "-l", "7").refusal
+    )
+    assert "sums: accuracy" in posbench("eval", "sums", "--length", "7", "--scheme-changed").out
+    assert "data=my_task.py:Summs" in posbench("train", "data=my_task.py:Summs", *SMALL).refusal
+    assert "did you mean 'base'" in posbench("train", "data=my_task.py:Sums", "data.bass=3", *SMALL).refusal
+
+
+def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) -> None:
+    assert posbench("train", "-m", "data=copy,reverse", "scheme=nope,alibi", "data.letters=5", *SMALL).status == 0
+    assert posbench("eval", "copy", "reverse", "--length", "6").status == 0
+    before = results("runs/copy", "runs/reverse", tidy=True)
+    scored = before[before["protocol"] == "accuracy"]
+    assert set(scored["length"]) == {4, 6} and set(scored["scheme"]) == {"nope", "alibi"}
+    assert set(scored["data.task"]) == {"copy", "reverse"}
+    assert posbench("pack", "copy").status == 0
+    assert (
+        results("runs/copy.zip", tidy=True)
+        .drop(columns="experiment")
+        .equals(results("runs/copy", tidy=True).drop(columns="experiment"))
+    )
+
+
+def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> None:
+    words = ["data=copy", "scheme=qk_rope", *SMALL]
+    assert posbench("train", *words).status == 0
+    assert "loss, nats/token" not in posbench("plan", *words).out
+    assert posbench("bench", "--schemes", "nope", "--rounds", "1", "--steps", "1", *words[:1], *SMALL).status == 0
+    assert posbench("sample", "copy", "--prompt", "a b =").out.startswith("a b =")
+    assert "give the beginning of a problem" in posbench("sample", "copy").refusal
+    assert "cannot be scored on text" in posbench("eval", "copy", "--data", "stdlib").refusal
+    assert "nothing to prepare" in posbench("prepare", "data=copy").refusal
+    assert posbench("export", "copy/qk_rope/seed=0", "exported").status == 0
+    assert json.loads(Path("exported/config.json").read_text())["vocab_size"] == 17
+
+
+def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    words = ["data=copy", "scheme=alibi", "data.positions=shifted", *SMALL[:-1]]
+    whole = train(compose([*words, f"runs_dir={tmp_path / 'whole'}"]))
+    config = compose([*words, f"runs_dir={tmp_path / 'cut'}"])
+    with pytest.raises(Stopped):
+        train(config, observe=after_step(2, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    resumed = train(config)
+    ours, theirs = (load_run(run.path).manifest for run in (resumed, whole))
+    assert ours.weights == theirs.weights and ours.fingerprints.batches == theirs.fingerprints.batches
+    assert ours.loss == theirs.loss
+
+
+def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give) -> None:
+    told = posbench("tune", "data=copy", "scheme=nope", *SMALL)
+    assert "nats/answer, on problems whose accuracy is not scored" in told.out
+    rows = Path("runs/copy-tune/rates.csv").read_text().splitlines()
+    pilot = Run(Path("runs/copy-tune/lr=0.003/nope/seed=1000"))
+    assert f"nope,0.003,{pilot.manifest.loss!r},finished" in rows
