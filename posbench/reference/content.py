@@ -36,14 +36,15 @@ class Dape(Definition):
 
     def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 32) -> None:
         super().__init__(config, weights)
+        self.slopes = alibi_slopes(config.model.num_heads)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W, H, D = self.weights, len(rows.queries), self.config.model.head_dim
         assert D is not None
-        a = [-slope * rows.distance(t, s) for slope in alibi_slopes(H)]
+        a = [-slope * rows.distance(t, s) for slope in self.slopes]
         scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(D) for g in range(H)]
         hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
-        hidden = np.array([y if y > 0 else 0.01 * y for y in hidden])
+        hidden = np.where(hidden > 0, hidden, 0.01 * hidden)
         return float(a[h] + W["outer"][h] @ hidden + W["outer_constant"][h])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ class Rows:
     def distance(self, t: int, s: int) -> int:
         """Tokens between the query at row t and the key at row s."""
         return self.positions[t] - self.positions[s]
+
+    @cached_property
+    def of_members(self) -> list[Rows]:
+        """The same for each member of several schemes, with its own gates."""
+        count = len(self.gates[0][0])
+        return [replace(self, gates=[[gate[n] for gate in head] for head in self.gates]) for n in range(count)]
 
 
 class Definition:

@@ -27,7 +27,7 @@ def softmax(
     rows, places = _rows(scheme, q, k, x, positions, len(v))
     heads = []
     for h, place in enumerate(places):
-        values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
+        values = _values(scheme, v, h, place)
         o = []
         for t, p in enumerate(place):
             products = rows.keys[h][: t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
@@ -45,12 +45,13 @@ def linear(
     rows, places = _rows(scheme, q, k, x, positions, len(v))
     heads = []
     for h, place in enumerate(places):
+        values = _values(scheme, v, h, place)
         o = []
         for t, p in enumerate(place):
             above, below = np.zeros(v[h].shape[1]), 0.0
             for s in range(t + 1):
                 e = exp(scheme.bias(h, t, s, rows))
-                above = above + (rows.queries[h][t] @ rows.keys[h][s]) * e * scheme.v(v[h][s], place[s], h)
+                above = above + (rows.queries[h][t] @ rows.keys[h][s]) * e * values[s]
                 below = below + (q[h][t] @ k[h][s]) * e
             o.append(scheme.o(above / below, p, h))
         heads.append(np.stack(o))
@@ -76,15 +77,21 @@ def decay(
     rows, places = _rows(scheme, nothing, nothing, x, positions, len(v), moved=False)
     heads = []
     for h, place in enumerate(places):
+        values = _values(scheme, v, h, place)
         o = []
         for t, p in enumerate(place):
             mixed, total = np.zeros(v[h].shape[1]), 0.0
             for s in range(t + 1):
                 e = exp(scheme.bias(h, t, s, rows))
-                mixed, total = mixed + e * scheme.v(v[h][s], place[s], h), total + e
+                mixed, total = mixed + e * values[s], total + e
             o.append(scheme.o(mixed / total if normalise else mixed, p, h))
         heads.append(np.stack(o))
     return heads
+
+
+def _values(scheme: Definition, v: list[Array], h: int, place: list[Any]) -> Array:
+    """The values of head h behind their hook, [T, D]."""
+    return np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
 
 
 def _rows(

@@ -67,11 +67,7 @@ class Combined(Definition):
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        total = 0.0
-        for n, member in enumerate(self.members):
-            gates = [[gate[n] for gate in head] for head in rows.gates]
-            total += member.bias(h, t, s, Rows(rows.positions, rows.queries, rows.keys, gates))
-        return total
+        return sum((member.bias(h, t, s, own) for member, own in zip(self.members, rows.of_members, strict=True)), 0.0)
 
 
 def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
