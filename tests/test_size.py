@@ -1,11 +1,13 @@
 """What a decoder has by its definition, for every kind of attention: counted by hand, and beside the built model."""
 
+from dataclasses import replace
 from functools import cache as cached
 
 import pytest
 import torch
 
 from posbench import compose
+from posbench.config import SchemeConfig
 from posbench.model import build_model
 from posbench.size import Cache, cache, forward_flops_per_token, num_parameters
 
@@ -51,6 +53,14 @@ def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
     assert mixing("qk_rope", 2048) == LAYERS * 2 * H * D * 2048
     by_hand = LAYERS * (2 * H * D if scheme.startswith("decay") else 4 * H * D * (D + 1))
     assert mixing(scheme, 128) == mixing(scheme, 32768) == by_hand
+
+
+@pytest.mark.parametrize("sites, products", [([], 2), (["q", "k"], 3)])
+def test_sums_under_a_bias_that_cannot_be_split_take_as_many_products_as_tokens(sites, products):
+    of = [{"name": "r", "kind": "rotary", "sites": sites}, {"name": "t5", "kind": "t5"}]
+    scheme = SchemeConfig("t", "combined", {"of": of}, {"kind": "linear"})
+    more, less = (forward_flops_per_token(replace(config("nope"), scheme=scheme), V, T) for T in (2048, 1024))
+    assert more - less == LAYERS * products * H * D * 1024
 
 
 def test_counting_draws_nothing_from_the_callers_random_numbers():

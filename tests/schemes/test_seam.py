@@ -256,6 +256,16 @@ def test_the_shared_parts_of_every_kind_are_drawn_alike():
         assert sum(x.numel() for part in some.values() for x in part) == sum(counted.values())
 
 
+@torch.no_grad()
+def test_gates_are_part_of_what_is_kept_of_the_past():
+    plain, gated = (built(SchemeConfig.from_mapping(row)) for row in (NOPE, FOX))
+    caches = [model.caches(4) for model in (plain, gated)]
+    for model, each in zip((plain, gated), caches, strict=True):
+        model.hidden(random_tokens(3), 0, each)
+    gates = caches[1][0].gates.values()
+    assert caches[1][0].num_bytes - caches[0][0].num_bytes == sum(cache.num_bytes for cache in gates) > 0
+
+
 def test_a_past_that_is_full_takes_no_more():
     model = build_model(certificate_config("nope"), VOCAB)
     caches = model.caches(4)
