@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def recordings(run: Run) -> list[Path]:
     return sorted((run.path.parents[1] / "wandb").iterdir())
 
 
+@cache
 def records(recording: Path) -> list[dict[str, Any]]:
     """What a recording holds, read by wandb's own reader."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache as cached
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@cached
+def _composed(*words: str) -> Config:
+    return posbench.compose(["data=files", "data.path=unset", "tokenizer=bytes", *words])
+
+
 @pytest.fixture
 def files() -> Callable[..., Config]:
     """`files(path=...)`: a configuration for files, with bytes as tokens unless another tokenizer is named."""
 
     def configure(*words: str, **paths: object) -> Config:
-        config = posbench.compose(["data=files", "data.path=unset", "tokenizer=bytes", *words])
+        config = copy.deepcopy(_composed(*words))
         config.data.path = None
         for name, path in paths.items():
             setattr(config.data, name, [str(p) for p in path] if isinstance(path, list) else str(path))

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.composition import checked, choices, compose
+from posbench.composition import checked, choices, compose, read_row
 from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
 from posbench.runs.fingerprints import identity
@@ -110,13 +110,18 @@ def write_run(
 def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     """The resolved configuration; a scheme that is not in conf/ is `nope` under a name of its own."""
     known = scheme in choices("scheme")
-    words = [f"scheme={scheme if known else 'nope'}", f"experiment_name={experiment}", "tracking=none", *overrides]
-    mapping = compose(words).to_mapping()
-    return mapping if known else {**mapping, "scheme": {**mapping["scheme"], "name": "stranger"}}
+    row = read_row(scheme if known else "nope").to_mapping()
+    return {**_composed(experiment, overrides), "scheme": row if known else {**row, "name": "stranger"}}
 
 
-def _identity(scheme: str, world: World) -> dict[str, Any]:
-    config = checked(_configuration(scheme, world.experiment, world.overrides))
+@cache
+def _composed(experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    return compose(["scheme=nope", f"experiment_name={experiment}", "tracking=none", *overrides]).to_mapping()
+
+
+@cache
+def _identity(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    config = checked(_configuration(scheme, experiment, overrides))
     return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
 
 
@@ -138,7 +143,7 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
             initial_weights={"attention.q": f"we19{seed}", "attention.k": f"we1a{seed}"},
             batches=f"ba7c{seed}",
         ),
-        identity=_identity(scheme, world),
+        identity=_identity(scheme, world.experiment, world.overrides),
         versions={"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         device={"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
         is_relative=scheme in RELATIVE,

@@ -35,6 +35,12 @@ def written(places: Any, target: Path, **options: Any) -> tuple[str, str]:
     return (target / "report.md").read_text(), console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take most of their time."""
+    monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c: {})
+
+
 @pytest.fixture(scope="module")
 def full(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the fabricated experiment, with everything that there is."""
@@ -56,11 +62,12 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
     assert (described["meaning"] != "").all()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of_the_demo(tmp_path: Path) -> None:
-    demo, _ = written(fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.4}, (0, 1))), tmp_path / "a")
-    mine, _ = written(
-        fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), experiment="mine")), tmp_path / "b"
-    )
+    worlds = [
+        World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "mine")
+    ]
+    demo, mine = (written(fabricate(tmp_path, world), tmp_path / "report")[0] for world in worlds)
     assert all(words in demo and words not in mine for words in ("Eleven position schemes", "kexue.fm"))
 
 
@@ -100,11 +107,13 @@ def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(own: Path, 
     assert f"| {each}\n" in text and "2 of 3 schemes" not in shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_seed_is_called_a_hint(own: Path, tmp_path: Path) -> None:
     text, _ = written(own, tmp_path, seeds=[2])
     assert "One seed only: treat these gaps as a hint." in text and "±" not in text.split("## Perplexity")[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_missing_baseline_is_said_first(own: Path, tmp_path: Path) -> None:
     shutil.rmtree(own / "qk_rope")
     text, shown = written(own, tmp_path)
@@ -112,6 +121,7 @@ def test_a_missing_baseline_is_said_first(own: Path, tmp_path: Path) -> None:
     assert text.split("\n\n")[2].startswith(said) and said[:40] in shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_special_about_runs_is_said_in_the_table(own: Path, tmp_path: Path) -> None:
     for seed in range(4):
         run = run_of(own, "nope", seed)
@@ -122,6 +132,7 @@ def test_what_is_special_about_runs_is_said_in_the_table(own: Path, tmp_path: Pa
     assert "scheme | seeds | group" in text and "alibi | 3 |" in text, "schemes have unlike numbers of seeds"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         for seed in range(4):
@@ -136,6 +147,7 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path
     assert re.search(r"^scheme \| as trained \| yarn$", text, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Path) -> None:
     world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), lengths=(), probes=False, experiment="fast")
     other = fabricate(own.parent, world)
@@ -158,6 +170,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
         written([own, other], tmp_path, by="train.lx")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         run = run_of(own, scheme, 0)
@@ -168,6 +181,7 @@ def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Pa
     assert "scheme | 256 (trained) | 257 | 512 |" in written(own, tmp_path, every_length=True)[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_path: Path) -> None:
     for file in own.glob("alibi/seed=*/eval/fixed/512.*"):
         file.unlink()
@@ -176,11 +190,13 @@ def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_pat
     assert re.search(r"^alibi \| [\d.]+ \| – \| – \| –$", rows, re.MULTILINE), rows[:800]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_scheme_against_the_baseline_is_said_in_the_singular(own: Path, tmp_path: Path) -> None:
     text, _ = written(own, tmp_path, seeds=[0, 1], schemes=["qk_rope", "nope"])
     assert "nope has a higher loss than qk_rope in both seeds." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
     written(own, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
