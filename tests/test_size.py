@@ -1,7 +1,7 @@
 """What a decoder has by its definition, for every kind of attention: counted by hand, and beside the built model."""
 
 from dataclasses import replace
-from functools import cache as cached
+from functools import cache
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ import torch
 from posbench import compose
 from posbench.config import SchemeConfig
 from posbench.model import build_model
-from posbench.size import Cache, cache, forward_flops_per_token, num_parameters
+from posbench.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
 
 LAYERS, H, HKV, D, C, V = 2, 6, 2, 16, 48, 64
 MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num_kv_heads={HKV}", f"model.head_dim={D}")
 
 
-@cached
+@cache
 def config(scheme):
     return compose([f"scheme={scheme}", *MODEL])
 
@@ -31,8 +31,10 @@ def config(scheme):
     ],
 )
 def test_what_is_kept_of_the_past_by_hand(scheme, rows, state):
-    assert cache(config(scheme)) == Cache(2 * LAYERS * rows * D, 4 * LAYERS * state)  # sums are float32 in bf16 too
-    assert cache(config(scheme), torch.float32) == Cache(4 * LAYERS * rows * D, 4 * LAYERS * state)
+    assert cache_size(config(scheme)) == CacheSize(
+        2 * LAYERS * rows * D, 4 * LAYERS * state
+    )  # sums are float32 in bf16 too
+    assert cache_size(config(scheme), torch.float32) == CacheSize(4 * LAYERS * rows * D, 4 * LAYERS * state)
 
 
 @pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope"])
@@ -67,6 +69,6 @@ def test_counting_draws_nothing_from_the_callers_random_numbers():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for scheme in ("fox", "linear_qk_rope"):
-        cache(config(scheme))
+        cache_size(config(scheme))
         forward_flops_per_token(config(scheme), V, 64)
     assert torch.equal(torch.get_rng_state(), before)
