@@ -63,6 +63,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.developed: $(VENV)/.installed
+$(VENV)/.developed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/.installed $@
