@@ -62,7 +62,9 @@ def trained(model: Decoder, split: Split, steps: int = 120) -> Decoder:
 def scored(model: Decoder, split: Split, settings: EvaluationConfig = SETTINGS) -> pd.DataFrame:
     """The scores by bucket, indexed by its first distance."""
     corpus: Any = None  # order needs the split alone
-    rows, _ = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
+    rows, whole = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
+    for score, reading in zip(("lost_order", "lost_identity"), LOSSES[1:], strict=True):
+        assert whole[score] == pytest.approx((rows[reading] - rows["nll"]).sum() / rows["targets"].sum())
     sums = rows.groupby("bucket_start").sum()
     return pd.DataFrame({score.name: score.of(sums) for score in ORDER.scores})
 

@@ -79,7 +79,6 @@ class Moments:
     def watch(self) -> None:
         """Hook into everything whose middle may matter, in this process, for good."""
         import pyarrow.parquet
-        import safetensors.torch
 
         from posbench import runs
         from posbench.model import Decoder
@@ -94,7 +93,7 @@ class Moments:
             (os, "unlink"),
             (os, "rmdir"),
             (os, "pwrite"),
-            (safetensors.torch, "save_file"),
+            (runs.checkpoint, "save_file"),
             (pyarrow.parquet, "write_table"),
             (runs, "append_metrics"),
             (Decoder, "nll"),

@@ -23,7 +23,7 @@ from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 from posbench.model import Decoder
-from posbench.runs import Run, run_folder, state_of
+from posbench.runs import Run, checkpoint, run_folder, state_of
 from posbench.training import train
 from posbench.training.step import TrainingStep
 from tests.conftest import small_run
@@ -126,7 +126,7 @@ def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tm
 def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(TRAIN, "prepare", lambda *_, **__: signalled(number)())
+    monkeypatch.setattr(TRAIN, "dataset_of", lambda *_, **__: signalled(number)())
     with pytest.raises(Stopped, match="same command again") as stopped:
         train(config())
     assert stopped.value.exit_status == 128 + number and not (tmp_path / "runs").exists()
@@ -273,20 +273,19 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
     config: Make, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import safetensors
-    import safetensors.torch
 
-    save_file = safetensors.torch.save_file
+    save_file = checkpoint.save_file
 
     def full(tensors: Any, path: Path) -> None:
         save_file(tensors, path)
         if "step=00000008" in str(path):
             raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(ConfigError, match=r"checkpoint of step 8 .*No space left"):
         train(config())
     run = Run(run_folder(config()))
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step=00000004"]
     assert state_of(run) == "stopped" and "No space left" in run.manifest.reason
-    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
     assert digest(train(config()).path) == whole
