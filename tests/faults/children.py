@@ -82,6 +82,7 @@ class Moments:
 
         from posbench import runs
         from posbench.model import Decoder
+        from posbench.runs import checkpoint
         from posbench.training.optimizer import AdamW
 
         sys.addaudithook(self._opened)
@@ -93,7 +94,7 @@ class Moments:
             (os, "unlink"),
             (os, "rmdir"),
             (os, "pwrite"),
-            (runs.checkpoint, "save_file"),
+            (checkpoint, "save_file"),
             (pyarrow.parquet, "write_table"),
             (runs, "append_metrics"),
             (Decoder, "nll"),
