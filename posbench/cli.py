@@ -313,9 +313,10 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Change an option of the scheme for this evaluation only: rescale=pi, ntk, dynamic_ntk, yarn or "
-            "yarn_code (with factor=4; by default length / training length), base=1e6. Several values, separated by "
-            "commas, are evaluated in turn (rescale=pi,yarn); repeat --under for several options at once.",
+            help="Change an option for this evaluation only, of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
+            "yarn_code (with factor=4; by default length / training length), base=1e6; or of the task: ignored=0.98. "
+            "Several values, separated by commas, are evaluated in turn (rescale=pi,yarn); repeat --under for several "
+            "options at once.",
             show_default=False,
         ),
     ] = None,

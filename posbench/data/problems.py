@@ -65,6 +65,17 @@ class Problems:
         cls = type(self.task)
         return sha256(json.dumps([cls.__name__, cls.version, self.config.options]).encode()).hexdigest()
 
+    def under(self, config: TaskConfig) -> Problems:
+        """The task with other options, for an evaluation. It names them, so that the fingerprint stays that of the run.
+
+        Raises: ConfigError where they change the task's tokens.
+        """
+        changed = Problems(config)
+        if list(changed.task.tokens) != list(self.task.tokens):
+            raise ConfigError(f"these options of data={config.task} change its tokens, which no run has learnt")
+        changed.fingerprint = self.fingerprint
+        return changed
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The task's tokens as words with spaces between them."""

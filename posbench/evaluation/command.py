@@ -232,7 +232,7 @@ def _show_samples(run: Run, request: Request, number: int, console: Console) -> 
     """Problems of a run's task, with what it answered. Raises: ConfigError where it was trained on text."""
     if not run.config.is_task:
         raise ConfigError(f"--samples shows problems of tasks, and {run.name} was trained on text: leave it out")
-    split = Problems(run.config.data).splits[ACCURACY.split]
+    split = Problems(run.config_under(request.under).data).splits[ACCURACY.split]
     model = run.load_model(request.under, request.at_step, request.scheme_changed)
     for length in request.lengths_of(ACCURACY, run.config, split):
         console.out(f"\n{run.name} at {length} items; what it said wrongly stands in brackets before what is right")

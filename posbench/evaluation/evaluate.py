@@ -97,6 +97,8 @@ def evaluate_run(
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
     _check(run, corpus, request)
+    if isinstance(corpus, Problems):
+        corpus = corpus.under(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
     stored, _ = run.results()
     results = []

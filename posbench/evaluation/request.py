@@ -31,7 +31,7 @@ class Request:
 
     lengths: tuple[int, ...] = ()  # tokens
     protocols: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()  # options of the scheme at evaluation alone; several values: `variants`
+    under: tuple[str, ...] = ()  # options of the scheme or the task at evaluation alone; several values: `variants`
     data: DataConfig | None = None  # another text than the run was trained on
     at_step: int | None = None  # of older weights; None: the last step's
     device: str = "auto"

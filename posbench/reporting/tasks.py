@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -275,7 +276,7 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
             figures[f"task-{t.name}"] = task_map(t)
-            if t.scores["under"].ne("").any():
+            if (t.scores["learnt"] & (t.scores["under"] != "")).any():
                 figures[f"options-{t.name}"] = option_maps(t)
     return figures
 
@@ -315,7 +316,9 @@ def option_maps(t: TaskScores) -> Figure:
     """For each scheme that learnt: options of the evaluation by lengths, the median over the seeds that learnt."""
     of = t.scores[t.scores["learnt"] & (t.scores["under"] != "")]
     schemes, lengths = [s for s in t.schemes if s in set(of["scheme"])], sorted(set(of["length"]))
-    options = sorted(set(of["under"]), key=lambda text: float(text.partition("=")[2]) if "=" in text else text)
+    options = sorted(
+        set(of["under"]), key=lambda text: (text.partition("=")[0], [*map(float, re.findall(r"[0-9.]+", text))])
+    )
     figure, panels = new_figure(
         0.6 + (0.5 + 0.26 * len(options)) * len(schemes), rows=len(schemes), width=min(WIDTH, 2.6 + 0.85 * len(lengths))
     )

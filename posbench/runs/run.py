@@ -217,7 +217,7 @@ class Run:
         return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
-        """The configuration with other options of its scheme, or of its member schemes if it has no such option itself.
+        """The configuration with other options of its task, of its scheme, or else of its member schemes.
 
         Raises: ConfigError for what is not an option.
         """
@@ -227,14 +227,17 @@ class Run:
         from posbench.schemes import with_option
 
         mapping = self.config.to_mapping()
-        scheme = mapping["scheme"]
+        scheme, data = mapping["scheme"], mapping["data"]
+        of_task = self.config.data.options if self.config.is_task else {}
         for option in options:
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
-            if "." in name:
+            if name in of_task:
+                data = data | {name: changed[name]}
+            elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))
             else:
                 scheme = with_option(scheme, name, changed[name])
-        return checked({**mapping, "scheme": scheme})
+        return checked({**mapping, "scheme": scheme, "data": data})
 
 
 def _origin(manifest: Manifest, key: ResultKey) -> dict[str, Any]:

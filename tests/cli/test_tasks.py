@@ -73,6 +73,26 @@ def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) 
     )
 
 
+def test_an_option_of_the_task_holds_for_one_evaluation_and_the_report_shows_it_beside_the_others(
+    posbench: Give,
+) -> None:
+    words = ["data=flip_flop", "scheme=nope,alibi", "seed=0,1", *SMALL]
+    assert posbench("train", "-m", *words, "train.lr=1e-2", "train.steps=40", "train.checkpoint_every=null").status == 0
+    assert posbench("eval", "flip_flop").status == 0
+    assert posbench("eval", "flip_flop", "--under", "ignored=0,1").status == 0
+    assert "already there" in posbench("eval", "flip_flop", "--under", "ignored=0").out
+    rows = results("runs/flip_flop", tidy=True)
+    answers = (
+        rows[(rows["metric"] == "accuracy") & (rows["length"] == 8)].groupby("under", observed=True)["count"].mean()
+    )
+    assert answers["ignored=1"] == 1 and answers[""] < 3 < answers["ignored=0"], (
+        "reads: of nothing but the last to a half"
+    )
+    assert posbench("report", "flip_flop").status == 0
+    page = Path("runs/flip_flop/report/report.md").read_text()
+    assert re.search(r"^alibi \| [0-2]/2 \|", page, re.MULTILINE) and "chance is 0.5" in page
+
+
 def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> None:
     words = ["data=copy", "scheme=qk_rope", *SMALL]
     assert posbench("train", *words).status == 0

@@ -62,6 +62,16 @@ def test_a_space_without_a_problem_for_a_split_is_refused() -> None:
             problems(letters=1).splits["test"].at_length(length, 1)
 
 
+def test_an_evaluation_may_have_other_options_but_no_other_tokens() -> None:
+    trained = Problems(TaskConfig("flip_flop", "flip_flop", window=100))
+    other = trained.under(TaskConfig("flip_flop", "flip_flop", window=100, options={"ignored": 1.0}))
+    assert (
+        other.splits["test"].at_length(20, 50).answers >= 0
+    ).sum() == 50 and other.fingerprint == trained.fingerprint
+    with pytest.raises(ConfigError, match="change its tokens"):
+        problems().under(problems(letters=5).config)
+
+
 def test_answers_alone_are_scored_and_the_rest_is_padding() -> None:
     batch = ProblemBatches(problems(), 200, 0).batch(3)
     assert batch.tokens.shape == (200, 11) and batch.answers.shape == (200, 10)
