@@ -21,7 +21,7 @@ from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
-from posbench.evaluation.protocols.retrieval import places
+from posbench.evaluation.protocols.retrieval import _clear_of_documents, places
 from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
 from posbench.model import Decoder, build_model
@@ -110,6 +110,11 @@ def test_buckets_of_positions_never_become_narrower(length: int) -> None:
     assert (np.diff(widths) >= 0).all()
 
 
+def test_a_document_has_room_from_its_second_token_on(corpus: Corpus) -> None:
+    first = int(corpus.test.starts[1])
+    assert _clear_of_documents(corpus.test, first, 8) == first + 1 == _clear_of_documents(corpus.test, first - 7, 8)
+
+
 def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, corpus: Corpus) -> None:
     length = 60
     rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
@@ -120,6 +125,8 @@ def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, c
         assert corpus.bos_id not in passage and corpus.bos_id not in another
         begin = corpus.test.starts[np.searchsorted(corpus.test.starts, start, side="right") - 1]
         assert (start - begin - 1) % 8 == 0  # passages tile a document from its first token on
+        total = corpus.test.num_tokens
+        assert text == min((start + total // 3) % total, total - gap)
         again = _nll(model, np.concatenate((passage, between, passage)))
         control = _nll(model, np.concatenate((another, between, passage)))
         assert row.second_nll == pytest.approx(again[-7:].sum(), abs=1e-3)
