@@ -118,7 +118,8 @@ class Decoder(nn.Module):
         tokens of the whole window; positions, of its tokens up to the last of these, where they are not consecutive.
         """
         first, end = offset + begin, begin + tokens.shape[1]
-        reach = 0 if positions is None else int(positions.max()) + 1
+        # Of tasks the same in every batch, so that a compiled step compiles once.
+        reach = 0 if positions is None else self.scheme.shape.longest or int(positions.max()) + 1
         longest = self.scheme.longest
         if longest is not None and (reach or offset + end) > longest:
             raise ConfigError(

@@ -97,6 +97,22 @@ def test_several_processes_train_as_one(words: list[str], alone: Run, nproc: int
     assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
 
 
+@pytest.mark.slow
+def test_several_processes_train_on_a_task_as_one(tmp_path: Path) -> None:
+    """Each has other numbers of answers, and the loss is of all of them."""
+    words = ["data=copy", "scheme=qkvo_rope", "model=tiny", "train.steps=10", "train.batch_size=8", "train.log_every=1"]
+    words += ["train.accumulation=2", "train.validation_tokens=400", "tracking=none", f"runs_dir={tmp_path}"]
+    done = subprocess.run(
+        command(words, "two", 2, "ddp"), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    run, whole = load_run(folder_of(words, "two")), train(compose([*words, "train.accumulation=1"]))
+    assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
+    assert np.abs(np.subtract(losses(run), losses(whole))).max() < 1e-6
+    assert np.allclose(column(run, "grad_norm"), column(whole, "grad_norm"), rtol=1e-5)
+    assert abs(run.manifest.loss - whole.manifest.loss) < 1e-6
+
+
 def until(holds: object, seconds: float = 120) -> None:
     began = time.monotonic()
     while not holds():  # type: ignore[operator]
