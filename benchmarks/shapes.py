@@ -25,6 +25,10 @@ class Shape:
 SHAPES = {
     "A": Shape(6, 256, 4, 256, 16),
     "B": Shape(8, 512, 8, 512, 8),
+    # Of the experiments that run on a CPU: conf/experiment/demo and ladder_l, and tasks.
+    "demo": Shape(2, 64, 4, 128, 8, vocab=512),
+    "ladder_l": Shape(4, 128, 8, 256, 4, vocab=512),
+    "tasks": Shape(2, 64, 4, 40, 64, vocab=32),
     # Of conf/model; batches for a GPU of 80 GB or more.
     "small": Shape(6, 256, 4, 512, 64, vocab=16384),
     "25m": Shape(8, 512, 8, 1024, 64, vocab=16384),

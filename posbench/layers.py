@@ -1,14 +1,17 @@
 """One layer of LLaMA's decoder (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) around a kind of attention.
 
-Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim. Weights are float32 and rounded to the activations' dtype
-where they are used; norms are computed in float32.
+Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, F = ffn_width. Weights are float32 and rounded to the
+activations' dtype where they are used; norms are computed in float32. The norm and the gate have gradients of their
+own, which pass over their tensors less often than automatic ones (docs/internals/speed.md).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
@@ -23,7 +26,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return functional.linear(x, self.weight.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -35,8 +38,28 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(self.weight.dtype)
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+        return _Normed.apply(x, self.weight, self.eps)
+
+
+class _Normed(torch.autograd.Function):
+    """n * weight with n = x / rms(x). Its gradient by x is (g w - n mean(g w n)) / rms(x), by the weight sum(g n)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(weight.dtype)
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        normal = wide * inverse
+        ctx.save_for_backward(normal, inverse, weight)
+        return (normal * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None]:
+        normal, inverse, weight = ctx.saved_tensors
+        wide = above[0].to(weight.dtype)
+        products = wide * normal
+        mean = (products @ weight).unsqueeze(-1) / len(weight)
+        of_x = torch.addcmul(wide * weight, normal, mean, value=-1).mul_(inverse)
+        return of_x.to(above[0].dtype), products.flatten(0, -2).sum(0), None
 
 
 class Attention(nn.Module):
@@ -73,8 +96,30 @@ class SwiGLU(nn.Module):
         self.down = Linear(config.ffn_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(_Gated.apply(self.gate_up(x)))
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up of the two halves of [..., 2F], with silu(x) = x sigmoid(x) and one sigmoid for both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        sigmoid = gate.sigmoid()
+        ctx.save_for_backward(gate_up, sigmoid)
+        return gate * sigmoid * up
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> Tensor:
+        gate_up, sigmoid = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        gradient = torch.empty_like(gate_up)
+        of_gate, of_up = gradient.chunk(2, dim=-1)
+        gated = above[0] * sigmoid
+        torch.mul(gated, gate, out=of_up)
+        # silu' = sigmoid + silu (1 - sigmoid)
+        torch.addcmul(gated + of_up, of_up, sigmoid, value=-1, out=of_gate).mul_(up)
+        return gradient
 
 
 class Block(nn.Module):

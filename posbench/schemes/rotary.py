@@ -48,12 +48,37 @@ def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
 def turn(x: Tensor, by: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
     """`rotate` with the cosines and sines at hand, for callers that share them between layers."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = by.cos.to(dtype), by.sin.to(dtype)
     # The inverse negates the sine alone: the cosine is even, and negating both would turn by half a turn more.
-    signed = torch.stack((sin, -sin) if inverse else (-sin, sin), dim=-2)
-    halves = x.to(dtype).unflatten(-1, (2, -1))  # [..., T, 2, D/2]
-    # A flip of the halves, not a cat of slices: a compiler keeps its vectors (docs/internals/speed.md).
-    return (halves * cos[..., None, :] + halves.flip(-2) * signed).flatten(-2).to(x.dtype)
+    return _Turned.apply(x, by.cos.to(dtype), -by.sin.to(dtype) if inverse else by.sin.to(dtype))
+
+
+class _Turned(torch.autograd.Function):
+    """x [..., T, D] turned. The gradient of a rotation is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        of_angles = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        ctx.save_for_backward(cos, sin, *([x] if of_angles else []))
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        cos, sin, *turned = ctx.saved_tensors
+        of_x = _turned(above[0], cos, -sin)
+        if not turned:
+            return of_x, None, None
+        (a, b), (of_a, of_b) = (x.to(cos.dtype).chunk(2, dim=-1) for x in (turned[0], above[0]))
+        return of_x, (of_a * a + of_b * b).sum_to_size(cos.shape), (of_b * a - of_a * b).sum_to_size(sin.shape)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    wide = x.to(cos.dtype)
+    a, b = wide.chunk(2, dim=-1)
+    y = wide * torch.cat((cos, cos), dim=-1)
+    of_a, of_b = y.chunk(2, dim=-1)
+    of_a.addcmul_(b, sin, value=-1)
+    of_b.addcmul_(a, sin)
+    return y.to(x.dtype)
 
 
 def inverse_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
