@@ -113,13 +113,11 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *above: Tensor) -> Tensor:
         gate_up, sigmoid = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        gradient = torch.empty_like(gate_up)
-        of_gate, of_up = gradient.chunk(2, dim=-1)
         gated = above[0] * sigmoid
-        torch.mul(gated, gate, out=of_up)
+        of_up = gated * gate
         # silu' = sigmoid + silu (1 - sigmoid)
-        torch.addcmul(gated + of_up, of_up, sigmoid, value=-1, out=of_gate).mul_(up)
-        return gradient
+        of_gate = torch.addcmul(gated + of_up, of_up, sigmoid, value=-1).mul_(up)
+        return torch.cat((of_gate, of_up), dim=-1)
 
 
 class Block(nn.Module):

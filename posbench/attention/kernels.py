@@ -1,7 +1,7 @@
 """Kernels of causal softmax attention: five that give the same numbers, picked by what the scheme needs and the device.
 
-    rows     query blocks against their key prefixes with a gradient of its own: any bias, keeps the weights of all
-             pairs, so for short windows; the fastest in training on CPUs
+    short    query blocks against their key prefixes, with a gradient of its own: any bias; it keeps the weights of all
+             pairs, so it is for short windows, in training on CPUs
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
     blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
              fastest at short contexts
@@ -35,8 +35,8 @@ MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each 
 TILE = 128  # rows and columns of FlexAttention's tiles of scores, its own size
 FLEX_FROM = 16  # channels a head, the least that FlexAttention takes
 FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
-ROWS_BLOCK = 64  # queries a block of `rows`: the part above the diagonal that is computed in vain stays small
-ROWS_CELLS = 1 << 24  # weights of `rows` that one layer keeps for its gradient, 64 MB in float32
+SHORT_BLOCK = 64  # queries a block of `short`: few scores above the diagonal are computed in vain
+SHORT_CELLS = 1 << 24  # weights of `short` that one layer keeps for its gradient, 64 MB in float32
 CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
 SCHEMES_A_PROCESS = 256  # whose attention is compiled: beyond it torch raises (its own limit is 8)
 COMPILED_FROM = 1024  # tokens of a window from which reading without a gradient compiles FlexAttention, on a GPU
@@ -103,22 +103,22 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, blo
     return torch.cat(out, dim=2)
 
 
-def rows(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
+def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
     """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
     B, H, T = q.shape[:3]
     groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     masks = []
-    for start in range(0, T, ROWS_BLOCK):
-        end = min(start + ROWS_BLOCK, T)
+    for start in range(0, T, SHORT_BLOCK):
+        end = min(start + SHORT_BLOCK, T)
         mask = _causal_mask(start, end, q.dtype, q.device)
         if bias is not None:
             i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)[None, :]
             mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(q.dtype) + mask
             mask = mask.expand(B, H, end - start, end).flatten(0, 1)
         masks.append(mask)
-    return _Rows.apply(*(x.flatten(0, 1) for x in (q, k, v)), scale, *masks).unflatten(0, (B, H))
+    return _Short.apply(*(x.flatten(0, 1) for x in (q, k, v)), scale, *masks).unflatten(0, (B, H))
 
 
 @functools.lru_cache(maxsize=64)
@@ -127,7 +127,7 @@ def _causal_mask(start: int, end: int, dtype: torch.dtype, device: torch.device)
     return torch.full((end - start, end), -float("inf"), dtype=dtype, device=device).triu(start + 1)
 
 
-class _Rows(torch.autograd.Function):
+class _Short(torch.autograd.Function):
     """o = P v with P = softmax(scale q k' + mask), block by block of its rows.
 
     With g above: dv = P' g, and of the scaled scores dS = P (g v' - sum(g o)), so dq = scale dS k, dk = scale dS' q.
@@ -138,12 +138,12 @@ class _Rows(torch.autograd.Function):
         o, start, kept = q.new_empty(*q.shape[:2], v.shape[-1]), 0, []
         k_t = k.transpose(1, 2)
         for mask in masks:
-            rows, end = mask.shape[-2:]
+            end = mask.shape[-1]
             weights = torch.baddbmm(mask, q[:, start:end], k_t[..., :end], alpha=scale)
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, :end], out=o[:, start:end])
             kept.append(weights)
-            start += rows
+            start = end
         ctx.save_for_backward(q, k, v, o, *kept)
         ctx.scale = scale
         return o
@@ -155,14 +155,14 @@ class _Rows(torch.autograd.Function):
         of_q, of_k, of_v, of_masks = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), []
         v_t, sums, start = v.transpose(1, 2), -(g * o).sum(-1, keepdim=True), 0
         for n, weights in enumerate(kept):
-            rows, end = weights.shape[-2:]
+            end = weights.shape[-1]
             part = g[:, start:end]
             of_v[:, :end].baddbmm_(weights.transpose(1, 2), part)
             of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., :end]).mul_(weights)
             torch.bmm(of_scores, k[:, :end], out=of_q[:, start:end])
             of_k[:, :end].baddbmm_(of_scores.transpose(1, 2), q[:, start:end])
             of_masks.append(of_scores if ctx.needs_input_grad[4 + n] else None)
-            start += rows
+            start = end
         return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, *of_masks
 
 
@@ -308,8 +308,8 @@ def attend(
     B, H, T, _ = q.shape
     if k.shape[2] > T:
         return masked(q, k, v, bias, scale)
-    if torch.is_grad_enabled() and not compiling and B * H * T * T <= ROWS_CELLS and q.dtype != torch.bfloat16:
-        return rows(q, k, v, bias, scale)
+    if torch.is_grad_enabled() and not compiling and B * H * T * T <= SHORT_CELLS and q.dtype != torch.bfloat16:
+        return short(q, k, v, bias, scale)
     if bias is None and (not compiling or q.shape[2] > FUSED_ABOVE):
         return fused(q, k, v, scale)
     if bias is not None and not compiling:
