@@ -385,7 +385,7 @@ class Training:
                 "step": step,
                 "tokens": step * self.config.train.tokens_per_step,
                 "loss": header["nll_mean"],
-                **({"bits_per_byte": header["bits_per_byte"]} if "bits_per_byte" in header else {}),
+                **{name: header[name] for name in ("bits_per_byte", "accuracy") if name in header},
             }
         )
 

@@ -107,7 +107,8 @@ def test_the_loss_of_a_run_is_that_of_its_validation_problems(run: Run, problems
     losses, targets = run.load_model().nll(*map(torch.from_numpy, (batch.inputs, batch.tokens[:, 1:]))), batch.answers
     mean = float(losses[torch.from_numpy(targets >= 0)].double().mean().detach())
     assert run.manifest.loss == pytest.approx(mean, abs=1e-6) and run.manifest.bits_per_byte is None
-    assert run.logged[-1]["loss"] == run.manifest.loss
+    last = run.logged[-1]
+    assert last["loss"] == run.manifest.loss and 0.2 < last["accuracy"] < 1 and "bits_per_byte" not in last
     summary = results(run.path.parents[1]).iloc[0]
     assert summary["loss"] == pytest.approx(run.manifest.loss) and np.isnan(summary["bits_per_byte"])
 

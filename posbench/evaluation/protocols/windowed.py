@@ -101,8 +101,8 @@ class Validation(Windowed):
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
         rows = score_problems(model, batch, settings.batch_tokens, advance)
         rows = rows.rename(columns={"problem": "document", "answers": "targets"}).assign(start=0)
-        targets = int(rows["targets"].sum())
-        return rows, {"targets_total": targets, "nll_mean": float(rows["nll"].sum()) / targets}
+        targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
+        return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def settings(self, config: Config) -> EvaluationConfig:
         """`train.validation_tokens` are read, and one window at least."""
