@@ -12,7 +12,7 @@ from posbench.reporting.published import load_published
 from posbench.sweep import sweep_of
 from posbench.training import train
 
-EXPERIMENTS = choices("experiment")
+EXPERIMENTS = [name for name in choices("experiment") if name != "task"]  # of one task, whose name it takes
 SHRUNK = [
     *("model.num_layers=1", "model.d_model=32", "model.num_heads=4", "model.head_dim=8", "model.ffn_dim=32"),
     *(

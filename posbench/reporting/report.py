@@ -267,11 +267,6 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     def distinct(column: str) -> str:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
-    def settings(*groups: str) -> tuple[str, str]:
-        fields = [field for name in groups for field in (config.get(name) or {}).items()]
-        shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
-        return " and ".join(groups), ", ".join(shown)
-
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
@@ -282,9 +277,9 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
             "experiment",
             ": ".join(filter(None, (experiment, _chosen_experiment(config, experiment).get("description")))),
         ),
-        settings("model"),
-        settings("data", "tokenizer"),
-        settings("train"),
+        _settings(config, "model"),
+        _settings(config, "data", "tokenizer"),
+        _settings(config, "train"),
         (
             "runs",
             f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
@@ -295,6 +290,13 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
         listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
         facts.append(("skipped steps", listed))
     return facts
+
+
+def _settings(config: Mapping[str, Any], *groups: str) -> tuple[str, str]:
+    """These groups of the configuration, and their settings that say something."""
+    fields = [field for name in groups for field in (config.get(name) or {}).items()]
+    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
+    return " and ".join(groups), ", ".join(shown)
 
 
 _PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
@@ -317,7 +319,14 @@ def _tasks_content(
     parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
     count = [count_of(runs[name].nunique(), what) for name, what in _COUNTED.items()]
     lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
-    content |= {"lede": f"{lede} Accuracy is the share of answers right; lengths are in items.", "setup": _setup(runs)}
+    configs = [config_of(str(path)) for path in runs.drop_duplicates("data.name")["path"]]
+    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs))
+    options = [(f"data={config['data']['name']}", _settings(config, "data")[1]) for config in configs]
+    content |= {
+        "names": f"{names} by {by}" if by else names,
+        "lede": f"{lede} Accuracy is the share of answers right; lengths are in items.",
+        "setup": [*options, *(fact for fact in _setup(runs) if fact[0] != "data and tokenizer")],
+    }
     return content, files
 
 

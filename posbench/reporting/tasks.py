@@ -110,8 +110,10 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == "accuracy") & (rows["at_step"] == 0)]
     if rows.empty:
         raise ConfigError("no run of a task has been evaluated here: do it with `posbench eval`")
+    evaluated = runs[runs.index.isin(rows["run"])]
+    notes += [f"{run.path}: not evaluated" for run in runs.drop(evaluated.index).itertuples()]
     scored = {}
-    for name, of_task in runs.groupby("data.name", sort=False):
+    for name, of_task in evaluated.groupby("data.name", sort=False):
         check_agreement(of_task, by)
         own = rows[rows["run"].isin(of_task.index)]
         alike = own.groupby(["under", "length"], observed=True)["task"].transform("nunique") == 1
@@ -181,7 +183,6 @@ def content_of_tasks(
     return {
         "page": "tasks.md.j2",
         "paragraph": "tasks_conclusions.j2",
-        "names": ", ".join(dict.fromkeys(runs["experiment"])) + (f" by {by}" if by else ""),
         "KEPT": KEPT,
         "by": by,
         "tasks": list(tasks.values()),

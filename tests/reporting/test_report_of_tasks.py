@@ -100,6 +100,16 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> Non
     assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
 
 
+def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
+    runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1), (0, 0, 0, 0, 0)]})
+    runs.loc[0, ["chance", "goal"]] = math.nan
+    notes: list[str] = []
+    assert measure(runs, rows[rows["run"] > 0], notes)["copy"].learners.to_dict("index") == {
+        "alibi": {"learnt": 1, "seeds": 2}
+    }
+    assert notes == ["copy/nope/0: not evaluated"]
+
+
 def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)], "nope": [(1, 1, 1, 1, 1)]})
     rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "task"] = "others"
