@@ -237,7 +237,10 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
         losses.setdefault(row, {})[seed] = loss
     seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
-    table = Table("loss, nats/token", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False)
+    of_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
+    table = Table(
+        f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False
+    )
     of_one_experiment = len({row.partition("/")[0] for row in losses}) == 1
     for row, by_seed in losses.items():
         table.add_row(row.partition("/")[2] if of_one_experiment else row, *(by_seed.get(seed, "") for seed in seeds))

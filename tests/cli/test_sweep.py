@@ -135,7 +135,7 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     def train(config: Config) -> SimpleNamespace:
         if config.scheme.name == "nope":
             raise ZeroDivisionError("oh")
-        return SimpleNamespace(loss=2.5, wandb=None)
+        return SimpleNamespace(identity={}, loss=2.5, wandb=None)
 
     monkeypatch.setattr("posbench.cli._train_job", train)
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
@@ -165,8 +165,8 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
 
 def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> None:
     outcomes = [
-        Outcome("demo/nope/seed=0", result=SimpleNamespace(loss=3.25), was_finished=True),
-        Outcome("demo/nope/seed=1", result=SimpleNamespace(loss=3.125)),
+        Outcome("demo/nope/seed=0", result=SimpleNamespace(identity={}, loss=3.25), was_finished=True),
+        Outcome("demo/nope/seed=1", result=SimpleNamespace(identity={}, loss=3.125)),
         Outcome("demo/qk_rope/seed=0", ConfigError("no room")),
     ]
     shown = io.StringIO()
