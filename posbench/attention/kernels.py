@@ -109,16 +109,17 @@ def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> T
     groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    masks = []
+    dtype, masks = torch.promote_types(q.dtype, torch.float32), []
     for start in range(0, T, SHORT_BLOCK):
         end = min(start + SHORT_BLOCK, T)
-        mask = _causal_mask(start, end, q.dtype, q.device)
+        mask = _causal_mask(start, end, dtype, q.device)
         if bias is not None:
             i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)[None, :]
-            mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(q.dtype) + mask
+            mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
             mask = mask.expand(B, H, end - start, end).flatten(0, 1)
         masks.append(mask)
-    return _Short.apply(*(x.flatten(0, 1) for x in (q, k, v)), scale, *masks).unflatten(0, (B, H))
+    o = _Short.apply(*(x.flatten(0, 1).to(dtype) for x in (q, k, v)), scale, *masks)
+    return o.unflatten(0, (B, H)).to(q.dtype)
 
 
 @functools.lru_cache(maxsize=64)

@@ -31,10 +31,10 @@ class Softmax(Kind):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        usual = "fused" if not has_bias else "masked" if device.type == "cpu" else "blocks"
+        usual = {"masked": kernels.masked, "short": kernels.short} if device.type == "cpu" else {}
         # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
         flex = {"flex": kernels.flex} if has_bias and self.shape.head_dim >= kernels.FLEX_FROM else {}
-        return {usual: kernels.attend, "blocks": kernels.blocks, **flex}
+        return {**(usual if has_bias else {"fused": kernels.attend}), "blocks": kernels.blocks, **flex}
 
     def mix(
         self,

@@ -171,7 +171,7 @@ def without_gradient(kernel):
 
 
 @pytest.mark.parametrize("name", ["t5", "fire", "cope", "fox"])
-@pytest.mark.parametrize("path", ["masked", "blocks"])
+@pytest.mark.parametrize("path", ["masked", "short", "blocks"])
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
@@ -238,11 +238,14 @@ def test_gradients_of_all_weights_are_those_of_float64(name, how):
 
 
 def narrow_kernel(monkeypatch, kernel):
-    """The CPU's usual kernel for biased attention replaced, but for the float64 that it is held to."""
-    exact = kernels.masked
-    monkeypatch.setattr(
-        kernels, "masked", lambda q, *rest: exact(q, *rest) if q.dtype == torch.float64 else kernel(exact, q, *rest)
-    )
+    """The CPU's usual kernels for biased attention replaced, but for the float64 that they are held to."""
+    for path in ("masked", "short"):
+        exact = getattr(kernels, path)
+        monkeypatch.setattr(
+            kernels,
+            path,
+            lambda q, *rest, exact=exact: exact(q, *rest) if q.dtype == torch.float64 else kernel(exact, q, *rest),
+        )
 
 
 @pytest.mark.parametrize("how", FORMATS)
