@@ -126,6 +126,7 @@ def test_a_mistake_is_one_message_with_what_to_do(words: str) -> None:
 # ---------------------------------------------------------------- rows and files
 
 
+@pytest.mark.slow
 def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
     words = ["scheme=mixed", "--config-dir=own"]
     layers = [QK, {"name": "x", "kind": "y", "of": [NOPE, 3]}]

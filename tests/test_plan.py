@@ -47,6 +47,7 @@ def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     assert more.training_flops == pytest.approx(6 / 33 * 390 / 977 * demo.training_flops)
 
 
+@pytest.mark.slow
 def test_hours_follow_from_the_rate_and_the_share() -> None:
     words = ["experiment=kexue_1b", "scheme=nope,alibi", "seed=0,1,2"]
     half, quarter = plan(words, mfu=0.5), plan(words, mfu=0.25, gpus=4)
@@ -98,6 +99,7 @@ def test_memory_is_about_what_a_compiled_step_keeps() -> None:
     assert sum(kept.values()) == pytest.approx(estimate, rel=0.25)
 
 
+@pytest.mark.slow
 def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
     """By `bench` alike."""
     tokenizer = TOKENIZERS["bpe"](TokenizerConfig(kind="bpe", vocab_size=300), ["some words to learn merges of"] * 9)
@@ -118,6 +120,7 @@ def test_it_prints_within_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "on 4 of them" in shown.output and "on this machine" in shown.output
 
 
+@pytest.mark.slow
 def test_epochs_are_planned_once_the_text_is_prepared(documents: Path, tmp_path: Path) -> None:
     words = [*small_run(documents, tmp_path / "cache", tmp_path / "runs"), "scheme=nope", "seed=0"]
     assert plan(words).epochs is None

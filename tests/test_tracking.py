@@ -74,6 +74,7 @@ def as_logged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_path: Path) -> None:
     def crash() -> None:
         raise RuntimeError("the machine is on fire")

@@ -59,6 +59,7 @@ def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posben
     assert "demo/nope/seed=0: scored position 64\n" in said.out
 
 
+@pytest.mark.slow
 def test_words_of_the_scheme_and_older_weights_are_said_in_the_table(posbench: Give, runs: Path) -> None:
     said = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "base=1e2")
     assert said.status == 0 and "(fixed, 3,264 targets)" in said.out and "\nvo_rope · base=1e2 " in said.out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.cli.commands import Give, left
 
 
@@ -27,6 +29,7 @@ def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, sh
     assert (runs / "reference/demo_cpu/report/report.md").is_file() and file.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: Give, runs: Path) -> None:
     assert posbench("pack", "demo", "--weights").out.startswith("runs/demo.zip: ")
     assert "has no finished run to pack" in posbench("pack", "demo").error

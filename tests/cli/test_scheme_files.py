@@ -98,6 +98,7 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
             scheme_file.load(f"{Path(path).resolve()}:Faded", object)
 
 
+@pytest.mark.slow
 def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench: Give, faded: Path, short: list[str]) -> None:
     for text, says in {
         FADED.replace("import torch\n", "import torch\nimport no_such\n"): r"faded\.py, line 2: ModuleNotFoundError",

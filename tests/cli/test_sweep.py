@@ -72,6 +72,7 @@ def test_callbacks_variables_and_folders_of_hydra_work(
     assert Path("out/kept/config.yaml").is_file() and Path("out/posbench.log").is_file()
 
 
+@pytest.mark.slow
 def test_another_sweeper_and_its_mode_are_hydras_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["scheme=nope", "seed=1,2", "hydra/launcher=basic"]
@@ -129,6 +130,7 @@ def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
     assert left(Path.cwd()) == {}
 
 
+@pytest.mark.slow
 def test_one_failing_job_does_not_keep_the_others_from_running(
     posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,11 +147,13 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     assert said.status == 1 and said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
 
 
+@pytest.mark.slow
 def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench: Give, short: list[str]) -> None:
     said = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0", "scheme.bse=1")
     assert said.status == 2 and said.error.count("posbench: ") == 1 and "did you mean 'base'?" in said.error
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 

@@ -58,6 +58,7 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
     assert "did you mean 'base'" in posbench("train", "data=my_task.py:Sums", "data.bass=3", *SMALL).refusal
 
 
+@pytest.mark.slow
 def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) -> None:
     told = posbench("train", "-m", "data=copy,reverse", "scheme=nope,alibi", "data.letters=5", *SMALL)
     assert told.status == 0 and "loss, nats/answer" in told.out
@@ -74,6 +75,7 @@ def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) 
     )
 
 
+@pytest.mark.slow
 def test_an_option_of_the_task_holds_for_one_evaluation_and_the_report_shows_it_beside_the_others(
     posbench: Give,
 ) -> None:
@@ -94,6 +96,7 @@ def test_an_option_of_the_task_holds_for_one_evaluation_and_the_report_shows_it_
     assert re.search(r"^alibi \| [0-2]/2 \|", page, re.MULTILINE) and "chance is 0.5" in page
 
 
+@pytest.mark.slow
 def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> None:
     words = ["data=copy", "scheme=qk_rope", *SMALL]
     assert posbench("train", *words).status == 0
@@ -119,6 +122,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None
     assert ours.loss == theirs.loss
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give) -> None:
     told = posbench("tune", "data=copy", "scheme=nope", *SMALL)
     assert "nats/answer, on problems whose accuracy is not scored" in told.out

@@ -82,6 +82,7 @@ def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: G
     assert results("runs/demo")["fingerprint.config"].nunique() == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> None:
     several = posbench("tune", *short, "model.num_layers=1,2", "scheme=nope").refusal
     assert "model.num_layers cannot be swept too" in several

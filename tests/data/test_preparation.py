@@ -101,6 +101,7 @@ def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, boo
     assert (fingerprint, loaded, done.stderr) == (first.fingerprint, [], "") and seconds < 1
 
 
+@pytest.mark.slow
 def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, books: Path, tmp_path: Path) -> None:
     before = prepare(files(path=books), quiet=True)
     merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)

@@ -91,6 +91,7 @@ def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.M
         assert tokens.tolist() == [0, *tokenizer.encode(text).ids]
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
     code = (
         "from prose import prose\n"

@@ -115,6 +115,7 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
     assert [(r.key, r.loss) for r in packed.results()[0]] == [(r.key, r.loss) for r in run.results()[0]]
 
 
+@pytest.mark.slow
 def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(run: Run, notes: Path) -> None:
     [first] = ask(run, notes)
     assert "already there" in said(run, notes)[1]

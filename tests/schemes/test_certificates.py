@@ -47,6 +47,7 @@ def test_a_row_of_each_kind_is_among_the_fast_tests():
     assert kinds(ONE_OF_EACH_KIND) == kinds(choices("scheme"))
 
 
+@pytest.mark.slow
 def test_what_is_certified_is_what_the_words_compose():
     composed, config = compose(["scheme=decay_vo_rope", *MODEL]), certificate_config("decay_vo_rope")
     assert config.scheme == composed.scheme and replace(config, model=composed.model) == composed

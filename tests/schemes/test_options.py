@@ -94,6 +94,7 @@ def test_a_scheme_made_of_others_is_defined_as_far_as_all_of_them():
     assert build_scheme(SchemeConfig("both", "interleaved", {"layers": [NOPE, NOPE]}), shape).longest is None
 
 
+@pytest.mark.slow
 def test_certificates_and_training_stay_within_the_length():
     words = ["scheme.name=ends", f"scheme.kind={trial('Ends').kind}"]
     row = certify(certificate_config("nope", words))

@@ -98,6 +98,7 @@ def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(
     assert resumed.manifest.branched_at == 9 and outcome(resumed) == outcome(alone[1536])
 
 
+@pytest.mark.slow
 def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first_step(
     config: Make, trunk: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

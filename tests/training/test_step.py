@@ -36,6 +36,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.slow
 def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: list[str], steps: list[int]) -> None:
     train(config())
     assert steps == list(range(12))
