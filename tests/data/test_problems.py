@@ -130,6 +130,14 @@ def test_windows_follow_from_the_task() -> None:
     assert compose(["data=copy", "data.longest=null", "train.context_length=32"]).data.longest == 64
 
 
+@pytest.mark.parametrize("task", ["index", "index_from_end"])
+def test_no_number_is_asked_for_that_training_never_shows(task: str) -> None:
+    """Only the length of the word is new."""
+    drawn = Problems(compose(["experiment=tasks_demo", f"data={task}"]).data)
+    trained, tested = drawn.at_trained_lengths(500, "train", np.random.default_rng(0)), drawn.splits["test"]
+    assert set(np.unique(tested.at_length(24, 200).tokens)) <= set(np.unique(trained.tokens))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
