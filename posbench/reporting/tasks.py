@@ -118,7 +118,7 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     evaluated = runs[runs.index.isin(at_trained["run"])]
     if evaluated.empty:
         raise ConfigError("no run of a task has been evaluated here at its trained length: do it with `posbench eval`")
-    for run in runs.drop(evaluated.index).assign(trained=trained).itertuples():
+    for run in runs.assign(trained=trained).drop(evaluated.index).itertuples():
         notes.append(f"{run.path}: not evaluated at {run.trained} items, the longest trained length")
     scored = {}
     for name, of_task in evaluated.groupby("data.name", sort=False):
