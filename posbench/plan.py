@@ -91,7 +91,7 @@ def plan(
     machine, machine_rate = _timed(first, mfu) if time_here else (None, None)
     runs = seeds * len(configs)
     return Plan(
-        experiment=first.experiment_name,
+        experiment=first.experiment.name,
         source=first.experiment.source,
         schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
         seeds=seeds,

@@ -44,6 +44,7 @@ def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     assert (demo.runs, len(demo.schemes), demo.seeds) == (33, 11, 3)
     more = plan(["experiment=demo", "seed=0,1,2", "scheme=nope,alibi", "train.tokens=400_000"])
     assert (more.runs, more.schemes, more.seeds) == (6, ["nope", "alibi"], 3)
+    assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).experiment == "tasks", "not the first task's"
     assert more.training_flops == pytest.approx(6 / 33 * 390 / 977 * demo.training_flops)
 
 
