@@ -15,6 +15,7 @@ import pytest
 
 from posbench import tracking
 from posbench.api import evaluate
+from posbench.composition import compose
 from posbench.config import Config
 from posbench.runs import Run, run_folder
 from posbench.training import train
@@ -113,6 +114,16 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
     figures = summary(third)
     assert (figures["eval/fixed/nll@64"], figures["loss"]) == (fixed.header["nll_mean"], run.manifest.loss)
     assert list(third.glob("files/media/table/eval/results_*.json"))
+
+
+@pytest.mark.slow
+def test_a_run_of_a_task_is_recorded(tmp_path: Path) -> None:
+    words = ["data=copy", "scheme=nope", "data.lengths=[2,3]", "train.batch_size=2", "train.steps=2"]
+    words += ["train.device=cpu", "train.validation_tokens=20", "tracking=wandb", f"runs_dir={tmp_path}/runs"]
+    run = train(compose(words))
+    [recording] = recordings(run)
+    assert history(recording) == as_logged(run.logged) and header(recording)["tags"] == ["nope", "task", "copy"]
+    assert summary(recording)["loss"] == run.manifest.loss
 
 
 @pytest.mark.slow
