@@ -113,11 +113,18 @@ class Problems:
         return self.padded([self.draw(length, split, rng) for length in lengths], longest, rng, split == "train")
 
     def padded(self, problems: Sequence[Problem], length: int, rng: np.random.Generator, is_training: bool) -> Batch:
-        """Those problems, padded to the width of problems of `length` items, with their positions."""
+        """Those problems, padded to the width of problems of `length` items, with their positions.
+
+        Raises: ConfigError for one that is wider.
+        """
         width = self.task.width(length)
         tokens, answers = np.zeros((len(problems), width), np.int64), np.full((len(problems), width - 1), -1, np.int64)
         for row, (of_problem, is_answer) in enumerate(problems):
-            end = len(of_problem)
+            if (end := len(of_problem)) > width:
+                raise ConfigError(
+                    f"a problem of data={self.config.task} of {length} items has {end} tokens, and width({length}) is "
+                    f"{width}: define width(length), the most tokens of a problem"
+                )
             tokens[row, :end] = of_problem
             answers[row, : end - 1] = np.where(is_answer[1:], of_problem[1:], -1)
         read = np.array([len(of_problem) - 1 for of_problem, _ in problems])

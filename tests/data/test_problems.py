@@ -130,14 +130,6 @@ def test_windows_follow_from_the_task() -> None:
     assert compose(["data=copy", "data.longest=null", "train.context_length=32"]).data.longest == 64
 
 
-@pytest.mark.parametrize("task", ["index", "index_from_end"])
-def test_no_number_is_asked_for_that_training_never_shows(task: str) -> None:
-    """Only the length of the word is new."""
-    drawn = Problems(compose(["experiment=tasks_demo", f"data={task}"]).data)
-    trained, tested = drawn.at_trained_lengths(500, "train", np.random.default_rng(0)), drawn.splits["test"]
-    assert set(np.unique(tested.at_length(24, 200).tokens)) <= set(np.unique(trained.tokens))
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -161,3 +153,17 @@ def test_a_class_that_gives_no_problems_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tasks()["copy"], "problem", lambda self, length, rng: ([0, 1], [True, False]))
     with pytest.raises(ConfigError, match=r"a problem of data=copy is tokens and which of them are answers"):
         build_task(TaskConfig("copy", "copy"))
+
+
+@pytest.mark.parametrize("name", ["tokens", "chance"])
+def test_a_class_without_tokens_or_chance_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tasks()["addition"], name)
+    with pytest.raises(ConfigError, match=f"has no {name}$"):
+        build_task(TaskConfig("addition", "addition"))
+
+
+def test_a_problem_that_is_wider_than_its_class_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = problems()
+    monkeypatch.setattr(tasks()["copy"], "width", lambda self, length: 2 * length)
+    with pytest.raises(ConfigError, match=r"a problem of data=copy of 5 items has \d+ tokens, and width\(5\) is 10"):
+        ProblemBatches(drawn, 8, 0).batch(0)

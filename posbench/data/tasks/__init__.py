@@ -34,7 +34,7 @@ def tasks() -> dict[str, type[Task]]:
 def build_task(config: TaskConfig) -> Task:
     """The task that `config` asks for, with its options.
 
-    Raises: ConfigError for an unknown task or option, and where a problem of it is not one.
+    Raises: ConfigError for an unknown task or option, and for a class that lacks something or gives no problems.
     """
     ours = split(config.task) is None
     base: type = Task
@@ -44,6 +44,8 @@ def build_task(config: TaskConfig) -> Task:
         task = cls(**config.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data={config.task} cannot be made with the options {config.options}: {error}") from error
+    if missing := [name for name in ("tokens", "chance") if not hasattr(task, name)]:
+        raise ConfigError(f"the class of data={config.task} has no {' and no '.join(missing)}")
     for length in config.lengths:
         tokens, is_answer = map(np.asarray, task.problem(length, np.random.default_rng(0)))
         holds = tokens.shape == is_answer.shape and tokens.ndim == 1 and is_answer.any() and not is_answer[0]
