@@ -20,21 +20,8 @@ from tests.training.conftest import after_step
 SMALL = ["data.lengths=[2,4]", "data.longest=8", "evaluation.problems=16", "model.d_model=16", "model.num_heads=2"]
 SMALL += ["train.batch_size=8", "train.steps=6", "train.validation_tokens=80", "train.log_every=1", "tracking=none"]
 SMALL += ["train.checkpoint_every=2", "train.device=cpu", "hydra/launcher=basic"]
-SUMS = """\
-from posbench.data.tasks import Task
-
-
-class Sums(Task):
-    tokens = "0123456789="
-    chance = 0.1
-
-    def __init__(self, base=10):
-        self.base = base
-
-    def problem(self, length, rng):
-        digits = rng.integers(self.base, size=length)
-        return [*digits, 10, digits.sum() % 10], [False] * (length + 1) + [True]
-"""
+GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
+[SUMS] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +31,12 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
     assert posbench("train", *words).status == 0
     run = Run(Path("runs/sums/learned/seed=0"))
     assert (run.path / "my_task.py").read_text() == SUMS and list(run.manifest.scheme_files) == ["my_task.py"]
-    assert run.config.data.to_mapping()["base"] == 8 and run.config.train.context_length == 5
+    assert run.config.data.to_mapping()["base"] == 8 and run.config.train.context_length == 8
     told = posbench("eval", "sums", "--samples", "2")
-    assert "sums: accuracy by length in items (accuracy, 16 answers)" in told.out
-    assert len(re.findall(r"^  [0-7]( [0-7])* = (\(.\) )?\d$", told.out, re.MULTILINE)) == 3 * 2
+    assert "sums: accuracy by length in items (accuracy, 64 to 128 answers)" in told.out
+    assert len(re.findall(r"^  [0-7]( [0-7])* =( (\(.\) )?[0-7])+$", told.out, re.MULTILINE)) == 3 * 2
     assert "already there" in posbench("eval", "sums").out
-    Path("my_task.py").write_text(SUMS.replace("% 10", "% 7"))
+    Path("my_task.py").write_text(SUMS.replace("% self.base", "% 7"))
     assert re.search(
         r"my_task\.py has changed since .* add --scheme-changed", posbench("eval", "sums", "-l", "7").refusal
     )
