@@ -64,7 +64,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     (Path(folder) / "scheme" / "mine.yaml").write_text("# Of my own.\nname: mine\nkind: rotary\nsites: [q]\n")
     own = ["--config-dir", folder]
     small = ["scheme=mine", *words]
-    assert "1 schemes (mine)" in posbench("plan", *small, *own).out
+    assert "1 scheme (mine)" in posbench("plan", *small, *own).out
     assert posbench("prepare", *small, *own).status == 0
     said = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *own)
     assert said.status == 0 and "\nmine " in said.out
