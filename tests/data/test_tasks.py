@@ -191,3 +191,12 @@ def test_a_needle_stands_at_the_depth_that_is_asked_for() -> None:
 def test_more_items_than_tokens_that_differ_are_refused(task: Task) -> None:
     with pytest.raises(ValueError, match="raise the option"):
         task.problem(9, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("length", [3, 16, 40])
+@pytest.mark.parametrize("task", [Index(), IndexFromEnd(), Index(digits=2)])
+def test_no_answer_of_an_index_can_be_copied_from_the_same_question(task: Index, length: int) -> None:
+    for seed in range(20):
+        names, answers = named(task, length, np.random.default_rng(seed))
+        asked = [tuple(names[at - max(1, task.digits) : at]) for at in answers]
+        assert len(set(asked)) == len(asked) == min(task.questions, length)

@@ -1,10 +1,11 @@
 """Which is the i-th item of a word, from its start or from its end? Own definition, after the tasks of indexing in
 Kazemnejad et al. 2023 (arXiv 2305.19466) and Gopalakrishnan et al. 2025 (arXiv 2509.10534).
 
-    c a b d ? 2 a 4 d 2 a 1 c          from the end:  c a b d ? 2 b 4 c 2 b 1 d
+    c a b d ? 2 a 4 d 1 c          from the end:  c a b d ? 2 b 4 c 1 d
 
-At every length i is at most 16, so that training shows every number and only the length of the word is new. With
-`digits` i is written in decimal digits and goes up to the length of the word: then the number is new as well.
+No number is asked for twice in a problem: the second answer could be copied from the first. At every length i is at
+most 16, so that training shows every number and only the length of the word is new. With `digits` i is written in
+decimal digits and goes up to the length of the word: then the number is new as well.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from posbench.data.tasks.task import LETTERS, Task
 class Index(Task):
     """`length` letters, a sign, and questions: a number i, and the i-th letter, which is the answer.
 
-    Options: letters, how many there are; questions a problem; largest, the largest number that is asked for; digits,
-    with how many decimal digits each number is written (0: one token each).
+    Options: letters, how many there are; questions a problem, fewer where there are not so many numbers; largest, the
+    largest number that is asked for; digits, with how many decimal digits each number is written (0: one token each).
     """
 
     def __init__(self, letters: int = 16, questions: int = 8, largest: int = 16, digits: int = 0) -> None:
@@ -33,8 +34,8 @@ class Index(Task):
 
     def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         word = rng.integers(self.letters, size=length)
-        place = rng.integers(min(self.largest, length), size=self.questions)
-        questions = np.empty((self.questions, (self.digits or 1) + 1), dtype=np.int64)
+        place = rng.permutation(min(self.largest, length))[: self.questions]
+        questions = np.empty((len(place), (self.digits or 1) + 1), dtype=np.int64)
         questions[:, -1] = word[self.place(place)]
         if self.digits:
             powers = 10 ** np.arange(self.digits)[::-1]
