@@ -94,7 +94,11 @@ class TaskScores:
     def limit_text(self, scheme: str) -> str:
         """`23`, `≥64`; a dash where no seed learnt."""
         limit = self.limits.get(scheme, math.nan)
-        return tables.DASH if math.isnan(limit) else str(int(limit)) if limit < math.inf else f"≥{self.lengths[-1]}"
+        return tables.DASH if math.isnan(limit) else str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
+
+    def kept_to(self, scheme: str) -> float:
+        """The length up to which a scheme that learnt keeps the task, at most the longest it was tested at."""
+        return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:
         """`3/5`: seeds that learnt of all."""
@@ -105,13 +109,17 @@ class TaskScores:
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = "") -> dict[str, TaskScores]:
     """Name -> scores of each task of these runs. `notes` gets what was left out, and why.
 
-    Raises: ConfigError where the runs of a task differ in more than scheme and seed, or no run has been evaluated.
+    A run takes part where it was evaluated at its longest trained length, which shows whether it has learnt.
+    Raises: ConfigError where the runs of a task differ in more than scheme and seed, or none takes part.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == "accuracy") & (rows["at_step"] == 0)]
-    if rows.empty:
-        raise ConfigError("no run of a task has been evaluated here: do it with `posbench eval`")
-    evaluated = runs[runs.index.isin(rows["run"])]
-    notes += [f"{run.path}: not evaluated" for run in runs.drop(evaluated.index).itertuples()]
+    trained = runs["data.lengths"].map(_longest)
+    at_trained = rows[(rows["length"] == rows["run"].map(trained)) & (rows["under"] == "")]
+    evaluated = runs[runs.index.isin(at_trained["run"])]
+    if evaluated.empty:
+        raise ConfigError("no run of a task has been evaluated here at its trained length: do it with `posbench eval`")
+    for run in runs.assign(trained=trained).drop(evaluated.index).itertuples():
+        notes.append(f"{run.path}: not evaluated at {run.trained} items, the longest trained length")
     scored = {}
     for name, of_task in evaluated.groupby("data.name", sort=False):
         check_agreement(of_task, by)
@@ -121,8 +129,19 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
             notes.append(
                 f"{name} at {', '.join(map(str, sorted(set(own[~alike]['length']))))}: runs had other problems"
             )
+        length = trained[of_task.index[0]]
+        if not alike[(own["length"] == length) & (own["under"] == "")].all():
+            raise ConfigError(
+                f"the runs of {name} were scored on different problems at {length} items, the longest trained length: "
+                "evaluate them with the same settings, or report them apart"
+            )
         scored[str(name)] = _scores(str(name), of_task, own[alike])
     return scored
+
+
+def _longest(lengths: str) -> int:
+    """Of `[2, 16]`, trained lengths as the summary has them."""
+    return int(json.loads(lengths)[1])
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
@@ -131,7 +150,7 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
     sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
     scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
     scores["problems"] = sums["count"].unstack("metric")["exact"].to_numpy()
-    trained, chance, goal = json.loads(run["data.lengths"])[1], float(run["chance"]), float(run["goal"])
+    trained, chance, goal = _longest(run["data.lengths"]), float(run["chance"]), float(run["goal"])
     at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
     learnt = at_trained["accuracy"] >= goal
     scores = scores.join(learnt.rename("learnt"), on=["scheme", "seed"]).fillna({"learnt": False})
@@ -225,7 +244,9 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 def _places(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
     """The order of rows: by the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
     kept = [
-        min(t.limits.get(scheme, 0.0), t.lengths[-1]) / t.trained for t in tasks.values() if scheme in t.learners.index
+        t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0
+        for t in tasks.values()
+        if scheme in t.learners.index
     ]
     return -float(np.mean(kept)), scheme
 
@@ -305,7 +326,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
     """Schemes by tasks: up to which multiple of the trained length a task is kept."""
     texts = summary_table(tasks).set_index("scheme")
     of = list(tasks.values())
-    kept = np.array([[min(t.limits.get(s, math.nan), t.lengths[-1]) / t.trained for t in of] for s in texts.index])
+    kept = np.array([[t.kept_to(s) / t.trained if s in t.limits else math.nan for t in of] for s in texts.index])
     most = max(t.lengths[-1] / t.trained for t in of)
     figure, (axes,) = new_figure(0.8 + 0.3 * len(texts), width=min(WIDTH, 2.2 + len(of)))
     _shade(axes, 0.1 + 0.9 * np.log2(kept) / math.log2(most), texts.to_numpy().tolist(), texts)

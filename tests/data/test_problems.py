@@ -167,3 +167,11 @@ def test_a_problem_that_is_wider_than_its_class_says_is_refused(monkeypatch: pyt
     monkeypatch.setattr(tasks()["copy"], "width", lambda self, length: 2 * length)
     with pytest.raises(ConfigError, match=r"a problem of data=copy of 5 items has \d+ tokens, and width\(5\) is 10"):
         ProblemBatches(drawn, 8, 0).batch(0)
+
+
+@pytest.mark.parametrize("task", ["index", "index_from_end"])
+def test_no_number_is_asked_for_that_training_never_shows(task: str) -> None:
+    """Only the length of the word is new."""
+    drawn = Problems(compose(["experiment=tasks_demo", f"data={task}"]).data)
+    trained, tested = drawn.at_trained_lengths(500, "train", np.random.default_rng(0)), drawn.splits["test"]
+    assert set(np.unique(tested.at_length(24, 200).tokens)) <= set(np.unique(trained.tokens))

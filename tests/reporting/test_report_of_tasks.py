@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import pytest
 
+from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.tasks import TaskScores, measure
 
@@ -107,7 +108,26 @@ def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
     assert measure(runs, rows[rows["run"] > 0], notes)["copy"].learners.to_dict("index") == {
         "alibi": {"learnt": 1, "seeds": 2}
     }
-    assert notes == ["copy/nope/0: not evaluated"]
+    assert notes == ["copy/nope/0: not evaluated at 16 items, the longest trained length"]
+
+
+def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_to_learn() -> None:
+    runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
+    notes: list[str] = []
+    scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] > 16)], notes)["copy"]
+    assert scored.schemes == ["alibi"] and notes[0].startswith("copy/nope/0: not evaluated at 16 items")
+    with pytest.raises(ConfigError, match="no run of a task has been evaluated here at its trained length"):
+        measure(runs, rows[rows["length"] > 16], [])
+    rows.loc[(rows["run"] == 1) & (rows["length"] == 16), "task"] = "others"
+    with pytest.raises(ConfigError, match="copy were scored on different problems at 16 items"):
+        measure(runs, rows, [])
+
+
+def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
+    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"tokens": [0, 400], "loss": [3, 0]}))
+    scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] < 64)], [])["copy"]
+    assert tasks.summary_table({"copy": scored}).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
 
 
 def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
