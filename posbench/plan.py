@@ -28,7 +28,7 @@ from posbench.size import forward_flops_per_token, num_parameters, training_flop
 from posbench.sweep import sweep_of
 from posbench.units import count_of, duration, short_bytes, short_count
 
-MOST_HOURS = 365 * 24.0  # on this machine that are told; with more it is the wrong machine
+MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
 MOST_SECONDS = 20.0  # that timing this machine may take
 
 

@@ -59,7 +59,7 @@ def tune(
 ) -> dict[str, Rates]:
     """Train the pilots that are missing, print and store the table, and return the losses by scheme and rate.
 
-    Arguments: words, as of `posbench train -m`; job, what trains a run; say, told what a sweep will run;
+    Arguments: words, as after `posbench train -m`; job, what trains a run; say, told what a sweep will run;
     fraction, the part of the train documents that pilots are scored on.
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """

@@ -88,10 +88,10 @@ def _costs(summary: pd.DataFrame) -> list[list[str]]:
 def _remarks(summary: pd.DataFrame) -> list[str]:
     """What makes the comparison unfair, if anything; and what went wrong."""
     runs = summary.to_dict("records")
-    told = [f"{run['path']}: {run['diverged'] or run['reason']}" for run in runs if run["diverged"] or run["reason"]]
+    lines = [f"{run['path']}: {run['diverged'] or run['reason']}" for run in runs if run["diverged"] or run["reason"]]
     differ = [what for what, _ in differences(summary) if what != TWICE]
     if differ:
-        told.append(f"Not a fair comparison: these runs differ in {', '.join(differ)}.")
+        lines.append(f"Not a fair comparison: these runs differ in {', '.join(differ)}.")
     if summary["seed"].nunique() > 1:
-        told.append("Seeds differ, so compare only losses of the same seed.")
-    return [*told, "`posbench report` tests such differences over paired seeds."]
+        lines.append("Seeds differ, so compare only losses of the same seed.")
+    return [*lines, "`posbench report` tests such differences over paired seeds."]

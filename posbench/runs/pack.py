@@ -182,7 +182,7 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
 
 
 def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
-    """Write finished runs of one experiment to a zip. Notice is told which results are left out, and why."""
+    """Write finished runs of one experiment to a zip. `notice` gets a line for each result that is left out."""
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.tmp")
     with zipfile.ZipFile(beside, "w") as archive:
