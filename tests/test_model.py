@@ -115,7 +115,7 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
     for model in (eager, compiled):
         model.compute_dtype = torch.bfloat16
 
-    tokens = random_tokens(8 * 256).view(8, 256)
+    tokens = random_tokens(2 * 256).view(2, 256)
     losses = [model.nll(tokens, tokens.roll(-1, 1)) for model in (eager, compiled)]
     assert (losses[0] - losses[1]).abs().max() < 0.1 and (losses[0] - losses[1]).abs().mean() < 0.01
     for loss in losses:
@@ -123,7 +123,7 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
         assert one.grad.norm() > 0 and (one.grad - other.grad).norm() <= 0.05 * one.grad.norm()
 
-    tokens = random_tokens(3 * 150).view(3, 150)
+    tokens = random_tokens(150).view(1, 150)
     logits = [model(tokens) for model in (eager, compiled)]
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.05 * logits[0].abs().max()
     with torch.no_grad():  # never compiled: what was read before would be in the code of the steps that follow

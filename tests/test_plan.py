@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def test_flops_are_those_of_the_products_that_run() -> None:
 
 @pytest.mark.slow
 def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
-    demo = plan(["experiment=demo"])
-    assert (demo.runs, len(demo.schemes), demo.seeds) == (33, 11, 3)
-    more = plan(["experiment=demo", "seed=0,1,2", "scheme=nope,alibi", "train.tokens=400_000"])
-    assert (more.runs, more.schemes, more.seeds) == (6, ["nope", "alibi"], 3)
+    demo = plan(["experiment=demo", "seed=0"])
+    assert (demo.runs, len(demo.schemes), demo.seeds) == (11, 11, 1)
+    more = plan(["experiment=demo", "seed=0,1", "scheme=nope,alibi", "train.tokens=400_000"])
+    assert (more.runs, more.schemes, more.seeds) == (4, ["nope", "alibi"], 2)
     assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).experiment == "tasks", "not the first task's"
-    assert more.training_flops == pytest.approx(6 / 33 * 390 / 977 * demo.training_flops)
+    assert more.training_flops == pytest.approx(4 / 11 * 390 / 977 * demo.training_flops)
 
 
 @pytest.mark.slow
@@ -79,7 +80,9 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
 
 
 @pytest.mark.slow
-def test_memory_is_about_what_a_compiled_step_keeps() -> None:
+def test_memory_is_about_what_a_compiled_step_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is kept is decided before code is generated, which would take a quarter of a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     words = ["model=tiny", "model.d_model=128", "train.context_length=640", "train.batch_size=2", "scheme=qk_rope"]
     config = compose([*words, "train.dtype=bfloat16"])
     model = build_model(config, 512)

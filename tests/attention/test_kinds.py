@@ -126,20 +126,15 @@ def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
         model.hidden(random_tokens(9), 0, model.caches(8))
 
 
-CAPTURED = [(name, dtype, "aot_eager") for name in ROWS for dtype in (torch.float32, torch.bfloat16)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name, dtype, backend", [*CAPTURED, ("linear_qk_rope", torch.bfloat16, "inductor")])
-def test_a_compiled_block_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype, backend):
-    """In one graph, all rows; and one of them by generated code, which takes half a minute."""
+@pytest.mark.parametrize("name, dtype", [*((name, torch.float32) for name in ROWS), ("linear_qk_rope", torch.bfloat16)])
+def test_a_block_in_one_graph_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype):
     torch.compiler.reset()
     model = built(name)
     model.compute_dtype = dtype
-    length = 128 if backend == "inductor" else T
-    x, (at, *_) = model._embedded(random_tokens(length), 0, 0, length, None)
+    x, (at, *_) = model._embedded(random_tokens(T), 0, 0, T, None)
     block, gradients = model.blocks[0], []
-    compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend=backend)
+    compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend="aot_eager")
     for forward in (Block.forward, compiled):
         y = x.detach().clone().requires_grad_()
         model.zero_grad()

@@ -2,10 +2,8 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -117,26 +115,10 @@ def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench: Give, fa
 
 
 @pytest.mark.slow
-def test_workers_find_the_file_and_a_killed_run_of_it_resumes_to_the_same_bytes(
-    faded: Path, words: list[str], tmp_path: Path
-) -> None:
+def test_workers_find_the_file(faded: Path, words: list[str]) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-
-    def command(*more: str, by: tuple[str, ...] = ()) -> list[str]:
-        return [sys.executable, "-m", *by, "posbench", "train", *words, "scheme=ideas/faded.py:Faded", *more]
-
-    def run(*more: str, by: tuple[str, ...] = ()) -> None:
-        done = subprocess.run(command(*more, by=by), env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-
-    run("-m", "--jobs", "2", "seed=0,1", "experiment_name=mine", "runs_dir=runs")
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    run("experiment_name=several", "runs_dir=runs", by=torchrun)
-    assert Run(Path("runs/several/faded/seed=0")).is_finished
-    with subprocess.Popen(command("experiment_name=cut", "runs_dir=runs"), env=environment) as child:
-        while not list(Path("runs/cut").glob("*/*/checkpoints/step=*")) and child.poll() is None:
-            time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
-    run("experiment_name=cut", "runs_dir=runs")
-    weights = "checkpoints/step=00000012/model.safetensors"
-    assert (of().path / weights).read_bytes() == (Path("runs/cut/faded/seed=0") / weights).read_bytes()
+    command = [sys.executable, "-m", "posbench", "train", *words, "scheme=ideas/faded.py:Faded"]
+    command += ["-m", "--jobs", "2", "seed=0,1", "experiment_name=mine", "runs_dir=runs"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert of().is_finished and Run(Path("runs/mine/faded/seed=1")).is_finished
