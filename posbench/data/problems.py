@@ -17,9 +17,8 @@ Shapes: B problems, W tokens of the widest one, T = W - 1 tokens that are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +34,13 @@ from posbench.data.tokenizer import fingerprint
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Problem = tuple[NDArray[np.int32], NDArray[np.bool_]]  # tokens [W], which of them are answers [W]
-
 _SIDES = {
     "test": (0,),
     "validation": (1,),
     "train": tuple(range(2, 8)),
 }  # the first byte of a problem's SHA-256, modulo 8
-_MOST_DRAWS = 1000
+_PROBLEMS_AT_ONCE = 64
+_BATCHES_AT_ONCE = 32
 _TRAINED, _SCORED = 0, 1  # streams of random numbers
 
 
@@ -94,41 +92,45 @@ class Problems:
         """T, tokens that are read of a problem of `length` items."""
         return self.task.width(length) - 1
 
-    def draw(self, length: int, split: str, rng: np.random.Generator) -> Problem:
-        """A problem of `length` items of a split. Raises: ConfigError where there is none among very many."""
-        for _ in range(_MOST_DRAWS):
-            tokens, is_answer = self.task.problem(length, rng)
-            tokens = np.ascontiguousarray(tokens, np.int32)
-            if sha256(tokens.tobytes()).digest()[0] % 8 in _SIDES[split]:
-                return tokens, np.asarray(is_answer, bool)
-        raise ConfigError(
-            f"none of {_MOST_DRAWS:,} problems of data={self.config.task} at length {length} belongs to the {split} "
-            "split: there are too few different ones, so give it longer ones (data.lengths) or other options"
-        )
-
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
         """Problems of the lengths that are trained, all of them equally often."""
         shortest, longest = self.config.lengths
-        lengths = rng.integers(shortest, longest + 1, size=number).tolist()
-        return self.padded([self.draw(length, split, rng) for length in lengths], longest, rng, split == "train")
+        return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
-    def padded(self, problems: Sequence[Problem], length: int, rng: np.random.Generator, is_training: bool) -> Batch:
-        """Those problems, padded to the width of problems of `length` items, with their positions.
+    def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
+        """A problem of each of these lengths in items, padded to the width of those of `longest`."""
+        number, width = len(lengths), self.task.width(longest)
+        tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
+        read = np.empty(number, np.int64)
+        for length in np.unique(lengths).tolist():
+            rows = np.flatnonzero(lengths == length)
+            drawn, is_answer = self._draw(length, len(rows), split, rng)
+            end = drawn.shape[1]
+            tokens[rows, :end], read[rows] = drawn, end - 1
+            answers[rows, : end - 1] = np.where(is_answer[:, 1:], drawn[:, 1:], -1)
+        return Batch(tokens, answers, self._positions(read, width - 1, rng, split == "train"))
 
-        Raises: ConfigError for one that is wider.
+    def _draw(
+        self, length: int, number: int, split: str, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Problems of `length` items of a split: tokens [number, W], which of them are answers [number, W].
+
+        The first of them are the same for any `number`. Raises: ConfigError where there are fewer among very many.
         """
-        width = self.task.width(length)
-        tokens, answers = np.zeros((len(problems), width), np.int64), np.full((len(problems), width - 1), -1, np.int64)
-        for row, (of_problem, is_answer) in enumerate(problems):
-            if (end := len(of_problem)) > width:
-                raise ConfigError(
-                    f"a problem of data={self.config.task} of {length} items has {end} tokens, and width({length}) is "
-                    f"{width}: define width(length), the most tokens of a problem"
-                )
-            tokens[row, :end] = of_problem
-            answers[row, : end - 1] = np.where(is_answer[1:], of_problem[1:], -1)
-        read = np.array([len(of_problem) - 1 for of_problem, _ in problems])
-        return Batch(tokens, answers, self._positions(read, width - 1, rng, is_training))
+        kept, answers = [], []
+        for _ in range(16 + number):
+            tokens, is_answer = self.task.problems(length, _PROBLEMS_AT_ONCE, rng)
+            tokens = np.ascontiguousarray(tokens, np.int32)
+            mine = [sha256(row).digest()[0] % 8 in _SIDES[split] for row in tokens]
+            kept.append(tokens[mine])
+            answers.append(np.broadcast_to(is_answer, tokens.shape)[mine])
+            if sum(map(len, kept)) >= number:
+                return np.concatenate(kept)[:number], np.concatenate(answers)[:number]
+        raise ConfigError(
+            f"of {(16 + number) * _PROBLEMS_AT_ONCE:,} problems of data={self.config.task} at length {length} fewer "
+            f"than {number:,} belong to the {split} split: there are too few different ones, so give it longer ones "
+            "(data.lengths) or other options"
+        )
 
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
@@ -148,12 +150,12 @@ class Problems:
         return None
 
 
-@dataclass(frozen=True)
 class ProblemSplit:
     """Problems that are scored: the same whoever asks."""
 
-    name: str
-    problems: Problems
+    def __init__(self, name: str, problems: Problems) -> None:
+        self.name, self.problems = name, problems
+        self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # asked for at every validation
 
     def at_length(self, length: int, number: int) -> Batch:
         """Problems of `length` items. Raises: ConfigError where they may not be so long."""
@@ -165,24 +167,32 @@ class ProblemSplit:
                 "may be tested at: ask for a shorter one, or train with a larger data.longest"
             )
         rng = _generator(_SCORED, SPLITS.index(self.name), length)
-        drawn = [self.problems.draw(length, self.name, rng) for _ in range(number)]
-        return self.problems.padded(drawn, length, rng, is_training=False)
+        return self.problems.of_lengths(np.full(number, length), length, self.name, rng)
 
-    def at_trained_lengths(self, number: int) -> Batch:
+    def _at_trained_lengths(self, number: int) -> Batch:
         """Problems of the lengths that are trained."""
         return self.problems.at_trained_lengths(number, self.name, _generator(_SCORED, SPLITS.index(self.name)))
 
 
 class ProblemBatches:
-    """What training reads of a task: lengths evenly drawn from those that are trained."""
+    """What training reads of a task: lengths evenly drawn from those that are trained.
+
+    Neighbouring batches are drawn together, which is many times as fast as one by one.
+    """
 
     def __init__(self, problems: Problems, batch_size: int, seed: int) -> None:
         self.problems, self.batch_size, self.seed = problems, batch_size, seed
+        self._drawn = lru_cache(maxsize=1)(self._draw)
 
     def batch(self, n: int) -> Batch:
         """Batch `n` of the run."""
-        rng = _generator(self.seed, _TRAINED, n)
-        return self.problems.at_trained_lengths(self.batch_size, "train", rng)
+        group, place = divmod(n, _BATCHES_AT_ONCE)
+        rows = slice(place * self.batch_size, (place + 1) * self.batch_size)
+        return self._drawn(group).each(lambda part: part[rows])
+
+    def _draw(self, group: int) -> Batch:
+        rng = _generator(self.seed, _TRAINED, group)
+        return self.problems.at_trained_lengths(_BATCHES_AT_ONCE * self.batch_size, "train", rng)
 
 
 def _generator(*entropy: int) -> np.random.Generator:

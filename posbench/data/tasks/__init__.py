@@ -44,16 +44,17 @@ def build_task(config: TaskConfig) -> Task:
         task = cls(**config.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data={config.task} cannot be made with the options {config.options}: {error}") from error
-    if missing := [name for name in ("tokens", "chance") if not hasattr(task, name)]:
-        raise ConfigError(f"the class of data={config.task} has no {' and no '.join(missing)}")
+    if not hasattr(task, "tokens"):
+        raise ConfigError(f"the class of data={config.task} has no tokens")
     for length in config.lengths:
-        tokens, is_answer = map(np.asarray, task.problem(length, np.random.default_rng(0)))
-        holds = tokens.shape == is_answer.shape and tokens.ndim == 1 and is_answer.any() and not is_answer[0]
-        if not holds or tokens.min() < 0 or tokens.max() >= len(task.tokens) or len(tokens) > task.width(length):
+        tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))
+        holds = tokens.ndim == 2 and len(tokens) == 2 and answers.shape in (tokens.shape, tokens.shape[1:])
+        holds = holds and bool(answers.any(axis=-1).all()) and not answers[..., 0].any()
+        if not holds or tokens.min() < 0 or tokens.max() >= len(task.tokens):
             raise ConfigError(
-                f"a problem of data={config.task} is tokens and which of them are answers, two arrays of one length: "
-                f"tokens from 0 to {len(task.tokens) - 1}, an answer at least and not the first token, at most "
-                f"width(length) of them; of length {length} it gave {tokens} and {is_answer}"
+                f"problems of data={config.task} are tokens, a row a problem, and which of them are answers: "
+                f"tokens from 0 to {len(task.tokens) - 1}, an answer at least and not the first token; two of length "
+                f"{length} were {tokens.tolist()} and {answers.tolist()}"
             )
     return task
 

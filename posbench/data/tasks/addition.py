@@ -21,17 +21,22 @@ class Addition(Task):
     Options: least_first, whether each number begins with its least digit.
     """
 
+    version = 2
     tokens = (*map(str, range(10)), "+", "=")
-    chance = 0.1
 
     def __init__(self, least_first: bool = True) -> None:
         self.least_first = least_first
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        digits = (rng.integers(10, size=2 * length, dtype=np.uint8) + ord("0")).tobytes()
-        first, second = digits[:length], digits[length:]
-        total = b"%0*d" % (length + 1, int(first) + int(second))
-        step = -1 if self.least_first else 1
-        text = first[::step] + b":" + second[::step] + b";" + total[::step]  # in ASCII the two follow the digits
-        tokens = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - ord("0")
-        return tokens, np.arange(len(tokens)) > 2 * length + 1
+    def chance(self, length: int) -> float:
+        """That of 0: a tenth of all digits but the highest, which is 0 where nothing is carried to it."""
+        return (length / 10 + (1 + 0.1**length) / 2) / (length + 1)
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        first, second = rng.integers(10, size=(2, number, length))  # least digit first
+        total = np.pad(first + second, ((0, 0), (0, 1)))
+        for place in range(length):
+            total[:, place + 1] += total[:, place] // 10
+        step = 1 if self.least_first else -1
+        plus, equals = np.full((number, 1), PLUS), np.full((number, 1), EQUALS)
+        tokens = np.hstack((first[:, ::step], plus, second[:, ::step], equals, total[:, ::step] % 10))
+        return tokens, np.arange(3 * length + 3) > 2 * length + 1

@@ -16,17 +16,20 @@ from posbench.data.tasks.task import LETTERS, Task
 class Copy(Task):
     """`length` letters, a sign, and the letters again, which are the answers. Options: letters, how many there are."""
 
+    version = 2
     step = 1
 
     def __init__(self, letters: int = 16) -> None:
         self.letters = letters
         self.tokens = (*LETTERS[:letters], "=")
-        self.chance = 1 / letters
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        word = rng.integers(self.letters, size=length)
-        tokens = np.concatenate((word, [self.letters], word[:: self.step]))
-        return tokens, np.arange(len(tokens)) > length
+    def chance(self, length: int) -> float:
+        return 1 / self.letters
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        word = rng.integers(self.letters, size=(number, length))
+        sign = np.full((number, 1), self.letters)
+        return np.hstack((word, sign, word[:, :: self.step])), np.arange(2 * length + 1) > length
 
 
 class Reverse(Copy):

@@ -20,22 +20,34 @@ class Count(Task):
     other letters fill the rest. Options: letters, how many there are; questions a problem; largest, the largest count.
     """
 
+    version = 2
+
     def __init__(self, letters: int = 16, questions: int = 4, largest: int = 8) -> None:
         self.letters = letters
         self.questions = questions
         self.tokens = (*LETTERS[:letters], "^", "?", *map(str, range(largest + 1)))
         self.largest = largest
-        self.chance = 1 / (largest + 1)
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        order = rng.permutation(self.letters)
-        asked, others = order[: self.questions], order[self.questions :]
-        word = np.repeat(asked, rng.integers(self.largest + 1, size=self.questions))[:length]
-        word = np.concatenate((word, others[rng.integers(len(others), size=length - len(word))]))
-        rng.shuffle(word)
-        questions = np.empty((self.questions, 2), dtype=np.int64)
-        questions[:, 0] = np.sort(asked)
-        questions[:, 1] = self.letters + 2 + np.bincount(word, minlength=self.letters)[questions[:, 0]]
-        is_answer = np.zeros(length + 2 + questions.size, dtype=bool)
-        is_answer[length + 3 :: 2] = True
-        return np.concatenate(([self.letters], word, [self.letters + 1], questions.reshape(-1))), is_answer
+    def chance(self, length: int) -> float:
+        """That of 0: an even share, and what falls to it where the letters before have filled the word."""
+        even = np.full(self.largest + 1, 1 / (self.largest + 1))
+        before, full = np.ones(1), 0.0  # the distribution of how many letters stand before those that are asked for
+        for _ in range(self.questions):
+            full += before[length:].sum() / self.questions
+            before = np.convolve(before, even)
+        return float(even[0] + (1 - even[0]) * full)
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        order = rng.random((number, self.letters)).argsort(axis=1)  # those that are asked for first
+        ends = rng.integers(self.largest + 1, size=(number, self.questions)).cumsum(axis=1)
+        which = (np.arange(length)[:, None] >= ends[:, None]).sum(axis=-1)
+        others = rng.integers(self.questions, self.letters, size=(number, length))
+        which = np.where(which < self.questions, which, others)
+        word = rng.permuted(np.take_along_axis(order, which, axis=1), axis=1)
+        asked = np.sort(order[:, : self.questions], axis=1)
+        counts = (word[:, None] == asked[..., None]).sum(axis=-1)
+        questions = np.stack((asked, self.letters + 2 + counts), axis=-1).reshape(number, -1)
+        first, sign = np.full((number, 1), self.letters), np.full((number, 1), self.letters + 1)
+        is_answer = np.arange(length + 2 + 2 * self.questions) % 2 == (length + 1) % 2
+        is_answer[: length + 2] = False
+        return np.hstack((first, word, sign, questions)), is_answer

@@ -22,21 +22,22 @@ class FlipFlop(Task):
     Options: ignored, the share of instructions that are to be ignored.
     """
 
+    version = 2
     tokens = ("i", "w", "r", "0", "1")
-    chance = 0.5
 
     def __init__(self, ignored: float = 0.8) -> None:
         self.ignored = ignored
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        draws = rng.random(length)
+    def chance(self, length: int) -> float:
+        return 1 / 2
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        draws = rng.random((number, length))
         step = (draws >= self.ignored).astype(np.int64) + (draws >= (1 + self.ignored) / 2)
-        step[0], step[-1] = WRITE, READ
-        bit = rng.integers(2, size=length)
-        last_write = np.maximum.accumulate(np.where(step == WRITE, np.arange(length), 0))
+        step[:, 0], step[:, -1] = WRITE, READ
+        bit = rng.integers(2, size=(number, length))
+        last_write = np.maximum.accumulate(np.where(step == WRITE, np.arange(length), 0), axis=1)
         is_read = step == READ
-        bit[is_read] = bit[last_write[is_read]]
-        tokens, is_answer = np.empty((length, 2), dtype=np.int64), np.zeros((length, 2), dtype=bool)
-        tokens[:, 0], tokens[:, 1] = step, 3 + bit
-        is_answer[:, 1] = is_read
-        return tokens.reshape(-1), is_answer.reshape(-1)
+        bit = np.where(is_read, np.take_along_axis(bit, last_write, axis=1), bit)
+        is_answer = np.stack((np.zeros_like(is_read), is_read), axis=-1)
+        return np.stack((step, 3 + bit), axis=-1).reshape(number, -1), is_answer.reshape(number, -1)

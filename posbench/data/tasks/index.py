@@ -23,6 +23,8 @@ class Index(Task):
     largest number that is asked for; digits, with how many decimal digits each number is written (0: one token each).
     """
 
+    version = 2
+
     def __init__(self, letters: int = 16, questions: int = 8, largest: int = 16, digits: int = 0) -> None:
         self.letters = letters
         self.questions = questions
@@ -30,21 +32,23 @@ class Index(Task):
         self.digits = digits
         numbers = range(10) if digits else range(1, largest + 1)
         self.tokens = (*LETTERS[:letters], "?", *map(str, numbers))
-        self.chance = 1 / letters
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        word = rng.integers(self.letters, size=length)
-        place = rng.permutation(min(self.largest, length))[: self.questions]
-        questions = np.empty((len(place), (self.digits or 1) + 1), dtype=np.int64)
-        questions[:, -1] = word[self.place(place)]
+    def chance(self, length: int) -> float:
+        return 1 / self.letters
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        word = rng.integers(self.letters, size=(number, length))
+        place = rng.random((number, min(self.largest, length))).argsort(axis=1)[:, : self.questions]
+        asked, width = place.shape[1], (self.digits or 1) + 1
+        questions = np.empty((number, asked, width), np.int64)
+        questions[..., -1] = np.take_along_axis(word, self.place(place), axis=1)
         if self.digits:
             powers = 10 ** np.arange(self.digits)[::-1]
-            questions[:, :-1] = self.letters + 1 + (place[:, None] + 1) // powers % 10
+            questions[..., :-1] = self.letters + 1 + (place[..., None] + 1) // powers % 10
         else:
-            questions[:, 0] = self.letters + 1 + place
-        is_answer = np.zeros(length + 1 + questions.size, dtype=bool)
-        is_answer[length + questions.shape[1] :: questions.shape[1]] = True
-        return np.concatenate((word, [self.letters], questions.reshape(-1))), is_answer
+            questions[..., 0] = self.letters + 1 + place
+        is_answer = np.append(np.zeros(length + 1, bool), np.tile(np.arange(width) == width - 1, asked))
+        return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
         """Where the item stands that has `count` items before it in the order of counting."""

@@ -21,17 +21,22 @@ class Induction(Task):
     tokens of the part (all of a shorter word).
     """
 
+    version = 2
+
     def __init__(self, vocabulary: int = 128, part: int = 4) -> None:
         self.vocabulary = vocabulary
         self.part = part
         self.tokens = (*map(str, range(vocabulary)), ">")
-        self.chance = 1 / vocabulary
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+    def chance(self, length: int) -> float:
+        return 1 / self.vocabulary
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         if length > self.vocabulary:
             raise ValueError(f"a word of {length} tokens that differ needs as many: raise the option vocabulary")
-        word = rng.permutation(self.vocabulary)[:length]
+        word = rng.random((number, self.vocabulary)).argsort(axis=1)[:, :length]
         part = min(self.part, length)
-        start = rng.integers(length - part + 1)
-        tokens = np.concatenate((word, [self.vocabulary], word[start : start + part]))
-        return tokens, np.arange(len(tokens)) > length + 1
+        start = rng.integers(length - part + 1, size=(number, 1))
+        again = np.take_along_axis(word, start + np.arange(part), axis=1)
+        tokens = np.hstack((word, np.full((number, 1), self.vocabulary), again))
+        return tokens, np.arange(length + 1 + part) > length + 1

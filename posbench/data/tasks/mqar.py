@@ -24,28 +24,32 @@ class Mqar(Task):
     which slot s = 1, 2, ... is drawn (1: evenly).
     """
 
+    version = 2
+
     def __init__(self, keys: int = 64, values: int = 16, room: int = 2, power: float = 0.01) -> None:
         self.keys = keys
         self.values = values
         self.room = room
         self.power = power
         self.tokens = (*(f"k{n}" for n in range(keys)), *(f"v{n}" for n in range(values)), ".")
-        self.chance = 1 / values
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+    def chance(self, length: int) -> float:
+        return 1 / self.values
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         if length > self.keys:
             raise ValueError(f"{length} pairs need as many keys, and there are {self.keys}: raise the option keys")
-        pairs = np.empty((length, 2), dtype=np.int64)
-        pairs[:, 0] = rng.permutation(self.keys)[:length]
-        pairs[:, 1] = self.keys + rng.integers(self.values, size=length)
+        keys = rng.random((number, self.keys)).argsort(axis=1)[:, :length]
+        pairs = np.stack((keys, self.keys + rng.integers(self.values, size=(number, length))), axis=-1)
         # The order of exponentials with rates w is that of draws without replacement with weights w.
-        waits = rng.standard_exponential(length * self.room) / slot_weights(length * self.room, self.power)
-        slots = np.argsort(waits)[:length]
-        queries = np.full((length * self.room, 2), self.keys + self.values)
-        queries[slots] = pairs
-        is_answer = np.zeros((length + len(queries), 2), dtype=bool)
-        is_answer[length + slots, 1] = True
-        return np.concatenate((pairs, queries)).reshape(-1), is_answer.reshape(-1)
+        size = (number, length * self.room)
+        slots = (rng.standard_exponential(size) / slot_weights(size[1], self.power)).argsort(axis=1)[:, :length]
+        rows = np.arange(number)[:, None]
+        queries = np.full((*size, 2), self.keys + self.values)
+        queries[rows, slots] = pairs
+        is_answer = np.zeros((number, length + size[1], 2), bool)
+        is_answer[rows, length + slots, 1] = True
+        return np.hstack((pairs, queries)).reshape(number, -1), is_answer.reshape(number, -1)
 
 
 @lru_cache

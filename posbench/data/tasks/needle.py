@@ -19,18 +19,24 @@ class Needle(Task):
     Options: letters and keys, how many there are; depth, the share of letters that stand before the key (None: drawn).
     """
 
+    version = 2
+
     def __init__(self, letters: int = 16, keys: int = 8, depth: float | None = None) -> None:
         self.letters = letters
         self.keys = keys
         self.depth = depth
         self.tokens = (*LETTERS[:letters], *(f"K{n}" for n in range(keys)), "?")
-        self.chance = 1 / letters
 
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        tokens = np.empty(length + 5, dtype=np.int64)
-        tokens[:] = rng.integers(self.letters, size=length + 5)
-        place = rng.integers(length + 1) if self.depth is None else round(self.depth * length)
-        tokens[place] = tokens[-2] = self.letters + rng.integers(self.keys)
-        tokens[-3] = self.letters + self.keys
-        tokens[-1] = tokens[place + 1]
+    def chance(self, length: int) -> float:
+        return 1 / self.letters
+
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        tokens = rng.integers(self.letters, size=(number, length + 5))
+        place = rng.integers(length + 1, size=number)
+        if self.depth is not None:
+            place[:] = round(self.depth * length)
+        rows = np.arange(number)
+        tokens[rows, place] = tokens[:, -2] = self.letters + rng.integers(self.keys, size=number)
+        tokens[:, -3] = self.letters + self.keys
+        tokens[:, -1] = tokens[rows, place + 1]
         return tokens, np.arange(length + 5) == length + 4

@@ -1,9 +1,10 @@
 """What a task is: problems with exact answers, drawn from a generator of random numbers at a length in items.
 
-    problem(length, rng) -> tokens, is_answer
+    problems(length, number, rng) -> tokens, is_answer
 
-A problem is a sequence of tokens, of which some are answers: a model reads all of it, and is scored on each answer
-given the true tokens before it. Everything else (batches, seeds, schemes, resume, tables) is the framework's.
+Many are drawn at once, because NumPy is ten times as fast then. A problem is a sequence of tokens, of which some are
+answers: a model reads all of it, and is scored on each answer given the true tokens before it. Everything else
+(batches, seeds, schemes, resume, tables) is the framework's.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ class Task(ABC):
 
     version: ClassVar[int] = 1
     tokens: Sequence[str]  # the vocabulary, in the order of the tokens' numbers
-    chance: float  # the share of answers that guessing gets right
     learnt: ClassVar[float] = 0.95  # accuracy at the longest trained length from which a seed has learnt the task
 
     @abstractmethod
-    def problem(self, length: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        """One problem of `length` items.
+    def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        """`number` problems of `length` items.
 
-        Returns: its tokens, int [W], and which of them are answers, bool [W]; the first token never is.
+        Returns: their tokens, int [number, W], where W follows from the length; and which of them are answers, bool
+        [number, W], or [W] for all of them. The first token never is.
         """
+
+    @abstractmethod
+    def chance(self, length: int) -> float:
+        """The share of answers that is right where the most common answer is always given."""
 
     def width(self, length: int) -> int:
-        """W, the most tokens of a problem of `length` items: what batches are padded to, on the right.
-
-        By default that of one problem: a task whose problems of one length differ in tokens overrides it.
-        """
-        return len(np.asarray(self.problem(length, np.random.default_rng(0))[0]))
+        """W, the tokens of a problem of `length` items."""
+        return int(np.shape(self.problems(length, 1, np.random.default_rng(0))[0])[1])

@@ -52,13 +52,13 @@ class Accuracy(Protocol):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         rows = score_problems(model, split.at_length(length, settings.problems), settings.batch_tokens, advance)
         task, answers = split.problems.task, int(rows["answers"].sum())
-        return rows, {
+        return rows.astype({"nll": np.float32}), {
             "problems": len(rows),
             "targets_total": answers,
             "nll_mean": float(rows["nll"].sum()) / answers,
             "accuracy": int(rows["right"].sum()) / answers,
             "exact": float((rows["right"] == rows["answers"]).mean()),
-            "chance": task.chance,
+            "chance": task.chance(split.problems.config.lengths[1]),
             "learnt": task.learnt,
         }
 
