@@ -348,16 +348,17 @@ _PLAIN_CACHE = """
 
 
 def curves(paths: Iterable[str]) -> pd.DataFrame:
-    """Validation losses while training of the runs at these paths: path, tokens, loss (nats a token).
+    """Validations while training of the runs at these paths: path, step, tokens, loss (nats a token), accuracy.
 
-    All points of a run are of the same first tokens of the split.
+    All points of a run are of the same first tokens of the split, or of the same problems. Only tasks have an accuracy.
     """
     rows = []
     for path in paths:
         logged = _logged(run_at(path), [])
-        points = {row["tokens"]: row["loss"] for row in reversed(logged) if row["kind"] == "validation"}
-        rows += [{"path": path, "tokens": tokens, "loss": loss} for tokens, loss in sorted(points.items())]
-    return pd.DataFrame(rows, columns=["path", "tokens", "loss"]).astype({"tokens": float, "loss": float})
+        points = {row["step"]: row for row in reversed(logged) if row["kind"] == "validation"}
+        rows += [{"path": path, **points[step]} for step in sorted(points)]
+    figures = ["step", "tokens", "loss", "accuracy"]
+    return pd.DataFrame(rows, columns=["path", *figures]).astype(dict.fromkeys(figures, float))
 
 
 @lru_cache(maxsize=8)

@@ -319,15 +319,32 @@ def _tasks_content(
     parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
     count = [count_of(runs[name].nunique(), what) for name, what in _COUNTED.items()]
     lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
-    configs = [config_of(str(path)) for path in runs.drop_duplicates("data.name")["path"]]
-    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs))
-    options = [(f"data={config['data']['name']}", _settings(config, "data")[1]) for config in configs]
+    configs = {str(name): config_of(str(of["path"].iloc[0])) for name, of in runs.groupby("data.name", sort=False)}
+    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs.values()))
+    setup = [(f"data={name}", _settings(config, "data")[1]) for name, config in configs.items()]
+    setup.append(("model", _once({name: _settings(config, "model")[1] for name, config in configs.items()})))
+    setup.append(("train", _once({name: _training(config, runs, name) for name, config in configs.items()})))
     content |= {
         "names": f"{names} by {by}" if by else names,
         "lede": f"{lede} Accuracy is the share of answers right; lengths are in items.",
-        "setup": [*options, *(fact for fact in _setup(runs) if fact[0] != "data and tokenizer")],
+        "setup": [*setup, *(fact for fact in _setup(runs) if fact[0] in ("experiment", "runs", "skipped steps"))],
     }
     return content, files
+
+
+def _once(texts: Mapping[str, str]) -> str:
+    """Each text behind the tasks that have it, `copy, index: lr=0.003; mqar: lr=0.001`; alone where all have one."""
+    tasks_of = {text: ", ".join(name for name in texts if texts[name] == text) for text in texts.values()}
+    return "; ".join(text if len(tasks_of) == 1 else f"{names}: {text}" for text, names in tasks_of.items())
+
+
+def _training(config: Mapping[str, Any], runs: pd.DataFrame, task: str) -> str:
+    """How a task was trained, with the learning rates of the schemes where they differ."""
+    own = runs[runs["data.name"] == task]
+    rates = {f"{rate:g}": sorted(set(of_rate["scheme"])) for rate, of_rate in own.groupby("train.lr")}
+    rate = ", ".join(rate if len(rates) == 1 else f"{rate} ({', '.join(names)})" for rate, names in rates.items())
+    settings = _settings({"train": {**config["train"], "lr": rate}}, "train")[1]
+    return f"{', '.join(map(str, sorted(set(own['num_steps']))))} steps, {settings}"
 
 
 _COUNTED = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
