@@ -146,6 +146,7 @@ def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it() -> None:
         assert options == {"size": 64, "at": {"a": 1}}
 
 
+@pytest.mark.slow
 def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
     """And none of these files is imported."""
     own = "--config-dir=own"

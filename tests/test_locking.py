@@ -49,6 +49,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
         assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
 
 
+@pytest.mark.slow
 def test_never_two_at_once_though_the_file_comes_and_goes(tmp_path: Path) -> None:
     inside, most, entered = 0, [0], [0]
     guard = threading.Lock()

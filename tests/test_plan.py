@@ -117,6 +117,7 @@ def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
     assert timed["vocab_size"] == entries and timed["schemes"]["nope"]["parameters"] == total
 
 
+@pytest.mark.slow
 def test_it_prints_within_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, ["plan", "experiment=demo", "scheme=nope,alibi", "seed=0", "--gpus", "4"])

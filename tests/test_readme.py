@@ -44,6 +44,7 @@ def test_the_python_of_the_readme_runs(
     assert blocks and names["logits"].shape[-1] == 512  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_training_commands_of_the_readme_are_configurations() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/first-ablation.md"))
     lines = [line for line in text.replace("\\\n", "").splitlines() if line.startswith("posbench train")]
@@ -63,6 +64,7 @@ def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
         assert price in header, name
 
 
+@pytest.mark.slow
 def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)

@@ -133,6 +133,7 @@ def test_without_tracking_wandb_is_not_imported(words: list[str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "0123456789abcdef" * 2 + "fakekey0"])
 def test_without_a_key_or_a_server_it_records_offline(
     config: Make, monkeypatch: pytest.MonkeyPatch, key: str | None
@@ -159,6 +160,7 @@ def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
     assert "wandb cannot record here (disk full): not tracked" in said
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_report_is_an_artifact(tmp_path: Path) -> None:
     for name in ("report.html", "table.csv", "latex/loss.tex"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -47,6 +47,7 @@ def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, 
     assert lines[2].startswith("  demo/nope/seed=1: ") and "run.json" in lines[2]
 
 
+@pytest.mark.slow
 def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posbench: Give, runs: Path) -> None:
     one = ["eval", "demo/nope", "--device", "cpu", "--dtype", "float32"]
     said = posbench(*one, "--length", "64,128")

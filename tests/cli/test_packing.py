@@ -10,6 +10,7 @@ import pytest
 from tests.cli.commands import Give, left
 
 
+@pytest.mark.slow
 def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, short: list[str]) -> None:
     said = posbench("pack", "demo", "runs/reference/demo_cpu.zip")
     file = runs / "reference" / "demo_cpu.zip"

@@ -141,6 +141,7 @@ def test_a_question_no_run_can_answer(posbench: Give, runs: Path, words: list[st
     assert left(runs) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str]) -> None:
     change("run.json", loss=None)(runs / ONE)
     said = posbench("train", *short, "scheme=vo_rope", "seed=0")

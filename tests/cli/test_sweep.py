@@ -57,6 +57,7 @@ def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: s
     assert [path.name for path in Path.cwd().iterdir()] == ["own"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [["seed=5"], ["-m", "seed=5,6", "hydra/launcher=basic"]], ids=["run", "sweep"])
 def test_callbacks_variables_and_folders_of_hydra_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: list[str]
@@ -80,6 +81,7 @@ def test_another_sweeper_and_its_mode_are_hydras_business(tmp_path: Path, monkey
         assert [config.seed for config in configs_of(*words, *more)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path: Path) -> None:
     names: list[str] = []
     checked: list[str] = []
@@ -107,6 +109,7 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
 # ---------------------------------------------------------------- sweeps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, says",
     [

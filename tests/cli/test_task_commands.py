@@ -24,6 +24,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
 [SUMS] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheme_file, "_named", set())
     Path("my_task.py").write_text(SUMS)

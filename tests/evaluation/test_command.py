@@ -37,6 +37,7 @@ def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same() -> Non
     assert re.search(r"scheme +64\nqk_rope +2\.72\nnope +2\.72\n", text) and "seeds" not in text
 
 
+@pytest.mark.slow
 def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config: Callable[..., Config]) -> None:
     learned, nope = (train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in NAMES)
     console = Console(file=io.StringIO(), width=100)

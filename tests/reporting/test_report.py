@@ -49,6 +49,7 @@ def full(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
     cells, text = pd.read_csv(full / "table.csv", keep_default_na=False), (full / "report.md").read_text()
     alibi = cells[(cells["scheme"] == "alibi") & (cells["metric"] == "loss")].set_index(["protocol", "length"])
@@ -98,6 +99,7 @@ def test_latex_tables_are_tabulars_with_captions(full: Path) -> None:
     assert "±" not in text and (full / "latex" / "gaps.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(own: Path, tmp_path: Path) -> None:
     text, shown = written(own, tmp_path, seeds=[0, 1])
     assert text.count("Two seeds are too few to rank schemes.") == 1 == shown.count("Two seeds are too few")
@@ -147,6 +149,7 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path
     assert re.search(r"^scheme \| as trained \| yarn$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Path) -> None:
     world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), lengths=(), probes=False, experiment="fast")
@@ -170,6 +173,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
         written([own, other], tmp_path, by="train.lx")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):

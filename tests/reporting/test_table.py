@@ -83,6 +83,7 @@ def test_the_learning_rate_is_the_schemes_own(own: Path) -> None:
     assert summary.loc[("alibi", 0), "train.lr"] == 0.04 and "scheme.lr" not in summary
 
 
+@pytest.mark.slow
 def test_every_column_is_documented(experiment: Path) -> None:
     for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
         assert all(meaning(str(column))[0] for column in frame.columns)

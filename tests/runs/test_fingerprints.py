@@ -35,6 +35,7 @@ def test_shared_code_is_what_it_says(tmp_path: Path, file: str, old: str, new: s
     assert (code_fingerprint(package=package) == code_fingerprint()) == is_same
 
 
+@pytest.mark.slow
 def test_schemes_of_one_file_share_their_code() -> None:
     codes = {
         name: scheme_code(build_model(compose([f"scheme={name}", "model=tiny"]), 300))

@@ -30,6 +30,7 @@ def facts(run: Run) -> tuple[object, ...]:
     return run.config, run.manifest, run.logged, run.tokenizer.to_str(), run.evaluated(), windows
 
 
+@pytest.mark.slow
 def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs: Path) -> None:
     before = {run.path: facts(run) for run in find_runs(runs)}
     assert any(key.protocol == "ngram" for key in find_runs(runs)[0].evaluated())

@@ -62,6 +62,7 @@ def outcome(run: Run) -> dict[str, Any]:
     return {"rows": rows, "stored": stored, "state": kept, "prints": run.manifest.fingerprints}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [896, 1536])
 def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_from_its_own_start(
     config: Make, trunk: Run, alone: dict[int, Run], tokens: int
@@ -74,6 +75,7 @@ def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_
     assert outcome(branched) == outcome(alone[tokens])
 
 
+@pytest.mark.slow
 def test_a_trunk_is_not_changed_by_its_branches(config: Make, trunk: Run) -> None:
     plain = train(config(*FAMILY, "train.tokens=2560", "experiment_name=plain"))
     assert outcome(trunk) == outcome(plain)

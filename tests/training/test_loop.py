@@ -38,6 +38,7 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     assert run.config.scheme.name == "vo_rope"
 
 
+@pytest.mark.slow
 def test_a_scheme_that_states_no_operations_has_a_run_without_them(config: Make) -> None:
     words = ("train.steps=2", "train.warmup_ratio=0", "scheme=nope")
     ours, theirs = (
@@ -79,6 +80,7 @@ def test_a_run_that_ends_above_its_start_says_so(config: Make, capsys: pytest.Ca
     assert f"diverged: its loss of {run.manifest.loss:.4f} is above the" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
     runs = [train(config(f"scheme={name}", "train.steps=3")) for name in ("nope", "sinusoidal", "qkvo_rope")]
     for key in ("initial_weights", "batches", "data", "tokenizer", "config", "code"):
@@ -89,6 +91,7 @@ def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
     assert len({run.manifest.loss for run in runs}) == 3
 
 
+@pytest.mark.slow
 def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> 
     assert resumed.manifest.skipped_steps == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("step", "phase", "when"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "at step 12")])
 def test_a_validation_that_is_not_finite_ends_the_run(
@@ -84,6 +85,7 @@ def _cuda_runs_out() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ask", [lambda: torch.empty(10**15), lambda: np.empty(10**17), _cuda_runs_out], ids=["cpu", "numpy", "cuda"]
 )

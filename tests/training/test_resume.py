@@ -171,6 +171,7 @@ def test_rows_behind_the_checkpoint_and_a_torn_last_line_are_written_once(config
     assert digest(run.path) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 2, "status": "died", "identity": 7}'])
 def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, content: str) -> None:
     folder = run_folder(config("train.steps=1"))
@@ -180,6 +181,7 @@ def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, 
     assert train(config("train.steps=1")).manifest.status == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "empty", "torn"])
 def test_a_lost_manifest_is_made_again_from_the_checkpoint(
     config: Make, cut: Run, whole: dict[str, Any], how: str
