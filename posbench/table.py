@@ -10,6 +10,7 @@ All contact with run folders and packs is in this file.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -27,6 +28,7 @@ import yaml
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
+from posbench.runs.finding import rates_of
 from posbench.runs.results import Result, perplexity
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
@@ -109,10 +111,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "group": ("the value that the runs are grouped by", ""),
     "data": ("the task", ""),
     "accuracy": ("share of answers right, given the true tokens before each", ""),
+    "accuracy_at_twice": ("the same at twice the longest trained length", ""),
     "exact": ("share of problems with every answer right", ""),
     "problems": ("problems scored", ""),
     "learnt": ("whether the seed has learnt the task; in limits.csv: how many seeds have", ""),
     "chance": ("share of answers that guessing gets right", ""),
+    "trained_at": ("train.lr of the runs", ""),
     "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
     "limit": ("where accuracy falls below 0.9 of the way from chance to 1; inf: it does not", "items"),
@@ -359,6 +363,20 @@ def curves(paths: Iterable[str]) -> pd.DataFrame:
         rows += [{"path": path, **points[step]} for step in sorted(points)]
     figures = ["step", "tokens", "loss", "accuracy"]
     return pd.DataFrame(rows, columns=["path", *figures]).astype(dict.fromkeys(figures, float))
+
+
+def rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """The pilots of `posbench tune` of these runs' schemes: a row for each experiment, scheme and learning rate.
+
+    Arguments: runs, a part of the summary; the column `trained_at` is their own rate.
+    """
+    frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
+    for folder, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
+        if text := rates_of(folder):
+            own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
+            pilots = pd.read_csv(io.StringIO(text)).merge(own, on="scheme")
+            frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
+    return pd.concat(frames[1:] or frames)
 
 
 @lru_cache(maxsize=8)

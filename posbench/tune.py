@@ -1,34 +1,41 @@
-"""`posbench tune`: the learning rate that suits each scheme of an experiment, on text that is used for nothing else.
+"""`posbench tune`: a learning rate for each scheme of an experiment, searched alike, on text used for nothing else.
 
-    runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment
-    runs/demo-tune/rates.csv                       one row a pilot: scheme, lr, loss, status
+    runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment, at full length
+    runs/demo/rates.csv                            one row a pilot; `posbench pack` and reports of demo take it along
 
-A pilot has a seed that is not scored, and its losses are of documents that are taken out of the train text
-(`data.tuning_fraction`): validation and test text is not read at all. Every scheme is trained at half, once and twice
-`train.lr`. Where the best rate of a scheme is the lowest or the highest that was tried, the next one is tried too.
+The rule (docs/statistics.md): all schemes are trained at half, once and twice `train.lr`. Where the best rate of one of
+them is the lowest or the highest, the next one is tried for all. A pilot has a seed that is not scored. Its loss is of
+documents that are taken out of the train text (`data.tuning_fraction`), or of problems at trained lengths.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.console import plain_table
+from posbench.evaluation.protocols import ACCURACY
 from posbench.machine.files import write_text
+from posbench.reporting.tables import rate_table
 from posbench.runs import DIED, FINISHED, Run, state_of
+from posbench.runs.pack import RATES
 from posbench.sweep import run_application, sweep_of
 from posbench.training import Died
 
 SEED = 1000  # of every pilot
 FACTOR = 2.0  # between two rates
 MOST_WIDER = 3  # rates beyond the first three, on each side
+HOPELESS = 0.5  # nats: a row that is as much worse at the lowest or highest rate is not trained beyond it
+DISCARDED = "discarded"  # the status of a rate that was not trained for that reason
 
 Rates = dict[float, float]  # learning rate -> loss in nats/token; infinite where the pilot died
 
@@ -37,17 +44,15 @@ Rates = dict[float, float]  # learning rate -> loss in nats/token; infinite wher
 class Tuning:
     """What is tuned: an experiment's words, its schemes and where the pilots are."""
 
-    given: tuple[str, ...]  # the words of the experiment, without its schemes and seeds
-    pilot: tuple[str, ...]  # the words that make a run of it a pilot
+    words: tuple[str, ...]  # of the experiment
+    pilot: tuple[str, ...]  # the words that make a pilot, but for its scheme and rate
     schemes: dict[str, str]  # choice of conf/scheme -> name
-    folder: Path
-    experiment: str
-    lr: float  # the experiment's own
-    is_task: bool
+    folder: Path  # of the experiment
+    config: Config  # of the first scheme
 
     def run(self, scheme: str, lr: float) -> Run:
         """The pilot of a scheme at a rate."""
-        return Run(self.folder / f"lr={lr!r}" / self.schemes[scheme] / f"seed={SEED}")
+        return Run(self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme / f"seed={SEED}")
 
 
 def tune(
@@ -56,28 +61,40 @@ def tune(
     say: Callable[[str], object],
     console: Console,
     fraction: float = 0.05,
-) -> dict[str, Rates]:
-    """Train the pilots that are missing, print and store the table, and return the losses by scheme and rate.
+) -> dict[Path, pd.DataFrame]:
+    """Train the pilots that are missing, print and store the tables, and return them by the experiments' folders.
 
     Arguments: words, as after `posbench train -m`; job, what trains a run; say, told what a sweep will run;
     fraction, the part of the train documents that pilots are scored on.
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """
-    tuning = _tuning(words, fraction)
-    wanted = {scheme: [tuning.lr / FACTOR, tuning.lr, tuning.lr * FACTOR] for scheme in tuning.schemes}
-    losses: dict[str, Rates] = {scheme: {} for scheme in tuning.schemes}
-    while wanted:
-        together: dict[tuple[float, ...], list[str]] = {}  # schemes that want the same rates: one sweep trains them
-        for scheme, rates in wanted.items():
-            together.setdefault(tuple(rates), []).append(scheme)
-        for of_sweep, schemes in together.items():
-            _train(tuning, schemes, of_sweep, job, say)
-        for scheme, rates in wanted.items():
-            losses[scheme] |= {lr: _loss(tuning.run(scheme, lr)) for lr in rates}
-        _store(tuning, losses)  # what a kill leaves
-        wanted = {s: [wider] for s, found in losses.items() if (wider := wider_rate(found, tuning.lr)) is not None}
-    _show(tuning, losses, console)
-    return losses
+    swept = sweep_of(words)
+    several = [key for key in swept if key not in ("scheme", "seed", "data")]
+    tunings = [] if several else [_tuning(words, swept, data, fraction) for data in swept.get("data", [""])]
+    if len({tuning.folder for tuning in tunings}) < len(tunings):
+        several.append("data (under one experiment_name)")
+    if several:
+        raise ConfigError(
+            f"posbench tune sweeps learning rates over schemes, so {', '.join(several)} cannot be swept too: give one "
+            "value"
+        )
+    return {tuning.folder: _search(tuning, job, say, console) for tuning in tunings}
+
+
+def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]]:
+    """Rate -> the schemes to train at it next: beyond the lowest or highest rate, where that is the best of a scheme.
+
+    All schemes but those that are HOPELESS there. Empty where every best rate lies inside, or at the limit.
+    """
+    tried = sorted({rate for rates in losses.values() for rate in rates})
+    limit = FACTOR ** (1 + MOST_WIDER) * 1.001
+    wanted = {}
+    for edge, rate in ((tried[0], tried[0] / FACTOR), (tried[-1], tried[-1] * FACTOR)):
+        is_best = any(best_rate(rates) == edge for rates in losses.values())
+        if is_best and lr / limit < rate < lr * limit:
+            near = [(scheme, rates) for scheme, rates in losses.items() if edge in rates]
+            wanted[rate] = [s for s, rates in near if not rates[edge] > min(rates.values()) + HOPELESS]
+    return wanted
 
 
 def best_rate(rates: Rates) -> float:
@@ -85,55 +102,48 @@ def best_rate(rates: Rates) -> float:
     return min(sorted(rates), key=lambda lr: rates[lr])
 
 
-def wider_rate(rates: Rates, lr: float) -> float | None:
-    """The next rate to try where the best is the lowest or highest so far; None where it is not, or at the limit."""
-    best = best_rate(rates)
-    limit = FACTOR ** (1 + MOST_WIDER) * 1.001
-    if best == min(rates) and best / FACTOR > lr / limit:
-        return best / FACTOR
-    if best == max(rates) and best * FACTOR < lr * limit:
-        return best * FACTOR
-    return None
-
-
-def _tuning(words: Sequence[str], fraction: float) -> Tuning:
-    """What the words name. Raises: ConfigError for a sweep of other things."""
-    swept = sweep_of(words)
-    several = ", ".join(key for key in swept if key not in ("scheme", "seed"))
-    if several:
-        raise ConfigError(
-            f"posbench tune sweeps learning rates over schemes, so {several} cannot be swept too: give one value"
-        )
+def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float) -> Tuning:
+    """What the words name, for one of the swept tasks."""
+    of_data = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
     named = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", named[-1:] or ["qk_rope"])
-    given = tuple(word for word in words if word.partition("=")[0] not in ("scheme", "seed"))
+    given = [word for word in of_data if word.partition("=")[0] not in ("scheme", "seed")]
     config = compose([*given, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
-    folder = Path(config.runs_dir) / f"{config.experiment_name}-tune"
+    folder = Path(config.runs_dir) / config.experiment_name
     pilot = (
+        *given,
         f"seed={SEED}",
-        f"runs_dir='{folder}'",
+        f"runs_dir='{folder}-tune'",
         "experiment_name='lr=${train.lr}'",
         *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
         "train.branch_tokens=[]",
         "train.lr_of=null",
     )
-    schemes = {choice: compose([*given, *pilot, f"scheme={choice}"]).scheme.name for choice in choices}
-    return Tuning(given, pilot, schemes, folder, config.experiment_name, config.train.lr, config.is_task)
+    schemes = {choice: compose([*pilot, f"scheme={choice}"]).scheme.name for choice in choices}
+    return Tuning(tuple(of_data), pilot, schemes, folder, config)
 
 
-def _train(
-    tuning: Tuning,
-    schemes: Sequence[str],
-    rates: Sequence[float],
-    job: Callable[[Config], object],
-    say: Callable[[str], object],
-) -> None:
-    """One sweep. Finished pilots are left alone, and those that die are found by their manifests."""
-    sweep = [f"scheme={','.join(schemes)}", f"train.lr={','.join(map(repr, rates))}"]
-    try:
-        run_application("posbench tune", ["-m", *tuning.given, *tuning.pilot, *sweep], job, say)
-    except Died:  # the only pilot, or all of them in the same words
-        return
+def _search(
+    tuning: Tuning, job: Callable[[Config], object], say: Callable[[str], object], console: Console
+) -> pd.DataFrame:
+    """Train pilots until every scheme's best rate lies inside of those tried, or at the limit."""
+    lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
+    wanted = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
+    losses: dict[str, Rates] = {name: {} for name in choices}
+    while wanted:
+        together: dict[tuple[str, ...], list[float]] = {}  # rates for the same schemes: one sweep trains them
+        for rate, names in wanted.items():
+            together.setdefault(tuple(names), []).append(rate)
+        for of_sweep, rates in together.items():
+            sweep = [f"scheme={','.join(choices[name] for name in of_sweep)}", f"train.lr={','.join(map(repr, rates))}"]
+            with suppress(Died):  # the only pilot, or all of them in the same words
+                run_application("posbench tune", ["-m", *tuning.pilot, *sweep], job, say)
+            for name in of_sweep:
+                losses[name] |= {rate: _loss(tuning.run(name, rate)) for rate in rates}
+        found = _stored(tuning, losses)  # what a kill leaves
+        wanted = wider_rates(losses, lr)
+    _show(tuning, losses, found, console)
+    return found
 
 
 def _loss(pilot: Run) -> float:
@@ -145,48 +155,45 @@ def _loss(pilot: Run) -> float:
     return math.inf if state == DIED or loss is None else loss
 
 
-def _store(tuning: Tuning, losses: dict[str, Rates]) -> None:
-    rows = ["scheme,lr,loss,status"]
-    for scheme, rates in losses.items():
-        name = tuning.schemes[scheme]
-        for lr, loss in sorted(rates.items()):
-            rows.append(f"{name},{lr!r},{loss!r},{FINISHED}" if math.isfinite(loss) else f"{name},{lr!r},,{DIED}")
-    write_text(tuning.folder / "rates.csv", "\n".join(rows) + "\n")
+def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
+    """Write `rates.csv` and return it: a row for each scheme and rate; of tasks with accuracies, where evaluated."""
+    rows = []
+    for rate in sorted({rate for rates in losses.values() for rate in rates}):
+        for scheme, rates in losses.items():
+            loss = rates.get(rate, math.nan)
+            status = DISCARDED if math.isnan(loss) else FINISHED if math.isfinite(loss) else DIED
+            row = {"scheme": scheme, "train.lr": rate, "loss": loss, "status": status}
+            if tuning.config.is_task and status == FINISHED:
+                row |= _accuracies(tuning.run(scheme, rate), tuning.config.trained_length)
+            rows.append(row)
+    frame = pd.DataFrame(rows).replace(math.inf, math.nan)
+    frame = frame.sort_values("scheme", key=lambda names: names.map(list(losses).index), kind="stable")
+    write_text(tuning.folder / RATES, frame.to_csv(index=False))
+    return frame
 
 
-def _show(tuning: Tuning, losses: dict[str, Rates], console: Console) -> None:
-    """The table, what it does not say, and the command for runs at each scheme's own rate."""
-    scored = (
-        "answer, on problems whose accuracy is not scored"
-        if tuning.is_task
-        else ("token, on text that no experiment is scored on")
-    )
-    lines = [
+def _accuracies(pilot: Run, trained: int) -> dict[str, float]:
+    """What `posbench eval` found at the longest trained length and at twice that: no rate is chosen by it."""
+    names = {trained: "accuracy", 2 * trained: "accuracy_at_twice"}
+    stored = [result for result in pilot.results()[0] if result.protocol == ACCURACY.name and not result.key.under]
+    return {names[result.length]: result.header["accuracy"] for result in stored if result.length in names}
+
+
+def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, console: Console) -> None:
+    """The table, what it does not say, and the command for runs at each scheme's best rate."""
+    table = rate_table(found.assign(experiment="", trained_at=math.nan)).drop(columns="trained at")
+    shown = plain_table(*table.columns)
+    for row in table.to_numpy().tolist():
+        shown.add_row(*row)
+    console.print(shown)
+    is_task = tuning.config.is_task
+    scored = "answer, on problems whose accuracy is not scored" if is_task else "token, on text that is not scored"
+    own = ",".join(f"{s}:{best_rate(rates)!r}" for s, rates in losses.items() if min(rates.values()) < math.inf)
+    for line in (
         f"Validation loss of one pilot each (seed {SEED}), nats/{scored}. "
         "This is one seed: a difference as small as those between seeds means nothing.",
-        f"wrote {tuning.folder / 'rates.csv'}",
-    ]
-    differing = [scheme for scheme, rates in losses.items() if best_rate(rates) != tuning.lr]
-    if differing:
-        own = ",".join(f"{tuning.schemes[scheme]}:{best_rate(rates)!r}" for scheme, rates in losses.items())
-        name = f"experiment_name={tuning.experiment}-own"
-        command = [*tuning.given, name, f"scheme={','.join(differing)}", f"train.lr_of={{{own}}}"]
-        lines.append("To train each scheme at its own rate, which a report of the experiment then shows too:")
-        lines.append(f"  posbench train -m {' '.join(map(shlex.quote, command))}")
-    tried = sorted({lr for rates in losses.values() for lr in rates})
-    gains = ("better than\nthe next", f"better than\n{tuning.lr:g}")
-    table = plain_table("scheme", *map("{:g}".format, tried), "best", *gains)
-    for scheme, rates in losses.items():
-        best = best_rate(rates)
-        others = [loss for lr, loss in rates.items() if lr != best]
-        cells = [_cell(rates[lr]) if lr in rates else "" for lr in tried]
-        edge = " (edge)" * (best in (min(rates), max(rates)))
-        by = [_cell(min(others) - rates[best]), _cell(rates[tuning.lr] - rates[best])]
-        table.add_row(tuning.schemes[scheme], *cells, f"{best:g}{edge}", *by)
-    console.print(table)
-    for line in lines:
+        f"wrote {tuning.folder / RATES}",
+        "To train each scheme at its best rate:",
+        f"  posbench train -m {shlex.join([*tuning.words, f'train.lr_of={{{own}}}'])}",
+    ):
         console.out(line)
-
-
-def _cell(loss: float) -> str:
-    return f"{loss:.4f}" if math.isfinite(loss) else "died"

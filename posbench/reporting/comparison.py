@@ -20,7 +20,7 @@ from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
-from posbench.table import config_of, curves, settings_of
+from posbench.table import config_of, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 TWICE = "runs of one scheme and seed"
@@ -39,6 +39,7 @@ class Comparison:
     pairs: pd.DataFrame  # every pair of schemes: see `statistics.compare`
     ngrams: pd.DataFrame  # of n-gram models: a row an order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
+    rates: pd.DataFrame  # pilots of `posbench tune`: a row a scheme and learning rate
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -164,6 +165,7 @@ def build(
         pairs=compare(losses, base, published.links(losses.columns) if published else (), margin),
         ngrams=_ngrams(rows, losses, base),
         curves=curve,
+        rates=rates(runs),
         published=published,
         left_out=left_out,
         notes=notes,

@@ -100,6 +100,8 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
                 figures["pairs"] = matrix(c)
             if c.curves.groupby("scheme")["tokens"].nunique().max() > 2:
                 figures["curves"] = curves(c, look)
+        if len(c.rates):
+            figures["rates"] = by_rate(c.rates, look)
         for protocol in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
             cells = c.at(protocol, metric="loss")
             if cells["length"].nunique() > 1:
@@ -218,6 +220,22 @@ def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Fi
         axes.set_ylabel("perplexity")
 
     return _lines(lines, look, finish, "length, tokens", 4.1)
+
+
+def by_rate(rates: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
+    """Loss of the pilots against the learning rate."""
+    losses = rates.pivot_table(index="train.lr", columns="scheme", values="loss")
+    lines = {
+        scheme: (of.dropna().index, of.dropna()) for scheme, of in losses[losses.min().sort_values().index].items()
+    }
+
+    def finish(axes: Axes) -> None:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(losses.index, [f"{rate:g}" for rate in losses.index])
+        axes.minorticks_off()
+        axes.set_ylabel("loss, nats/token")
+
+    return _lines({str(scheme): line for scheme, line in lines.items()}, look, finish, "learning rate", 3.8)
 
 
 def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label: str) -> Figure:

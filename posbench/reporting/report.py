@@ -148,6 +148,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
             "loss": losses,
             "costs": costs,
             "context": None if context.empty else context,
+            "rates": None if c.rates.empty else tables.rate_table(c.rates),
         },
         "same_costs": same,
         "sizes": _other_sizes(c),
@@ -166,6 +167,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "setup": _setup(c.runs),
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
+    if len(c.rates):
+        files["rates.csv"] = c.rates
     if len(c.ngrams):
         files["ngrams.csv"] = c.ngrams
     if against:

@@ -168,6 +168,34 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
 
 
+def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
+    """The best rate of each scheme by the pilots of `posbench tune`, its loss, and those at half and at twice the rate.
+
+    Arguments: rates, a row a pilot (`posbench.table.rates`). Where runs have another rate than the best, it is shown.
+    """
+    rows = []
+    for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):
+        tried = of.set_index("train.lr")
+        best: Any = tried["loss"].fillna(math.inf).idxmin()
+        grid = rates.loc[rates["experiment"] == experiment, "train.lr"]
+        edge = " (edge)" if best in (grid.min(), grid.max()) else ""
+        row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}
+        for title, rate in (("loss", best), ("at half", best / 2), ("at twice", best * 2)):
+            loss, status = (tried[name].get(rate, math.nan) for name in ("loss", "status"))
+            row[title] = "died" if status == "died" else number(loss, 4)
+        trained_at = of["trained_at"].iloc[0]
+        rows.append(row | ({} if trained_at == best else {"trained at": f"{trained_at:g}"}))
+    return frame(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
+
+
+def rate_accuracy_table(rates: pd.DataFrame) -> pd.DataFrame:
+    """Of tasks: accuracy at the longest trained length and, behind an arrow, at twice that, by pilot."""
+    pilots = rates.dropna(subset="accuracy")
+    texts = [f"{number(of.accuracy, 2)} → {number(of.accuracy_at_twice, 2)}" for of in pilots.itertuples()]
+    table = pilots.assign(text=texts).pivot(index=["experiment", "scheme"], columns="train.lr", values="text")
+    return table.rename(columns=text_of).fillna(DASH).reset_index()
+
+
 def published_table(agreement: Agreement) -> pd.DataFrame:
     """Their values and gaps beside ours, in their order."""
     rows = []

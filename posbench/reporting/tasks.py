@@ -23,7 +23,7 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement, crossing
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
-from posbench.table import curves
+from posbench.table import curves, rates
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]
@@ -198,6 +198,9 @@ def content_of_tasks(
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
     of_tasks = {"limits.csv": pd.DataFrame(_limit_rows(tasks))} if tasks else {}
+    pilots = rates(runs)
+    if len(pilots):
+        of_tasks["rates.csv"] = pilots
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -210,7 +213,12 @@ def content_of_tasks(
         "by": by,
         "tasks": list(tasks.values()),
         "seeds": sorted(set(runs["seed"])),
-        "tables": {"summary": summary, **{t.name: task_table(t) for t in tasks.values()}},
+        "tables": {
+            "summary": summary,
+            "rates": None if pilots.empty else tables.rate_table(pilots),
+            "rate_accuracy": tables.rate_accuracy_table(pilots) if "accuracy" in pilots else None,
+            **{t.name: task_table(t) for t in tasks.values()},
+        },
         "figures": draw_all(tasks),
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},

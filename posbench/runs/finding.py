@@ -14,7 +14,7 @@ from posbench.config import ConfigError, nearest
 from posbench.console import say_once
 from posbench.machine.files import is_locked
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import PackedRun, experiment_in, free_name, opened, packs_of, write_pack
+from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
@@ -26,7 +26,7 @@ def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
 
     So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
     too; where a run is there twice, the folder is taken. Links are followed. Packs that cannot be read are skipped
-    with a message by `notice`.
+    with a message by `notice`. Pilots of `posbench tune`, in `runs/demo-tune`, are found by that folder's name alone.
     """
     root, runs, seen = folder_of(Path(folder)), {}, set()
     packs = [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
@@ -44,7 +44,8 @@ def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
             continue
         seen.add(place.resolve())
         packs += [opened(place / file) for file in files if file.endswith(".zip")]
-        folders[:] = [inner for inner in folders if not inner.startswith(".")]
+        has_pilots = place.name.endswith("-tune") and place != root
+        folders[:] = [f for f in folders if not f.startswith(".") and not (has_pilots and f.startswith("lr="))]
     for pack in packs:
         try:
             runs = {run.path: run for run in pack.runs if root in (run.path, *run.path.parents)} | runs
@@ -117,14 +118,22 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weigh
 
 
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """The runs that the words name, each once; all of `runs_dir` but pilots without a word. Raises: ConfigError."""
+    """The runs that the words name, each once; all of `runs_dir` without a word. Raises: ConfigError."""
     runs: dict[Run, None] = {}
     for place in [place_named(name, runs_dir) for name in names] or [runs_dir]:
-        below = [run for run in find_runs(place) if names or not is_pilot(run.path.parents[1])]
+        below = find_runs(place)
         if not below:
             raise ConfigError(f"{place} contains no runs: train one first (posbench train scheme=vo_rope)")
         runs |= dict.fromkeys(below)
     return list(runs)
+
+
+def rates_of(experiment: Path) -> str | None:
+    """The table that `posbench tune` left for an experiment, CSV: in its folder, else in its newest pack."""
+    if (file := experiment / RATES).is_file():
+        return file.read_text(encoding="utf-8")
+    tables = [pack.index.get("rates") for pack in packs_of(experiment)]
+    return next(filter(None, reversed(tables)), None)
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
@@ -135,15 +144,10 @@ def run_named(name: str, runs_dir: Path) -> Run:
     return first
 
 
-def is_pilot(experiment: Path) -> bool:
-    """Whether a folder is of pilots of `posbench tune`, `runs/demo-tune/lr=0.005`: taken only where they are named."""
-    return experiment.parent.name.endswith("-tune") and experiment.name.startswith("lr=")
-
-
 def only_experiment(runs_dir: Path) -> Path:
-    """The only experiment in `runs_dir`, but for `reference/` and pilots. Raises: ConfigError for none or several."""
+    """The only experiment in `runs_dir`, but for `reference/`. Raises: ConfigError for none or several."""
     places = {run.path.parents[1] for run in find_runs(runs_dir)}
-    ours = sorted(place for place in places if runs_dir / "reference" not in place.parents and not is_pilot(place))
+    ours = sorted(place for place in places if runs_dir / "reference" not in place.parents)
     if len(ours) != 1:
         listed = ", ".join(map(str, ours)) or "no runs: train first with posbench train -m experiment=demo"
         raise ConfigError(f"which experiment? {runs_dir}/ contains {listed}")

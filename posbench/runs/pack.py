@@ -1,7 +1,8 @@
 """A pack: finished runs of an experiment in one zip file, which every command reads in place.
 
     <experiment>.zip, <experiment>.2.zip, ...    each written once; together with run folders one experiment
-        pack.json                  the text files of the runs (equal ones once), and the headers of their results
+        pack.json                  the text files of the runs (equal ones once), and the headers of their results;
+                                   the table of `posbench tune`, where the experiment has one
         metrics.parquet            one row a line of metrics.jsonl, with its run
         windows-<protocol>.parquet one row a window: the windows of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, where they were asked for
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
+RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
 _RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]{1,9}")  # nothing that leads elsewhere than into the experiment's folder
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
@@ -53,7 +55,7 @@ class Pack:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights.
+        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights, rates.
 
         Raises: ConfigError.
         """
@@ -188,6 +190,8 @@ def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], w
     with zipfile.ZipFile(beside, "w") as archive:
         digests = _add_weights(archive, runs) if weights else {}
         index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
+        if (rates := runs[0].path.parents[1] / RATES).is_file():
+            index["rates"] = rates.read_text(encoding="utf-8")
         _add_runs(archive, runs, index, notice)
     sum_of(beside, sync=True)
     beside.rename(output)

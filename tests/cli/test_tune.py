@@ -1,59 +1,56 @@
-"""`posbench tune`: a grid of learning rates on text that is never scored, wider where the best stands at an edge."""
+"""`posbench tune`: one grid of learning rates for all schemes, on text that is never scored."""
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from posbench import compose, load_run, results
 from posbench.data import Corpus, prepare
-from posbench.tune import best_rate, tune, wider_rate
+from posbench.tune import tune, wider_rates
 from tests.cli.commands import Give
 
 
-def table() -> dict[str, dict[float, float]]:
-    rates: dict[str, dict[float, float]] = {}
-    with Path("runs/demo-tune/rates.csv").open() as file:
-        for row in csv.DictReader(file):
-            rates.setdefault(row["scheme"], {})[float(row["lr"])] = float(row["loss"] or "inf")
-    return rates
+def table(file: str = "runs/demo/rates.csv") -> dict[str, dict[float, float]]:
+    """Scheme -> rate -> loss."""
+    pilots = pd.read_csv(file)
+    return {
+        str(s): dict(zip(of["train.lr"], of["loss"], strict=True)) for s, of in pilots.groupby("scheme", sort=False)
+    }
 
 
 @pytest.mark.slow
-def test_each_scheme_is_tuned_until_its_best_rate_is_not_at_an_edge(posbench: Give, short: list[str]) -> None:
-    words = [
-        *short,
-        "hydra/launcher=basic",
-        "train.steps=12",
-        "train.lr=1e-4",
-        "scheme=nope,vo_rope",
-        "data.validation_fraction=0.2",
-    ]
+def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(posbench: Give, short: list[str]) -> None:
+    short = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2"]
+    words = [*short, "train.steps=12", "train.lr=4e-4", "scheme=nope,vo_rope"]
     said = posbench("tune", *words, "--fraction", "0.3")
     assert said.status == 0 and "Traceback" not in said.error, said
     found = table()
     assert list(found) == ["nope", "vo_rope"]
     for scheme, rates in found.items():  # so low a rate that each doubling is better: up to the limit
-        assert sorted(rates) == pytest.approx([5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3])
-        assert best_rate(rates) == pytest.approx(1.6e-3)
-        run = load_run(f"runs/demo-tune/lr=0.0016/{scheme}/seed=1000")
-        assert run.manifest.loss == rates[max(rates)]
-    assert "0.0016 (edge)" in said.out and "wrote runs/demo-tune/rates.csv" in said.out
-    command = next(line.split() for line in said.out.splitlines() if line.startswith("  posbench train -m"))
-    assert command[-3:] == [
-        "experiment_name=demo-own",
-        "scheme=nope,vo_rope",
-        "'train.lr_of={nope:0.0016,vo_rope:0.0016}'",
-    ]
+        assert sorted(rates) == pytest.approx([2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3])
+        assert load_run(f"runs/demo-tune/lr=0.0064/{scheme}/seed=1000").manifest.loss == rates[6.4e-3]
+    assert "0.0064 (edge)" in said.out and "wrote runs/demo/rates.csv" in said.out
+    command = next(line for line in said.out.splitlines() if line.startswith("  posbench train -m"))
+    assert command.endswith("scheme=nope,vo_rope 'train.lr_of={nope:0.0064,vo_rope:0.0064}'")
     assert "contains no runs" in posbench("report").refusal and "contains no runs" in posbench("eval").refusal
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path.suffix != ".csv"}
     again = posbench("tune", *words, "--fraction", "0.3")
     assert again.out == said.out and again.error.count("is finished") == 12
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+    assert posbench("train", "-m", *words, "train.lr_of={nope:0.0064,vo_rope:0.0032}", "seed=0,1").status == 0
+    assert posbench("pack", "demo", "elsewhere/demo.zip").status == 0
+    assert posbench("report", "elsewhere/demo.zip", "--output", "out").status == 0
+    loss, half = (f"{found['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
+    report = Path("out/report.md").read_text()
+    assert f"vo_rope | 0.0064 (edge) | {loss} | {half} | – | 0.0032" in report and "(rates.svg)" in report
+    assert "some schemes have a better learning rate" in report
+    assert table("out/rates.csv") == found
 
 
 def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
@@ -86,34 +83,44 @@ def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: G
 def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> None:
     several = posbench("tune", *short, "model.num_layers=1,2", "scheme=nope").refusal
     assert "model.num_layers cannot be swept too" in several
+    alike = posbench("tune", "data=copy,reverse", "scheme=nope", "experiment_name=alike").refusal
+    assert "data (under one experiment_name) cannot" in alike
     assert (
         "train.lr_of=0.1 is not a mapping: give {scheme: rate}" in posbench("train", *short, "train.lr_of=0.1").refusal
     )
     assert "is out of range" in posbench("tune", *short, "train.lr=-1", "scheme=nope").refusal
 
 
-def test_the_next_rate() -> None:
-    assert wider_rate({0.5: 3.0, 1.0: 2.0, 2.0: 2.5}, 1.0) is None
-    assert wider_rate({0.5: 1.0, 1.0: 2.0, 2.0: 2.5}, 1.0) == 0.25
-    assert wider_rate({0.5: 3.0, 1.0: 2.0, 2.0: 1.5}, 1.0) == 4.0
-    down = {2.0**-n: float(-n) for n in range(-1, 4)}
-    assert wider_rate(down, 1.0) == 1 / 16 and wider_rate(down | {1 / 16: -9.0}, 1.0) is None, "three beyond the first"
-    assert wider_rate(dict.fromkeys((0.5, 1.0, 2.0), math.inf), 1.0) == 0.25, "all died: lower"
+def test_where_the_best_rate_of_one_scheme_is_at_an_edge_all_are_tried_beyond_it() -> None:
+    inside = {0.5: 3.0, 1.0: 2.0, 2.0: 2.3}
+    assert wider_rates({"a": inside, "b": inside}, 1.0) == {}
+    assert wider_rates({"a": inside, "b": {0.5: 1.8, 1.0: 2.0, 2.0: 2.5}}, 1.0) == {0.25: ["b"]}, "a is hopeless there"
+    assert wider_rates({"a": inside, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}, 1.0) == {4.0: ["a", "b"]}
+    both = {"a": {0.5: 1.9, 1.0: 2.0, 2.0: 2.1}, "b": {0.5: 2.1, 1.0: 2.0, 2.0: 1.9}}
+    assert wider_rates(both, 1.0) == {0.25: ["a", "b"], 4.0: ["a", "b"]}
+    dead = {0.5: 3.0, 1.0: 2.0, 2.0: math.inf}
+    assert wider_rates({"a": dead, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}, 1.0) == {4.0: ["b"]}
+    wider = {"a": dead, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5, 4.0: 1.4}}
+    assert wider_rates(wider, 1.0) == {8.0: ["b"]}, "what was discarded at 4 is not tried at 8"
+    down = {2.0**-n: -0.1 * n for n in range(-1, 4)}
+    assert list(wider_rates({"a": down}, 1.0)) == [1 / 16] and wider_rates({"a": down | {1 / 16: -9.0}}, 1.0) == {}
+    assert wider_rates({"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf)}, 1.0) == {0.25: ["a"]}, "all died: lower"
 
 
 def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
     short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sweeps: list[list[float]] = []
+    sweeps: list[str] = []
 
-    def train(tuning: object, schemes: object, rates: list[float], job: object, say: object) -> None:
+    def train(program: str, words: list[str], job: object, say: object) -> None:
         if sweeps:
             raise KeyboardInterrupt
-        sweeps.append(rates)
+        sweeps.extend(words[-2:])
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posbench.tune._train", train)
+    monkeypatch.setattr("posbench.tune.run_application", train)
     monkeypatch.setattr("posbench.tune._loss", lambda run: -float(run.path.parts[-3].removeprefix("lr=")))
     with pytest.raises(KeyboardInterrupt):
         tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
+    assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]
     assert table() == {"nope": {5e-4: -5e-4, 1e-3: -1e-3, 2e-3: -2e-3}}
