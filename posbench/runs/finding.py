@@ -20,6 +20,8 @@ from posbench.runs.run import Run
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 Notice = Callable[[str], object]
 
+LISTED = 6  # experiments in a message
+
 
 def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
     """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
@@ -168,7 +170,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     if len(named) == 1:
         return named[0]
     known = [str(place.relative_to(runs_dir)) for place in (*experiments, *sorted({run.parent for run in runs}), *runs)]
-    listed = ", ".join(known[: len(experiments)]) or "none: train first with posbench train -m experiment=demo"
+    listed = ", ".join(known[: len(experiments)][:LISTED]) or "none: train first with posbench train -m experiment=demo"
+    listed += f" and {len(experiments) - LISTED} more, which posbench ls lists" if len(experiments) > LISTED else ""
     raise ConfigError(
         f"there is no run or experiment {name!r}, here or under {runs_dir}/{nearest(name, known)} (experiments there: "
         f"{listed})"
