@@ -8,8 +8,8 @@
 
 The run folder is the truth, and the wandb run a view of it that never stops the run: what goes wrong here is said, and
 the run continues untracked. Offline is wandb's own business: WANDB_MODE chooses it, `wandb sync` uploads a recording.
-A run that was killed logs the rows since its last checkpoint again when it is resumed. docs/experiments.md says what is found
-where.
+A run that was killed logs the rows since its last checkpoint again when it is resumed. docs/experiments.md says what is
+found where.
 """
 
 from __future__ import annotations
