@@ -389,6 +389,7 @@ class TrainConfig(_Group):
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto: bfloat16 where it is fast
     compile: bool | None = None  # null: where it pays
     validate_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
+    order_every: Any = ruled(token_count, None)  # tokens between scores of distant order while training; null: none
     validation_tokens: Any = ruled(token_count, 65_536)  # scored at each of these and after the last step
     checkpoint_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
     keep_checkpoints: int = ruled(at_least(2), 2)
@@ -414,6 +415,11 @@ class TrainConfig(_Group):
         _require(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),
             f"train.device={self.device!r} is not known: give auto, cpu, cuda or cuda:<number>",
+        )
+        _require(
+            self.order_every is None or self.context_length >= 128,
+            f"train.order_every={self.order_every} scores order more than 32 tokens back, and train.context_length="
+            f"{self.context_length} is too short for it: give 128 or more, or leave it out",
         )
         self._check_family()
 
@@ -508,6 +514,13 @@ class TrainConfig(_Group):
         """The steps done when the decays of this trunk's branches begin."""
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
+    def is_ordered(self, step: int) -> bool:
+        """Whether distant order is scored after this step: every `order_every` tokens, and at the end."""
+        if not self.order_every:
+            return False
+        before, now = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
+        return now > before or step == self.num_steps
+
     @property
     def steps_between_validations(self) -> int:
         """`validate_every`, or a tenth of the trunk: the same in all runs of a family."""
@@ -591,6 +604,11 @@ class Config(_Group):
             self.model.vocab_size is None or self.model.vocab_size >= entries,
             f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
             "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
+        )
+        _require(
+            not (self.is_task and self.train.order_every),
+            f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
+            "leave it out",
         )
 
     @property

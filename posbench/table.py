@@ -32,6 +32,7 @@ from posbench.runs.finding import rates_of
 from posbench.runs.results import Result, perplexity
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
+ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
 # Columns that say what was scored.
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
@@ -64,6 +65,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "initial_loss": ("before the first step", "nats a token"),
     "bits_per_byte": ("the same loss for a byte of text", "bits a byte"),
     "perplexity": ("exp of the mean loss", ""),
+    "order_beyond_32": ("what order more than 32 tokens back is worth at the end (train.order_every)", "nats a token"),
+    "onset_tokens": ("trained until order more than 32 tokens back was worth 0.05 nats; inf: not by the end", "tokens"),
     "is_relative": ("whether the scheme promises to depend on distances only", ""),
     "tokens": ("trained on", "tokens"),
     "num_steps": ("optimizer steps", ""),
@@ -95,6 +98,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "difference": ("right minus left, same seeds", "nats a token"),
     "sd": ("of the difference over seeds", "nats a token"),
     "p": ("two-sided paired t-test", ""),
+    "p_sign": ("two-sided sign test over seeds; above 0.5 no difference is called significant", ""),
     "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
     "p_published": ("p with Holm's correction over the links of the published chain", ""),
     "p_all": ("p with Holm's correction over all pairs", ""),
@@ -214,6 +218,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "initial_loss": _number(first),
         "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
+        **_onset([row for row in logged if row["kind"] == "order"]),
         "is_relative": manifest.is_relative,
         **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
         "epochs": _number(manifest.epochs),
@@ -232,6 +237,14 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         **{f"version.{name}": version for name, version in manifest.versions.items()},
         **_settings(manifest),
     }
+
+
+def _onset(orders: list[dict[str, Any]]) -> dict[str, float]:
+    """Of a run that scored distant order while it trained: the last figure, and when it came to ONSET."""
+    if not orders:
+        return {}
+    tokens, worth = ([row[name] for row in orders] for name in ("tokens", "order_beyond_32"))
+    return {"order_beyond_32": worth[-1], "onset_tokens": crossing(tokens, np.negative(worth), -ONSET)}
 
 
 def _logged(run: Run, faults: list[str]) -> list[dict[str, Any]]:
@@ -351,17 +364,18 @@ _PLAIN_CACHE = """
 """
 
 
-def curves(paths: Iterable[str]) -> pd.DataFrame:
-    """Validations while training of the runs at these paths: path, step, tokens, loss (nats a token), accuracy.
+def curves(paths: Iterable[str], kind: str = "validation") -> pd.DataFrame:
+    """What was scored while training of the runs at these paths, by the kind of rows of metrics.jsonl.
 
-    All points of a run are of the same first tokens of the split, or of the same problems. Only tasks have an accuracy.
+    Columns: path, step, tokens; of validations loss (nats a token) and accuracy, which only tasks have; of orders
+    order_beyond_32. All points of a run are of the same first tokens of the split, windows, or problems.
     """
     rows = []
     for path in paths:
         logged = _logged(run_at(path), [])
-        points = {row["step"]: row for row in reversed(logged) if row["kind"] == "validation"}
+        points = {row["step"]: row for row in reversed(logged) if row["kind"] == kind}
         rows += [{"path": path, **points[step]} for step in sorted(points)]
-    figures = ["step", "tokens", "loss", "accuracy"]
+    figures = ["step", "tokens", *(["order_beyond_32"] if kind == "order" else ["loss", "accuracy"])]
     return pd.DataFrame(rows, columns=["path", *figures]).astype(dict.fromkeys(figures, float))
 
 
@@ -377,6 +391,16 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
             pilots = pd.read_csv(io.StringIO(text)).merge(own, on="scheme")
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
     return pd.concat(frames[1:] or frames)
+
+
+def crossing(places: Any, values: Any, goal: float) -> float:
+    """Where a curve first comes down to `goal`, linear between its points; infinity where it does not."""
+    x, y = np.asarray(places), np.asarray(values)
+    below = np.flatnonzero(y <= goal)
+    if not len(below):
+        return math.inf
+    n = below[0]
+    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
 
 
 @lru_cache(maxsize=8)

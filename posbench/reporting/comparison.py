@@ -20,7 +20,7 @@ from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
-from posbench.table import config_of, curves, rates, settings_of
+from posbench.table import config_of, crossing, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 TWICE = "runs of one scheme and seed"
@@ -39,6 +39,7 @@ class Comparison:
     pairs: pd.DataFrame  # every pair of schemes: see `statistics.compare`
     ngrams: pd.DataFrame  # of n-gram models: a row an order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
+    orders: pd.DataFrame  # what distant order is worth while training: scheme, seed, tokens, order_beyond_32
     rates: pd.DataFrame  # pilots of `posbench tune`: a row a scheme and learning rate
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
@@ -71,6 +72,16 @@ class Comparison:
     def config(self) -> dict[str, Any]:
         """The configuration of one run: what all share."""
         return config_of(str(self.runs["path"].iloc[0]))
+
+    @property
+    def has_onsets(self) -> bool:
+        """Whether all runs scored distant order while they trained."""
+        return not self.runs.get("onset_tokens", pd.Series([math.nan])).isna().any()
+
+    @property
+    def onsets(self) -> pd.DataFrame:
+        """Tokens until distant order was worth ONSET: a row a seed, a column a scheme; infinity: not by the end."""
+        return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def validation(self) -> pd.DataFrame:
         """The cells of the loss table, by scheme; empty where no run stored its windows."""
@@ -113,16 +124,6 @@ class Comparison:
         return {scheme: float(np.mean(values)) for scheme, values in shares.items()}
 
 
-def crossing(places: Any, values: Any, goal: float) -> float:
-    """Where a curve first comes down to `goal`, linear between its points; infinity where it does not."""
-    x, y = np.asarray(places), np.asarray(values)
-    below = np.flatnonzero(y <= goal)
-    if not len(below):
-        return math.inf
-    n = below[0]
-    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
-
-
 def build(
     summary: pd.DataFrame,
     rows: pd.DataFrame,
@@ -155,7 +156,7 @@ def build(
     cells = measure(rows, runs, base, length, notes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
-    curve = curves(runs["path"]).merge(runs[["path", "scheme", "seed"]], on="path").drop(columns="path")
+    of_runs = runs[["path", "scheme", "seed"]]
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -164,7 +165,8 @@ def build(
         cells=cells,
         pairs=compare(losses, base, published.links(losses.columns) if published else (), margin),
         ngrams=_ngrams(rows, losses, base),
-        curves=curve,
+        curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
+        orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
         rates=rates(runs),
         published=published,
         left_out=left_out,

@@ -26,6 +26,7 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.tables import half, text_of
+from posbench.table import ONSET
 from posbench.units import short_count, short_length
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
@@ -100,6 +101,8 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
                 figures["pairs"] = matrix(c)
             if c.curves.groupby("scheme")["tokens"].nunique().max() > 2:
                 figures["curves"] = curves(c, look)
+        if c.has_onsets:
+            figures["onset"] = onset(c, look)
         if len(c.rates):
             figures["rates"] = by_rate(c.rates, look)
         for protocol in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
@@ -220,6 +223,23 @@ def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Fi
         axes.set_ylabel("perplexity")
 
     return _lines(lines, look, finish, "length, tokens", 4.1)
+
+
+def onset(c: Comparison, look: Mapping[str, Any]) -> Figure:
+    """What distant order is worth while training: a panel a scheme, a line a seed, a dot where it comes to ONSET."""
+    figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
+    for axes, scheme in zip(panels, c.schemes, strict=True):
+        colour, line, _ = look[scheme]
+        for _, of in c.orders[c.orders["scheme"] == scheme].groupby("seed"):
+            axes.plot(of["tokens"], of["order_beyond_32"], line, color=colour, linewidth=1.1)
+        dots = c.onsets[scheme][np.isfinite(c.onsets[scheme])]
+        axes.plot(dots, [ONSET] * len(dots), "o", color=colour, markeredgewidth=0)
+        axes.axhline(ONSET, color=INK, linewidth=0.6)
+        axes.set_title(scheme)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    panels[len(panels) // 2].set_ylabel("order more than 32 tokens back is worth, nats/token")
+    panels[-1].set_xlabel("tokens trained on")
+    return figure
 
 
 def by_rate(rates: pd.DataFrame, look: Mapping[str, Any]) -> Figure:

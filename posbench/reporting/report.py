@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
@@ -23,7 +24,7 @@ from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, conclusions, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
-from posbench.table import config_of, read, settings_of
+from posbench.table import ONSET, config_of, read, settings_of
 from posbench.tracking import log_report
 from posbench.units import count_of, short_count
 
@@ -149,8 +150,12 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
             "costs": costs,
             "context": None if context.empty else context,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
+            "onset": tables.onset_table(c) if c.has_onsets else None,
         },
         "same_costs": same,
+        "onset": ONSET,
+        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets.dropna()).any(axis=None),
+        "split": [s for s in c.schemes if c.has_onsets and np.isfinite(c.onsets[s].dropna()).nunique() > 1],
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
         "has_absolute": not c.runs["is_relative"].astype(bool).all(),
@@ -309,7 +314,7 @@ _UNTOLD = """
     name steps tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split
     test_split validation_fraction test_fraction tuning_fraction cache_dir articles device dtype compile validate_every
     checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
-    training_bytes validation_tokens
+    training_bytes validation_tokens order_every
 """
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Agreement
-from posbench.reporting.statistics import decided, interval, letters, verdict
+from posbench.reporting.statistics import decided, flip_test, interval, letters, verdict
 from posbench.units import short_count, short_length
 
 DASH = "–"
@@ -33,12 +33,13 @@ def loss_table(c: Comparison) -> pd.DataFrame:
         row = {"scheme": named(c, scheme)}
         if differ:
             row["seeds"] = str(len(of))
+        caught = {"caught on": caught_on(c.onsets[scheme])} if c.has_onsets else {}
         if c.can_rank:
-            row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))}
+            row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))} | caught
             row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)
             row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
         else:
-            row |= {"loss": number(of.mean()), f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
+            row |= {"loss": number(of.mean()), **caught, f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
             if len(c.seeds) > 1:
                 each = ", ".join(number(gap, sign=True) for gap in gaps[scheme].dropna())
                 row["gap of each seed"] = each if scheme != c.baseline else ""
@@ -166,6 +167,32 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     table = frame(rows)
     same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
     return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
+
+
+def caught_on(onsets: pd.Series) -> str:
+    """`3/5`: seeds that use distant order by the end, of all."""
+    return f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
+
+
+def onset_table(c: Comparison) -> pd.DataFrame:
+    """When each scheme began to use distant order: seeds that did, the median, each seed, the test of the baseline.
+
+    Seeds that have not by the end stand with `>` and the tokens they were trained on, and count as that in the test.
+    """
+    budget = float(c.runs["tokens"].iloc[0])
+
+    def text(tokens: float) -> str:
+        return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
+
+    rows = []
+    for scheme in c.onsets.median().sort_values(kind="stable").index:
+        of = c.onsets[scheme].dropna()
+        row = {"scheme": str(scheme), "caught on": caught_on(of), "median tokens": text(of.median())}
+        row["each seed"] = ", ".join(map(text, of))
+        times = c.onsets.clip(upper=budget)
+        apart = (times[scheme] - times[c.baseline]).dropna().to_numpy()
+        rows.append(row | {f"p against {c.baseline}": DASH if scheme == c.baseline else f"{flip_test(apart):.2g}"})
+    return frame(rows)
 
 
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:

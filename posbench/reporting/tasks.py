@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
 from posbench.reporting import tables
-from posbench.reporting.comparison import check_agreement, crossing
+from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
-from posbench.table import curves, rates
+from posbench.table import crossing, curves, rates
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]

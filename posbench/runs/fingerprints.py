@@ -32,6 +32,7 @@ _ASIDE_IN_TRAIN = (
     "keep_checkpoints",
     "validate_every",
     "validation_tokens",
+    "order_every",
     "log_every",
     "max_skipped_steps",
     "branch_tokens",

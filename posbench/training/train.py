@@ -38,6 +38,7 @@ from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
+from posbench.evaluation.protocols.order import worth_beyond_near
 from posbench.machine.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.files import locked, write_text
 from posbench.machine.signals import StopSignals
@@ -300,10 +301,11 @@ class Training:
                 is_last = done == train.num_steps
                 is_logged = is_last or done % train.log_every == 0
                 is_validated = not is_last and done % validate_every == 0  # the last one is stored (`finish`)
+                is_ordered = train.is_ordered(done)
                 is_saved = is_last or done % checkpoint_every == 0 or done in branching_steps or bool(signal_number)
                 if n > first:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
-                if n == first or is_logged or is_validated or is_saved:
+                if n == first or is_logged or is_validated or is_ordered or is_saved:
                     self._fetch_losses()  # here the host waits for the device
                     seconds = time.perf_counter() - began
                     if n == first:  # the first step compiles, so it is timed apart
@@ -316,6 +318,8 @@ class Training:
                         row_steps, row_seconds = 0, 0.0
                     if is_validated:
                         self.validate()
+                    if is_ordered:
+                        self._score_order()
                     if is_saved:
                         self._save()
                         self.observe("checkpoint", n, step)
@@ -388,6 +392,16 @@ class Training:
                 **{name: header[name] for name in ("bits_per_byte", "accuracy") if name in header},
             }
         )
+
+    def _score_order(self) -> None:
+        """The row of what order far back is worth: on the same few windows of the validation text each time."""
+        assert not isinstance(self.corpus, Problems)
+        length, step = self.config.train.context_length, self.state.steps_done
+        worth = worth_beyond_near(self.step.model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
+        if not math.isfinite(worth):
+            raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
+        tokens = step * self.config.train.tokens_per_step
+        self._append({"kind": "order", "step": step, "tokens": tokens, "order_beyond_32": worth})
 
     def _append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl, to the tracker and to what is shown."""

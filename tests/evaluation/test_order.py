@@ -15,7 +15,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, readings
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, readings, worth_beyond_near
 from posbench.model import Decoder, build_model
 
 ORDER = PROTOCOLS["order"]
@@ -164,3 +164,12 @@ def test_identity_needs_a_second_document() -> None:
 def test_the_order_is_of_the_training_length_unless_lengths_are_asked_for() -> None:
     assert ORDER.lengths((), 128, None, (64, 128, 4096)) == [128]
     assert ORDER.lengths((512, 256), 128, None, (64,)) == [256, 512]
+
+
+def test_what_training_scores_is_the_bucket_beyond_32_tokens(split: Split) -> None:
+    corpus: Any = None
+    model, settings = decoder("train.context_length=128", "scheme=qk_rope"), EvaluationConfig(order_windows=64)
+    rows, _ = ORDER.score(model.eval(), corpus, split, 128, settings, 128, lambda tokens: None)
+    [sums] = rows[rows["bucket_start"] == 33].groupby("bucket_start")[["targets", *LOSSES]].sum().itertuples()
+    expected = (sums.shuffled_nll - sums.nll) / sums.targets
+    assert worth_beyond_near(model, split, 128, 1000) == pytest.approx(expected, abs=1e-9) and expected != 0

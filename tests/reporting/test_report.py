@@ -24,6 +24,7 @@ from posbench.reporting.compare import compare
 from posbench.reporting.figures import looks, stand_clear
 from posbench.reporting.published import load_published
 from posbench.reporting.report import report
+from posbench.runs import append_metrics
 
 REFERENCE = Path("runs/reference")
 
@@ -107,6 +108,26 @@ def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(own: Path, 
     losses = comparison(own).losses.loc[[0, 1]]
     each = ", ".join(f"{gap:+.3f}" for gap in losses["nope"] - losses["qk_rope"])
     assert f"| {each}\n" in text and "2 of 3 schemes" not in shown
+
+
+def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path: Path) -> None:
+    starts = {"qk_rope": [200, 250, 300, 350], "qkvo_rope": [200, 250, 500, 500], "nope": [500] * 4, "alibi": [100] * 4}
+    for scheme, of_seeds in starts.items():
+        for seed, start in enumerate(of_seeds):
+            for tokens in range(0, 400_000, 50_000):
+                worth = max(0.0, (tokens - start * 1000) / 1e6 + 0.05)
+                row = {"kind": "order", "step": tokens // 2048, "tokens": tokens, "order_beyond_32": worth}
+                append_metrics(run_of(own, scheme, seed).path / "metrics.jsonl", row)
+    text, shown = written(own, tmp_path)
+    assert (
+        re.search(r"^qkvo_rope \| \w+ \| [\d.]+ ±[\d.]+ \| 2/4 \|", text, re.MULTILINE)
+        and "Seeds of qkvo_rope split in two" in shown
+    )
+    assert "alibi | 4/4 | 100k | 100k, 100k, 100k, 100k | 0.12" in text  # all earlier, and 2 / 2^4
+    assert "qkvo_rope | 2/4 | >399k | 200k, 250k, >399k, >399k | 0.5" in text  # two seeds of four differ, alike
+    assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
+    table = posbench.results(own).set_index(["scheme", "seed"])
+    assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -18,9 +18,11 @@ from posbench.reporting.statistics import (
     decided,
     detectable,
     equivalent,
+    flip_test,
     holm,
     interval,
     letters,
+    sign_test,
     verdict,
 )
 
@@ -121,3 +123,25 @@ def test_conclusions_name_leaders_the_beaten_and_the_least_gap_between_them() ->
     assert (said["leaders"], said["beaten"], said["between"]) == (["a", "b"], ["c", "d"], [])
     assert said["by"] == pytest.approx(min((table["c"] - table[leader]).mean() for leader in "ab"))
     assert said["decided"] == 5 and said["pairs"] == 6
+
+
+@given(st.lists(st.floats(-5, 5).map(lambda value: round(value, 1)), min_size=2, max_size=6))
+def test_tests_by_signs_are_those_of_scipy(values: list[float]) -> None:
+    difference = np.array(values)
+    flips = stats.permutation_test((difference,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert flip_test(difference) == pytest.approx(flips.pvalue, abs=1e-9)
+    positive, negative = (difference > 0).sum(), (difference < 0).sum()
+    if positive + negative:
+        assert sign_test(difference) == pytest.approx(stats.binomtest(positive, positive + negative).pvalue)
+
+
+def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
+    """Of eight seeds five catch on under one scheme alone: the t-test says 0.01, the signs nothing."""
+    caught_on = np.array([0.3, 0.3, 0.3, 0.3, 0.3, -0.001, -0.001, -0.001])
+    split = compare(pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + caught_on}), "early")
+    assert split["p"][0] < 0.02 and split["p_sign"][0] > 0.5
+    assert decided(split) == {} and verdict(split, "late", "early", "baseline") == "open"
+    most = compare(
+        pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + np.append(caught_on[:5], [0.3] * 2 + [0])}), "early"
+    )
+    assert decided(most) and verdict(most, "late", "early", "baseline") == "worse"

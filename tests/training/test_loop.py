@@ -66,6 +66,28 @@ def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_num
     assert curve["loss"].iloc[0] == pytest.approx(untrained["nll"].sum() / untrained["targets"].sum(), abs=1e-6)
 
 
+def test_order_is_scored_every_so_many_tokens_and_changes_nothing_else(config: Make) -> None:
+    words = (
+        "scheme=qk_rope",
+        "train.context_length=128",
+        "train.batch_size=2",
+        "train.tokens=2816",
+        "train.steps=null",
+    )
+    scored = train(config(*words, "train.order_every=600", "experiment_name=scored"))
+    plain = train(config(*words, "experiment_name=plain"))
+    rows = [row for row in scored.logged if row["kind"] == "order"]
+    assert [row["step"] for row in rows] == [3, 5, 8, 10, 11] and rows[0]["tokens"] == 768
+    assert all(math.isfinite(row["order_beyond_32"]) for row in rows)
+    others = [
+        [{**row, "tokens_per_second": 0} for row in run.logged if row["kind"] != "order"] for run in (scored, plain)
+    ]
+    assert others[0] == others[1] and scored.manifest.weights == plain.manifest.weights
+    assert scored.manifest.identity == plain.manifest.identity
+    with pytest.raises(ConfigError, match=r"context_length=64 is too short for it"):
+        config(*words, "train.order_every=600", "train.context_length=64")
+
+
 def test_a_run_records_its_flops(config: Make) -> None:
     made = config("scheme=qk_rope")
     model, tokens = made.model, 12 * 4 * 32

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
+NEAR, WINDOWS = 32, 64  # while training: what is worth more than NEAR tokens back, on so many windows
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 
 
@@ -131,20 +132,36 @@ def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
     return three
 
 
+def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> float:
+    """What order more than NEAR tokens back is worth to targets with NEAR + 1 to 2 NEAR intact tokens, nats a token."""
+    starts = places(split, length, WINDOWS)
+    whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)[:, :, NEAR : 2 * NEAR]
+    return float((shuffled - whole).mean())
+
+
 def losses(
-    model: Decoder, split: Split, starts: Sequence[int], length: int, batch_tokens: int, advance: Advance
+    model: Decoder,
+    split: Split,
+    starts: Sequence[int],
+    length: int,
+    batch_tokens: int,
+    advance: Advance = lambda tokens: None,
+    scored: int = 3,
 ) -> np.ndarray:
-    """Negative log-likelihoods of the targets behind the middle, nats, float64 [3, windows, distances from 1 on]."""
+    """Negative log-likelihoods of the targets behind the middle, nats, float64 [readings, windows, distances from 1].
+
+    Arguments: scored, how many of the three readings, the first ones.
+    """
     import torch
 
     device, size = model.embedding.weight.device, max(1, batch_tokens // length)
     batches = []
     for n in range(0, len(starts), size):
-        three = torch.from_numpy(readings(split, starts[n : n + size], length)).to(device)
+        read = torch.from_numpy(readings(split, starts[n : n + size], length)[:scored]).to(device)
         with torch.no_grad():
-            scored = [model.nll(r[:, :-1], r[:, 1:], last=length - length // 2).double().cpu() for r in three]
-        advance(3 * three.shape[1] * length)
-        batches.append(torch.stack(scored))
+            nll = [model.nll(r[:, :-1], r[:, 1:], last=length - length // 2).double().cpu() for r in read]
+        advance(scored * read.shape[1] * length)
+        batches.append(torch.stack(nll))
     # A loss that is not a number counts as infinite: pandas would leave it out of its sums.
     return torch.cat(batches, dim=1).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
