@@ -127,13 +127,6 @@ def test_a_run_of_a_task_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_tracking_wandb_is_not_imported(words: list[str]) -> None:
-    code = "import sys\nfrom posbench import compose, train\n"
-    code += f"train(compose({words!r}), quiet=True)\nassert 'wandb' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "0123456789abcdef" * 2 + "fakekey0"])
 def test_without_a_key_or_a_server_it_records_offline(
     config: Make, monkeypatch: pytest.MonkeyPatch, key: str | None

@@ -23,7 +23,7 @@ def test_the_public_sets_are_pinned_to_a_commit(name: str) -> None:
 @pytest.mark.parametrize(
     "words", [["data=wikitext103"], ["data=files", "data.path=.", "tokenizer=hub", "tokenizer.name=someone/model"]]
 )
-@pytest.mark.parametrize("hub_is", ["refusing", "offline", pytest.param("silent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hub_is", ["refusing", "offline"])
 def test_a_hub_out_of_reach_is_reported_within_seconds(
     words: list[str], hub_is: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: Callable[[], list[str]]
 ) -> None:
