@@ -154,11 +154,17 @@ def scheme_code(model: nn.Module) -> str:
 
 
 def _code_of(files: list[Path]) -> str:
-    trees = [ast.parse(file.read_bytes()) for file in files]
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    return digest("\n".join(_meaning(file.read_bytes()) for file in files))
+
+
+@cache
+def _meaning(source: bytes) -> str:
+    """The syntax tree without docstrings. Every validation asks for it, and parsing takes as long as two steps."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
-    return digest("\n".join(map(ast.dump, trees)))
+    return ast.dump(tree)
 
 
 @cache

@@ -1,0 +1,60 @@
+"""One cell of a table of tasks by a plain PyTorch loop: of posbench only the model, its settings and the problems.
+
+    python benchmarks/plain_task.py data=copy scheme=alibi seed=3 train.lr=3e-3
+
+It prints accuracy by length, on the problems that `posbench eval` scores, after the training of `posbench train` with
+the same words. Sums are in another order, so the figures are those of another seed rather than the same.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from posbench import build_model, compose
+from posbench.data import Batch, ProblemBatches, Problems
+from posbench.evaluation.protocols.accuracy import BEYOND
+
+
+def main(words: list[str]) -> None:
+    """Train and test the run that the words name."""
+    config = compose(words)
+    problems, train = Problems(config.data), config.row_train
+    batches, model = ProblemBatches(problems, train.batch_size, config.seed), build_model(config, problems.vocab_size)
+    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("scheme.")]
+    others = [p for name, p in model.named_parameters() if p.ndim < 2 or name.startswith("scheme.")]
+    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2))
+    steps, warmup, end = train.num_steps, train.warmup_ratio * train.num_steps, train.lr_end_ratio
+
+    def rate(n: int) -> float:
+        """The share of the learning rate at step `n`: linear warm-up, then a cosine."""
+        cosine = (1 + math.cos(math.pi * (n - warmup) / (steps - 1 - warmup))) / 2
+        return (n + 1) / warmup if n < warmup else end + (1 - end) * cosine
+
+    def answered(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits before each answer, and the answers."""
+        batch = batch.each(torch.from_numpy)
+        return model(batch.inputs, positions=batch.positions)[batch.answers >= 0], batch.answers[batch.answers >= 0]
+
+    for n in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = train.lr * rate(n)
+        loss = cross_entropy(*answered(batches.batch(n)))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip)
+        optimizer.step()
+        if (n + 1) % (steps // 10) == 0:
+            print(f"step {n + 1}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
+    for length in [int(config.data.lengths[1] * times) for times in BEYOND]:
+        with torch.no_grad():
+            logits, answers = answered(problems.splits["test"].at_length(length, config.evaluation.problems))
+        print(f"{length:5} items: accuracy {(logits.argmax(-1) == answers).float().mean():.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
