@@ -176,6 +176,7 @@ class SchemeConfig(_Group):
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
     lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate of this row; None: see `Config.scheme_lr`
+    lr_factor: float = ruled(between(0.01, 100), 1)  # by which the scheme's own parameters (tables, MLPs) learn faster
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -185,20 +186,23 @@ class SchemeConfig(_Group):
                 key in mapping,
                 f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
-        ours = ("name", "kind", "attention", "lr")
+        ours = ("name", "kind", "attention", "lr", "lr_factor")
         options = {key: value for key, value in mapping.items() if key not in ours}
-        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, mapping.get("lr"))
+        rates = {key: mapping[key] for key in ("lr", "lr_factor") if key in mapping}
+        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, **rates)
 
     def to_mapping(self) -> dict[str, Any]:
         """The flat form of `conf/scheme/*.yaml`."""
         attention = {"attention": self.attention} if self.attention else {}
-        lr = {} if self.lr is None else {"lr": self.lr}
+        lr = ({} if self.lr is None else {"lr": self.lr}) | (
+            {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
+        )
         return {"name": self.name, "kind": self.kind, **lr, **attention, **self.options}
 
 
 @dataclass
 class ModelConfig(_Group):
-    """The LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases."""
+    """The LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases unless asked for."""
 
     name: str = MISSING
     num_layers: int = ruled(at_least(1))
@@ -208,6 +212,8 @@ class ModelConfig(_Group):
     head_dim: int | None = ruled(at_least(2), None)  # D; null: d_model / num_heads
     ffn_dim: int | None = ruled(at_least(1), None)  # null: 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
+    qk_norm: bool = False  # RMSNorm of q and k by head, before the scheme's hooks, as in Qwen3
+    qkv_bias: bool = False  # biases of q, k and v, as in Qwen2
     vocab_size: int | None = ruled(at_least(2), None)  # V; null: the tokenizer's
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)
     init_std: float = ruled(between(1e-6, 10), 0.02)  # also the token embeddings', the unit of the sinusoidal amplitude

@@ -1,4 +1,4 @@
-"""One layer of LLaMA's decoder (pre-norm RMSNorm, SwiGLU, no biases; arXiv 2302.13971) around a kind of attention.
+"""One layer of LLaMA's decoder (pre-norm RMSNorm, SwiGLU; arXiv 2302.13971) around a kind of attention.
 
 Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, F = ffn_width. Weights are float32 and rounded to the
 activations' dtype where they are used; norms are computed in float32. The norm and the gate have gradients of their
@@ -19,14 +19,15 @@ from posbench.schemes import Placement, Scheme
 
 
 class Linear(nn.Module):
-    """`x @ weight.T` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
+    """`x @ weight.T (+ bias)` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
 
-    def __init__(self, fan_in: int, fan_out: int) -> None:
+    def __init__(self, fan_in: int, fan_out: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
+        self.bias = nn.Parameter(torch.zeros(fan_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight.to(x.dtype))
+        return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -68,7 +69,11 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
         self.kind, self.head_dim = kind, config.head_width
-        self.qkv = Linear(config.d_model, sum(kind.heads.values()) * self.head_dim)  # the parts of the kind, packed
+        width = sum(kind.heads.values()) * self.head_dim  # the parts of the kind, packed
+        self.qkv = Linear(config.d_model, width, config.qkv_bias)
+        self.q_norm, self.k_norm = (
+            RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
+        )
         self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
@@ -76,6 +81,8 @@ class Attention(nn.Module):
         packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
         heads = self.kind.heads
         parts = dict(zip(heads, packed.split(tuple(heads.values()), dim=1), strict=True))
+        if self.q_norm is not None and self.k_norm is not None:
+            parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         q, k = parts.get("q"), parts.get("k")
         v = k if self.kind.shared_kv else parts["v"]
         assert v is not None

@@ -60,10 +60,11 @@ class Decoder(nn.Module):
             if part[0] == "scheme":
                 continue
             inside = part[2].partition(".")[2]  # of a block
-            if inside == "attention.qkv":
+            if inside.startswith("attention.qkv"):
                 rows = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention.rows()
                 split = parameter.split(list(rows.values()))
-                yield from ((f"attention.{name}", tensor) for name, tensor in zip(rows, split, strict=True))
+                suffix = inside.removeprefix("attention.qkv")
+                yield from ((f"attention.{part}{suffix}", tensor) for part, tensor in zip(rows, split, strict=True))
             else:
                 yield "norms" if "norm" in name else inside or part[0], parameter
 
@@ -281,8 +282,18 @@ def checked_scheme(config: Config) -> Layers:
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length="
             f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
         )
-    check_kind(build_kind(config.scheme, shape), layers)
+    _check_attention(config.model, build_kind(config.scheme, shape), layers)
     return layers
+
+
+def _check_attention(model: ModelConfig, kind: Kind, layers: Layers) -> None:
+    """Raises: ConfigError where the scheme does not suit the kind of attention, or that has no q and k to normalise."""
+    check_kind(kind, layers)
+    if model.qk_norm and (kind.shared_kv or not {"q", "k"} <= kind.heads.keys()):
+        raise ConfigError(
+            "model.qk_norm normalises queries and keys, and this kind of attention has no keys of their own: leave it "
+            "out"
+        )
 
 
 def build_model(config: Config, vocab_size: int, scheme: Layers | None = None) -> Decoder:
@@ -301,7 +312,7 @@ def build_model(config: Config, vocab_size: int, scheme: Layers | None = None) -
         )
     shape = shape_of(config)
     scheme = scheme or build_scheme(config.scheme, shape, config.seed)
+    _check_attention(config.model, build_kind(config.scheme, shape), scheme)
     model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
-    check_kind(cast(Block, model.blocks[0]).attention.kind, scheme)
     initialise(model, config.seed)
     return model

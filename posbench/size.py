@@ -46,8 +46,9 @@ def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
     """Parameters without the scheme's own: `embedding` (both tables when untied) and `body` (the rest)."""
     model = config.model
     tables = 1 if model.tied_embeddings else 2
-    norms = model.d_model * (2 * model.num_layers + 1)
-    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(config) + norms}
+    vectors = model.d_model * (2 * model.num_layers + 1)  # norms and biases
+    vectors += model.num_layers * model.head_width * (2 * model.qk_norm + _parts_heads(config) * model.qkv_bias)
+    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(config) + vectors}
 
 
 def forward_flops_per_token(config: Config, vocab_size: int, length: int) -> float:
@@ -84,8 +85,13 @@ def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> 
     return cache.num_bytes
 
 
+def _parts_heads(config: Config) -> int:
+    """Heads of all parts of the packed projection: of q, k and v."""
+    return sum(build_kind(config.scheme, shape_of(config)).heads.values())
+
+
 def _matrices(config: Config) -> int:
     """Parameters of the matrices in all layers."""
     model = config.model
-    heads = sum(build_kind(config.scheme, shape_of(config)).heads.values()) + model.num_heads  # and the output's
+    heads = _parts_heads(config) + model.num_heads  # and the output's
     return model.num_layers * model.d_model * (heads * model.head_width + 3 * model.ffn_width)

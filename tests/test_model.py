@@ -10,7 +10,7 @@ import torch
 from posbench import reference
 from posbench.composition import choices, compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model
+from posbench.model import build_model, checked_scheme
 from posbench.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 from tests.rows import rows
@@ -146,6 +146,34 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
     assert (model(tokens, positions=consecutive) - model(tokens, offset=9)).abs().max() < 1e-12
     for model.piece in (8, 5, 1):
         assert (model(tokens, positions=positions) - logits).abs().max() < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope"])
+def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name):
+    both = certificate_config(name, ("model.qk_norm=true", "model.qkv_bias=true"))
+    model, plain = build_model(both, VOCAB), build_model(certificate_config(name), VOCAB)
+    for key, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[key], tensor), "what both have begins alike"
+    assert sum(num_parameters(both, VOCAB).values()) == sum(
+        p.numel() for key, p in model.named_parameters() if not key.startswith("scheme.")
+    )
+    randomise(model)
+    model, tokens = model.double(), random_tokens(17)
+    logits = model(tokens, offset=5)[0]
+    for switched_off in ("", "q_norm", "k_norm", "qkv.bias"):
+        weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+        weights |= {key: 0 * of for key, of in weights.items() if switched_off and switched_off in key}
+        apart = np.abs(logits.numpy() - reference.logits(weights, both, tokens[0].tolist(), offset=5)).max()
+        assert (apart > 1e-4) if switched_off else (apart < 1e-12)
+    model.piece = 7
+    assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["shared_kv_qk_rope", "decay"])
+def test_kinds_without_keys_of_their_own_cannot_normalise_them(name):
+    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no keys of their own: leave it out"):
+        checked_scheme(compose([f"scheme={name}", "model.qk_norm=true"]))
 
 
 def test_pieces_are_pieces_and_none_with_a_gradient():

@@ -39,7 +39,7 @@ class Stock:
 def stock_of(model: Decoder) -> Stock | None:
     """The stock class for this model, with its weights; None where there is none."""
     rotations = _rotations(model)
-    if rotations is None:
+    if rotations is None or model.config.qk_norm or model.config.qkv_bias:
         return None
     layers_with = [scheme is not None for scheme in rotations]
     rotary = next((scheme for scheme in rotations if scheme is not None), None)

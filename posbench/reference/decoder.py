@@ -46,7 +46,11 @@ def logits(
     for n, scheme in enumerate(layers):
         w = _below(W, f"blocks.{n}.")
         normed = norm(x, w["attention_norm.weight"])
-        q, k, v = _parts(normed @ w["attention.qkv.weight"].T, config)
+        q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
+        if model.qk_norm:
+            q, k = (
+                [norm(head, w[f"attention.{part}_norm.weight"]) for head in of] for part, of in (("q", q), ("k", k))
+            )
         heads = KINDS[name](scheme, q, k, v, normed, positions, **options)
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)

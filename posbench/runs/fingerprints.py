@@ -81,6 +81,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model
+    # Options that came later stand here where they are on, so that runs of before and of now agree.
+    fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
     return dict(json.loads(json.dumps(flat(fields))))

@@ -59,18 +59,22 @@ class AdamW:
     `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel, and leaves weights and moments as they
     were where the norm is not finite: without a word to the host, so that a GPU is never waited for.
 
+    `scheme_lr_factor` times the learning rate holds for parameters of the scheme's own.
+
     The update is element by element, so of sharded parameters (FSDP2) every process updates its own shards.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.shards = {name: shard_of(p) for name, p in self.parameters.items()}
         decayed = decayed_parameters(model)
-        matrices = [self.shards[name] for name in self.parameters if name in decayed]
-        others = [self.shards[name] for name in self.parameters if name not in decayed]
+        groups: dict[tuple[float, float], list[Tensor]] = {}  # (factor of the rate, weight decay) -> parameters
+        for name, shard in self.shards.items():
+            factor = scheme_lr_factor if name.startswith("scheme.") else 1.0
+            groups.setdefault((factor, config.weight_decay if name in decayed else 0.0), []).append(shard)
         self.torch = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            [{"params": of, "factor": factor, "weight_decay": decay} for (factor, decay), of in groups.items()],
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
@@ -80,7 +84,7 @@ class AdamW:
     def set_rate(self, step: int) -> None:
         """Set the learning rate of step `step` (0-based)."""
         for group in self.torch.param_groups:
-            group["lr"] = learning_rate(step, self.config)
+            group["lr"] = group["factor"] * learning_rate(step, self.config)
 
     def norm(self) -> Tensor:
         """The global norm of the gradients at hand, 0-d."""

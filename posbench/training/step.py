@@ -47,7 +47,7 @@ class TrainingStep:
         if device.compiled:
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
-        self.optimizer = AdamW(self.model, config.row_train)
+        self.optimizer = AdamW(self.model, config.row_train, config.scheme.lr_factor)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
         """Step n (0-based), which sets the learning rate, with the whole batch on the device.

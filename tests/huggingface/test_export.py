@@ -54,6 +54,11 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
     assert generated[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
 
 
+def test_normalised_queries_and_keys_and_biases_are_exported(tmp_path):
+    _, result = written(tmp_path, "qk_rope", "model.qk_norm=true", "model.qkv_bias=true")
+    assert result.class_name == "PosbenchForCausalLM"  # and `export_model` has compared the logits
+
+
 @pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])
 def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
     _, result = written(tmp_path, "qk_rope", options={"rescale": rescale, "factor": 4.0})

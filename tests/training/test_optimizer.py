@@ -66,6 +66,21 @@ def test_a_step_is_adamw_with_clipping_and_decay_on_matrices_only() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+def test_a_schemes_own_parameters_learn_by_a_factor_faster() -> None:
+    factor = compose(["scheme=t5", "scheme.lr_factor=10"]).scheme.lr_factor
+    steps = {}
+    for name, times in (("plain", 1.0), ("faster", factor)):
+        network = nn.ModuleDict({"scheme": _network(), "rest": _network()})
+        before = {key: p.detach().clone() for key, p in network.named_parameters()}
+        optimizer = AdamW(network, _settings(steps=20), times)
+        (_loss(network["scheme"], 0) + _loss(network["rest"], 1)).backward()
+        optimizer.set_rate(3)
+        optimizer.step(healthy=torch.tensor(True))
+        steps[name] = {key: p.detach() - before[key] for key, p in network.named_parameters()}
+    for key, step in steps["plain"].items():
+        torch.testing.assert_close(steps["faster"][key], step * (10 if key.startswith("scheme.") else 1))
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["gradient", "loss"])
 def test_a_step_that_is_not_finite_changes_nothing(poison: float, where: str) -> None:
