@@ -416,7 +416,11 @@ def _by_content(
             (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
         ],
         "figures": pictures.trend(groups, by, is_rate),
-        "tables": {"loss": tables.by_table(groups, is_rate), "gap": tables.by_gap_table(groups)},
+        "tables": {
+            "loss": tables.by_table(groups, is_rate),
+            "gap": tables.by_gap_table(groups),
+            "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
+        },
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",

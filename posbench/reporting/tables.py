@@ -285,6 +285,17 @@ def by_gap_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
     return frame(rows)
 
 
+def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
+    """Mean tokens until distant order is used, one that does not at its end, and how many seeds do: a row a group."""
+    rows = []
+    for value, c in groups.items():
+        means = c.onsets.clip(upper=float(c.runs["tokens"].iloc[0])).mean()
+        row = {"group": text_of(value)}
+        row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(c.schemes)}
+        rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
+    return frame(rows)
+
+
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> tuple[float, str]:
     gaps = [(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses]
     return float(np.mean(gaps)), scheme

@@ -126,6 +126,8 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
     assert "alibi | 4/4 | 100k | 100k, 100k, 100k, 100k | 0.12" in text  # all earlier, and 2 / 2^4
     assert "qkvo_rope | 2/4 | >399k | 200k, 250k, >399k, >399k | 0.5" in text  # two seeds of four differ, alike
     assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
+    grouped, _ = written(own, tmp_path / "by", by="train.lr")
+    assert re.search(r"100k \(4/4\) \| 399k \(0/4\) \| 275k \(4/4\) \| 312k \(2/4\) \| 272k$", grouped, re.MULTILINE)
     table = posbench.results(own).set_index(["scheme", "seed"])
     assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
 
