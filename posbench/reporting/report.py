@@ -69,6 +69,8 @@ def report(
     chosen = choose(summary, schemes, seeds)
     published = load_published(against) if against else _own_published(chosen)
     if is_of_tasks(chosen):
+        if against:
+            raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         content, files = _tasks_content(chosen, rows, by)
         names, first = content["names"], content["tables"]["summary"]
     elif by:
