@@ -332,7 +332,8 @@ def _tasks_content(
     configs = {str(name): config_of(str(of["path"].iloc[0])) for name, of in runs.groupby("data.name", sort=False)}
     names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs.values()))
     setup = [(f"data={name}", _settings(config, "data")[1]) for name, config in configs.items()]
-    setup.append(("model", _once({name: _settings(config, "model")[1] for name, config in configs.items()})))
+    models = {name: f"{_settings(of, 'model')[1]}, init_std={of['model']['init_std']}" for name, of in configs.items()}
+    setup.append(("model", _once(models)))
     setup.append(("train", _once({name: _training(config, runs, name) for name, config in configs.items()})))
     content |= {
         "names": f"{names} by {by}" if by else names,
