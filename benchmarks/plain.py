@@ -1,0 +1,145 @@
+"""A run of nope, vo_rope, qk_rope, qkvo_rope or alibi in plain PyTorch and NumPy: nothing of posbench is imported.
+
+    python benchmarks/plain.py runs/demo/qk_rope/seed=0 CORPUS --steps 100
+
+CORPUS is the folder of token shards that the run was trained on (`posbench prepare` prints it). The model, its initial
+weights, the batches, the loss, AdamW and the learning rate are written down here from the docstrings alone, and the
+losses are printed beside those that the run recorded in metrics.jsonl. It is what a sceptic reads first.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def drawn(seed: int, name: str, shape: tuple[int, ...], std: float) -> torch.Tensor:
+    """Initial weights: normal, float64, from a generator whose seed is a hash of (seed, name)."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator).float()
+
+
+def initial_weights(s: dict, vocabulary: int) -> dict[str, torch.Tensor]:
+    """By name; what writes to the stream is smaller by sqrt(2 layers), norms are ones."""
+    C, layers, width, std = s["model.d_model"], s["model.num_layers"], s["model.ffn_dim"], s["model.init_std"]
+    weights = {"embedding.weight": drawn(s["seed"], "embedding.weight", (vocabulary, C), std)}
+    for n in range(layers):
+        at = f"blocks.{n}."
+        shapes = {"attention.qkv": (3 * C, C), "attention.out": (C, C), "ffn.gate_up": (2 * width, C)}
+        shapes |= {"ffn.down": (C, width)}
+        for name, shape in shapes.items():
+            small = 1 / math.sqrt(2 * layers) if name in ("attention.out", "ffn.down") else 1
+            weights[f"{at}{name}.weight"] = drawn(s["seed"], f"{at}{name}.weight", shape, std * small)
+        for norm in ("attention_norm", "ffn_norm"):
+            weights[f"{at}{norm}.weight"] = torch.ones(C)
+    weights["norm.weight"] = torch.ones(C)
+    weights["unembedding.weight"] = drawn(s["seed"], "unembedding.weight", (vocabulary, C), std)
+    return {name: weight.requires_grad_() for name, weight in weights.items()}
+
+
+def turn(x: torch.Tensor, base: float, back: bool = False) -> torch.Tensor:
+    """RoPE of x [B, H, T, D]: the pair (t, t + D/2) of position p turns by p * base ** (-2 t / D) radians."""
+    T, D = x.shape[-2:]
+    angles = torch.arange(T).double()[:, None] * base ** (-torch.arange(0, D, 2).double() / D)
+    cos, sin = angles.cos().float(), (-angles if back else angles).sin().float()
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def logits(w: dict[str, torch.Tensor], tokens: torch.Tensor, s: dict) -> torch.Tensor:
+    """[B, T, V] of tokens [B, T]: LLaMA's decoder, and in it the scheme."""
+    B, T = tokens.shape
+    C, H, sites, base = s["model.d_model"], s["model.num_heads"], s.get("scheme.sites", []), s.get("scheme.base")
+    i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+    bias = torch.zeros(H, 1, 1)
+    if s["scheme.kind"] == "alibi":
+        assert H & (H - 1) == 0, "slopes of a power of two heads"
+        bias = -(2.0 ** (-8 * torch.arange(1, H + 1) / H))[:, None, None] * (i - j)
+    bias = bias + torch.full((T, T), -math.inf).triu(1)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + s["model.norm_eps"]).sqrt() * w[f"{name}.weight"]
+
+    x = w["embedding.weight"][tokens]
+    for n in range(s["model.num_layers"]):
+        at = f"blocks.{n}."
+        packed = norm(x, f"{at}attention_norm") @ w[f"{at}attention.qkv.weight"].T
+        q, k, v = (part.view(B, T, H, C // H).transpose(1, 2) for part in packed.split(C, -1))
+        q, k, v = (turn(part, base) if site in sites else part for site, part in zip("qkv", (q, k, v), strict=True))
+        o = (q @ k.transpose(-1, -2) / math.sqrt(C // H) + bias).softmax(-1) @ v
+        o = turn(o, base, back=True) if "o" in sites else o
+        x = x + o.transpose(1, 2).reshape(B, T, C) @ w[f"{at}attention.out.weight"].T
+        gate, up = (norm(x, f"{at}ffn_norm") @ w[f"{at}ffn.gate_up.weight"].T).chunk(2, -1)
+        x = x + (F.silu(gate) * up) @ w[f"{at}ffn.down.weight"].T
+    return norm(x, "norm") @ w["unembedding.weight"].T
+
+
+def batch(n: int, tokens: np.ndarray, s: dict) -> torch.Tensor:
+    """Windows of T + 1 tokens, [B, T + 1]: each once an epoch, its order and phase drawn from (seed, epoch)."""
+    T, B = s["train.context_length"], s["train.batch_size"]
+    windows = (len(tokens) - T) // T
+    rows = []
+    for number in range(n * B, n * B + B):
+        epoch, place = divmod(number, windows)
+        draws = np.random.Philox(np.random.SeedSequence([s["seed"], epoch])).random_raw(windows + 1)
+        phase = int(draws[-1] % min(T, len(tokens) - windows * T))
+        start = phase + int(np.argsort(draws[:-1], kind="stable")[place]) * T
+        rows.append(tokens[start : start + T + 1].astype(np.int64))
+    return torch.from_numpy(np.stack(rows))
+
+
+def rate(n: int, s: dict) -> float:
+    """Of step n, from 0: linear warm-up, then a cosine, or constant with a linear decay at the end (wsd)."""
+    peak, total, end = s["train.lr"], s["train.num_steps"], s["train.lr"] * s["train.lr_end_ratio"]
+    warm = math.ceil(s["train.warmup_ratio"] * total)
+    if n < warm:
+        return peak * (n + 1) / warm
+    if s["train.schedule"] == "cosine":
+        return end + (peak - end) * (1 + math.cos(math.pi * (n - warm) / max(1, total - 1 - warm))) / 2
+    begins = total - math.ceil(s["train.decay_ratio"] * total) if s["train.schedule"] == "wsd" else total
+    return peak if n < begins else peak + (end - peak) * (n - begins + 1) / (total - begins)
+
+
+def train(s: dict, tokens: np.ndarray, vocabulary: int, steps: int) -> list[float]:
+    """The losses of the first steps, nats per token."""
+    w = initial_weights(s, vocabulary)
+    groups = [([p for p in w.values() if (p.ndim > 1) == is_matrix], is_matrix) for is_matrix in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": params, "weight_decay": s["train.weight_decay"] * decays} for params, decays in groups],
+        betas=(s["train.beta1"], s["train.beta2"]),
+        eps=s["train.eps"],
+    )
+    losses = []
+    for n in range(steps):
+        window = batch(n, tokens, s)
+        loss = F.cross_entropy(logits(w, window[:, :-1], s).flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(w.values(), s["train.grad_clip"])
+        for group in optimizer.param_groups:
+            group["lr"] = rate(n, s)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--steps", type=int)
+    words = parser.parse_args()
+    manifest = json.loads((words.run / "run.json").read_text())
+    settings, shards = manifest["identity"], np.memmap(words.corpus / "train.tokens", dtype="<u2", mode="r")
+    ours = train(settings, shards, manifest["vocab_size"], words.steps or settings["train.num_steps"])
+    recorded = [json.loads(line) for line in (words.run / "metrics.jsonl").read_text().splitlines()]
+    before = 0
+    for row in (row for row in recorded if row["kind"] == "train" and row["step"] <= len(ours)):
+        mean, before = float(np.mean(ours[before : row["step"]])), row["step"]  # a row is of the steps since the last
+        print(f"step {row['step']:6d}   here {mean:.7f}   recorded {row['loss']:.7f}   {mean - row['loss']:+.1e}")
