@@ -1,6 +1,6 @@
 """Published results beside ours: the same schemes, other set-ups, so orders and gaps are compared and never levels.
 
-Each is a data file in `published/`. A value they do not state is "not published" where that is known.
+They stand in `published.yaml`. A value they do not state is "not published" where that is known.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from posbench.reporting.comparison import Comparison
 
-_FOLDER = Path(__file__).parent / "published"
+_FILE = Path(__file__).with_suffix(".yaml")
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
 NOT_PUBLISHED = "not published"
 # Each metric as a number that is lower where a scheme is better; losses in nats a token.
@@ -108,29 +109,34 @@ class Published:
         return [(names[a], ">" if ">" in signs[a:b] else signs[a], names[b]) for a, b in pairwise(places)]
 
 
-def published_names() -> list[str]:
-    """What `--against` accepts."""
-    return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
+@cache
+def all_published() -> dict[str, Published]:
+    """The publications by the names that `--against` accepts."""
+    contents: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: Published(
+            name, **{**content, "measurements": [PublishedMeasurement(**m) for m in content["measurements"]]}
+        )
+        for name, content in contents.items()
+    }
 
 
 def load_published(name: str) -> Published:
     """The published results of this name. Raises: ConfigError for one we do not have."""
-    known = published_names()
+    known = all_published()
     if name not in known:
         raise ConfigError(
             f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)}; --against list shows "
             "what each is)"
         )
-    content: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    measurements = [PublishedMeasurement(**m) for m in content.pop("measurements")]
-    return Published(measurements=measurements, **content)
+    return known[name]
 
 
 def list_published(console: Console) -> None:
     """Print what `--against` accepts: the publication, the models, the lengths, the schemes."""
     table = Table("--against", "publication", "models and text", "schemes", box=box.SIMPLE_HEAD, show_lines=True)
     table.columns[0].no_wrap = True
-    for published in map(load_published, published_names()):
+    for published in all_published().values():
         schemes = dict.fromkeys(scheme for each in published.measurements for scheme in each.values)
         table.add_row(published.name, published.title, published.models, ", ".join(schemes))
     console.print(table)

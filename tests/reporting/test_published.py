@@ -10,7 +10,7 @@ from scipy import stats
 
 from posbench.config import ConfigError
 from posbench.reporting.comparison import Comparison
-from posbench.reporting.published import agreements, link_verdict, load_published, published_names
+from posbench.reporting.published import agreements, all_published, link_verdict, load_published
 
 KEXUE = load_published("kexue-10862")
 
@@ -24,9 +24,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return comparison(fabricate(tmp_path_factory.mktemp("published"), world), published=KEXUE)
 
 
-def test_every_file_can_be_read_and_names_its_source() -> None:
-    for name in published_names():
-        published = load_published(name)
+def test_every_publication_can_be_read_and_names_its_source() -> None:
+    for published in all_published().values():
         assert published.source.startswith("https://") and published.measurements and published.title
         assert all(each.losses.keys() == each.values.keys() for each in published.measurements)
     with pytest.raises(ConfigError, match="did you mean 'kexue-10862'"):
