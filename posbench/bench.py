@@ -3,8 +3,7 @@
 What is timed is `posbench.training.step` itself, as `posbench train` calls it. Schemes run in turn, round after round,
 so that a machine whose speed drifts slows all of them; figures are medians over rounds. The ratio to the first scheme
 is that of two turns in a row, so that it holds on a machine that others use too. MFU is the rate of model FLOPs
-over that of a large matrix product in the same number format, measured between the same rounds; on a GPU whose maker
-states a rate, over that rate too.
+over that of a large matrix product in the same number format, measured between the same rounds.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Contender:
         self.step(0, self.batch, clock)
         return seconds
 
-    def figures(self, flops_per_token: float, matmul_rate: float, stated_rate: float | None) -> dict[str, Any]:
+    def figures(self, flops_per_token: float, matmul_rate: float) -> dict[str, Any]:
         """Medians over the rounds. Rates in FLOP/s."""
         rate = median(self.rates)
         return {
@@ -88,7 +87,6 @@ class Contender:
             "step_to_first": median(self.ratios),
             "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
             "mfu": rate * flops_per_token / matmul_rate,
-            "mfu_datasheet": rate * flops_per_token / stated_rate if stated_rate else None,
             "phases_seconds": {phase: median(times[phase] for times in self.phases) for phase in self.phases[0]},
             "first_step_seconds": self.first_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -123,16 +121,22 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     first = next(iter(configs.values()))
     device = choose_device(first.train)
     entries = vocab_size(first)
-    contenders = _contenders(configs, device, entries)
+    contenders: dict[str, Contender] = {}
+    for name, config in configs.items():
+        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
+        device.reset_peak_memory()
+        contender = Contender(config, device, entries)
+        # A process on a CPU has one resident set: its peak tells of the first scheme only.
+        contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
+        contenders[name] = contender
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
             contender.measure(steps, next(iter(contenders.values())))
     sizes = {name: sizes_of(config, contenders[name], device.dtype, entries) for name, config in configs.items()}
-    stated_rate = datasheet_rate(device.describe()["name"])
     figures = {
-        name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates), stated_rate)
+        name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates))
         for name, each in contenders.items()
     }
     return {
@@ -145,7 +149,6 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "rounds": rounds,
         "steps_a_round": steps,
         "matmul_flops_per_second": median(matmul_rates),
-        "datasheet_flops_per_second": stated_rate,
         "schemes": figures,
     }
 
@@ -160,18 +163,6 @@ def sizes_of(config: Config, contender: Contender, dtype: torch.dtype, vocab_siz
         "cache_bytes_per_token": kept.bytes_per_token,
         "state_bytes": kept.state_bytes,
     }
-
-
-def _contenders(configs: dict[str, Config], device: Device, vocab_size: int) -> dict[str, Contender]:
-    contenders: dict[str, Contender] = {}
-    for name, config in configs.items():
-        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
-        device.reset_peak_memory()
-        contender = Contender(config, device, vocab_size)
-        # A process on a CPU has one resident set: its peak tells of the first scheme only.
-        contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
-        contenders[name] = contender
-    return contenders
 
 
 @torch.no_grad()
@@ -227,28 +218,26 @@ def bench(
     rounds: int,
     steps: int,
     console: Console,
-) -> dict[str, Any]:
+) -> None:
     """Measure, and print a table. Raises: ConfigError for what compose refuses."""
-    result = (
-        bench_evaluation(words, schemes, lengths, rounds) if lengths else bench_training(words, schemes, rounds, steps)
-    )
-    (_show_evaluation if lengths else _show_training)(result, console)
-    return result
+    if lengths:
+        _show_evaluation(bench_evaluation(words, schemes, lengths, rounds), console)
+    else:
+        _show_training(bench_training(words, schemes, rounds, steps), console)
 
 
 def _show_training(result: dict[str, Any], console: Console) -> None:
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
-    rate, stated = result["matmul_flops_per_second"] / 1e9, result["datasheet_flops_per_second"]
+    rate = result["matmul_flops_per_second"] / 1e9
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
         f"matmul {rate:,.0f} GFLOP/s; times in ms, first step in s"
     )
-    if stated:
-        console.print(f"sheet: MFU of the datasheet's {stated / 1e9:,.0f} GFLOP/s")
-    columns = ("tokens/s", "ratio", "quartiles", "MFU", *(["sheet"] if stated else []), "forw.", "backw.", "optim.")
-    table = plain_table("scheme", *columns)
+    if stated := datasheet_rate(device["name"]):
+        console.print(f"the datasheet's rate is {stated / 1e9:,.0f} GFLOP/s; MFU is of the measured one")
+    table = plain_table("scheme", "tokens/s", "ratio", "quartiles", "MFU", "forw.", "backw.", "optim.")
     for name, figures in result["schemes"].items():
         phases = figures["phases_seconds"]
         quartiles = figures["step_to_first_quartiles"]
@@ -258,7 +247,6 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
             f"{figures['step_to_first']:.3f}",
             f"{quartiles[0]:.3f}-{quartiles[1]:.3f}" if quartiles else "–",
             f"{100 * figures['mfu']:.1f}%",
-            *([f"{100 * figures['mfu_datasheet']:.1f}%"] if stated else []),
             *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
         )
     console.print(table)

@@ -473,7 +473,7 @@ def list_runs(
     runs: Names = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """List runs: state, tokens, loss, lengths evaluated, size on disk, age.
+    """List runs: state, tokens, loss, lengths evaluated, age.
 
     Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
     """
@@ -482,8 +482,7 @@ def list_runs(
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):
-        packs = dict.fromkeys(run.path.relative_to(runs_dir).parts[0] for run in named if run not in own)
-        say(f"{len(named) - len(own)} packed runs hidden: posbench ls {' '.join(packs)}")
+        say(f"{len(named) - len(own)} packed runs hidden: name their experiment to list them")
     rows = [listing.listed(run) for run in own]
     listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))

@@ -34,35 +34,24 @@ MOST_SECONDS = 20.0  # that timing this machine may take
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); bytes and hours are estimates.
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); bytes and hours are estimates."""
 
-    Where a sweep is over models or batches, parameters and memory are those of the run that takes the most memory.
-    """
-
-    experiment: str
-    source: str
+    first: Config  # of the sweep's runs
     schemes: list[str]
     seeds: int
     runs: int
-    parameters_embedding: int
-    parameters_body: int
-    context_length: int
     tokens_a_run: int  # of the first
     tokens_in_all: int
     epochs: float | None  # of the first run; None where its text is not prepared yet, and of a task
-    is_task: bool
-    training_flops: float  # of all runs
-    validation_flops: float  # of what training reads without a gradient, now and then and at the end
-    evaluation_flops: float
+    flops: dict[str, float]  # of all runs: training, validation while it trains, evaluation
     device: str
-    flops_per_second: float  # its rate in bf16 by the datasheet
     mfu: float
     gpus: int
     hours: float  # GPU-hours of all runs: training, its validation and evaluation
     wall_hours: float  # with `gpus` of them busy all the time
     machine: str | None  # the device of this machine, where it was timed
-    machine_hours: float | None  # of all runs on it, one after another
-    memory_bytes: dict[str, int]  # per GPU while training, one process a run
+    machine_hours: float  # of all runs on it, one after another
+    largest: Cost  # of the run that takes the most memory
     disk_bytes: dict[str, int]
 
 
@@ -88,33 +77,25 @@ def plan(
     text = None if first.is_task else find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
-    machine, machine_rate = _timed(first, mfu) if time_here else (None, None)
+    machine, machine_rate = _timed(first, mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
     return Plan(
-        experiment=first.experiment.name,
-        source=first.experiment.source,
+        first=first,
         schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
         seeds=seeds,
         runs=runs,
-        parameters_embedding=largest.parameters["embedding"],
-        parameters_body=largest.parameters["body"],
-        context_length=first.train.context_length,
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
         epochs=costs[0].tokens / text.train.num_tokens if text is not None else None,
-        is_task=first.is_task,
-        training_flops=flops["training"],
-        validation_flops=flops["validation"],
-        evaluation_flops=flops["evaluation"],
+        flops=flops,
         device=device,
-        flops_per_second=rate,
         mfu=mfu,
         gpus=gpus,
         hours=hours,
         wall_hours=math.ceil(runs / gpus) / runs * hours,
         machine=machine,
-        machine_hours=sum(flops.values()) / machine_rate / 3600 if machine_rate else None,
-        memory_bytes=largest.memory,
+        machine_hours=sum(flops.values()) / machine_rate / 3600,
+        largest=largest,
         disk_bytes={
             # One more than is kept while the newest is written.
             "checkpoints": seeds * sum(cost.kept_bytes for cost in costs) + 12 * sum(largest.parameters.values()),
@@ -150,7 +131,7 @@ def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
 
 
 @dataclass(frozen=True)
-class _Cost:
+class Cost:
     """What one run costs. FLOPs by what they are spent on; memory in bytes by what it is for."""
 
     vocab_size: int
@@ -161,7 +142,7 @@ class _Cost:
     kept_bytes: int  # of the checkpoints that are kept: weights and two moments in float32
 
 
-def _cost(config: Config) -> _Cost:
+def _cost(config: Config) -> Cost:
     entries = vocab_size(config)
     parameters = num_parameters(config, entries)
     train, settings = config.train, config.evaluation
@@ -172,7 +153,7 @@ def _cost(config: Config) -> _Cost:
         for length in lengths
     )
     tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
-    return _Cost(
+    return Cost(
         vocab_size=entries,
         parameters=parameters,
         tokens=tokens,
@@ -233,40 +214,35 @@ def show(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    memory, disk = plan.memory_bytes, plan.disk_bytes
-    total = plan.parameters_embedding + plan.parameters_body
-    here = duration(3600 * (plan.machine_hours or 0))
+    first, memory, disk, parameters = plan.first, plan.largest.memory, plan.disk_bytes, plan.largest.parameters
+    here = "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     rows: dict[str, Any] = {
-        "experiment": plan.experiment + (f" (after {plan.source})" if plan.source else ""),
+        "experiment": first.experiment.name + (f" (after {first.experiment.source})" * bool(first.experiment.source)),
         "runs": f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x "
         + count_of(plan.seeds, "seed")
         + (f" x {settings} other settings" if settings > 1 else ""),
-        "parameters": f"{short_count(total)}: {short_count(plan.parameters_body)} in the layers, "
-        f"{short_count(plan.parameters_embedding)} in the embeddings",
+        "parameters": f"{short_count(sum(parameters.values()))}: {short_count(parameters['body'])} in the layers, "
+        f"{short_count(parameters['embedding'])} in the embeddings",
         "tokens": f"{short_count(plan.tokens_a_run)} per run, {short_count(plan.tokens_in_all)} in all; context "
-        f"{plan.context_length:,}",
+        f"{first.train.context_length:,}",
         "epochs": "unknown until the text is prepared (posbench prepare)"
         if plan.epochs is None
         else f"{plan.epochs:.2g} per run",
-        "FLOPs": f"{plan.training_flops:.3g} to train, {plan.validation_flops:.3g} to validate during training, "
-        f"{plan.evaluation_flops:.3g} to evaluate",
+        "FLOPs": f"{plan.flops['training']:.3g} to train, {plan.flops['validation']:.3g} to validate during training, "
+        f"{plan.flops['evaluation']:.3g} to evaluate",
         "memory": f"{short_bytes(sum(memory.values()))} per GPU (estimate): weights, gradients and moments "
         f"{short_bytes(memory['state'])}, activations {short_bytes(memory['activations'])}, "
         f"logits {short_bytes(memory['logits'])}",
         "on a GPU": duration(3600 * plan.hours)
         + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
-        + f" on one {plan.device} at {plan.mfu:.0%} of {plan.flops_per_second / 1e12:,.3g} TFLOP/s"
+        + f" on one {plan.device} at {plan.mfu:.0%} of {DATASHEET[plan.device] / 1e12:,.3g} TFLOP/s"
         + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
-        "here": ("more than a year" if (plan.machine_hours or 0) > MOST_HOURS else f"about {here}")
-        + f" on this machine ({plan.machine}), one run at a time",
+        "here": f"{here} on this machine ({plan.machine}), one run at a time",
         "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
         + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }
-    if plan.machine is None:
-        del rows["here"]
-    if plan.is_task:
-        del rows["epochs"]
     for name, text in rows.items():
-        table.add_row(name, text)
+        if name != "epochs" or not first.is_task:
+            table.add_row(name, text)
     console.print(table)

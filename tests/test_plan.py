@@ -45,8 +45,8 @@ def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     assert (demo.runs, len(demo.schemes), demo.seeds) == (11, 11, 1)
     more = plan(["experiment=demo", "seed=0,1", "scheme=nope,alibi", "train.tokens=400_000"])
     assert (more.runs, more.schemes, more.seeds) == (4, ["nope", "alibi"], 2)
-    assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).experiment == "tasks", "not the first task's"
-    assert more.training_flops == pytest.approx(4 / 11 * 390 / 977 * demo.training_flops)
+    assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).first.experiment.name == "tasks", "not the first task's"
+    assert more.flops["training"] == pytest.approx(4 / 11 * 390 / 977 * demo.flops["training"])
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
     half, quarter = plan(words, mfu=0.5), plan(words, mfu=0.25, gpus=4)
     assert quarter.hours == pytest.approx(2 * half.hours)
     assert quarter.wall_hours == pytest.approx(quarter.hours * 2 / 6)  # 6 runs on 4: two rounds
-    total = half.training_flops + half.validation_flops + half.evaluation_flops
+    total = sum(half.flops.values())
     assert half.hours == pytest.approx(total / 0.5 / 989e12 / 3600)
 
 
@@ -76,7 +76,7 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
     config = compose([*words, "train.validation_tokens=100"])
     train(config)
     forward = forward_flops_per_token(config, vocab_size(config), config.train.context_length)
-    assert plan([*words, "train.validation_tokens=100"]).validation_flops == sum(read) * forward > 0
+    assert plan([*words, "train.validation_tokens=100"]).flops["validation"] == sum(read) * forward > 0
 
 
 @pytest.mark.slow
@@ -111,9 +111,9 @@ def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
     words = ["tokenizer=file", f"tokenizer.path={tmp_path}/t.json", "scheme=nope", "seed=0", "train.compile=false"]
     words += ["model=tiny", "model.d_model=16", "model.num_heads=2", "train.context_length=16", "train.batch_size=1"]
     planned, entries = plan(words), tokenizer.get_vocab_size()
-    assert planned.parameters_embedding == (2 - compose(words).model.tied_embeddings) * entries * 16
+    assert planned.largest.parameters["embedding"] == (2 - compose(words).model.tied_embeddings) * entries * 16
     timed = bench_training(words, ["nope"], rounds=1, steps=1)
-    total = planned.parameters_embedding + planned.parameters_body
+    total = sum(planned.largest.parameters.values())
     assert timed["vocab_size"] == entries and timed["schemes"]["nope"]["parameters"] == total
 
 

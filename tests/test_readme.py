@@ -74,7 +74,7 @@ def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monk
     (tmp_path / "notes" / "a.md").write_text("one", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     planned = plan(["experiment=mine", "--config-dir=my_conf"])
-    assert (planned.experiment, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
+    assert (planned.first.experiment.name, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
 
 
 def test_committed_packs_are_few_small_and_whole() -> None:
