@@ -100,10 +100,6 @@ def _explained() -> Iterator[None]:
     except Stopped as stopped:
         say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
-    except SystemExit as ended:
-        if ended.code == 130:  # typer's, for Ctrl-C
-            say("stopped")
-        raise
     except OSError as error:
         _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
@@ -179,7 +175,7 @@ def train(
     given = [*(words or []), *ctx.args]
     if jobs is not None:
         given += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
-    outcomes = run_application("posbench train", given, _train_job, say, _is_finished)
+    outcomes = run_application("posbench train", given, _train_job, say, lambda folder: run_at(folder).is_finished)
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
     records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
@@ -190,13 +186,6 @@ def train(
         say(f"posbench: {outcome}")
     if failed:
         raise SystemExit(1)
-
-
-def _is_finished(folder: Path) -> bool:
-    try:
-        return run_at(folder).is_finished
-    except (ConfigError, OSError):  # it may not be read: training says so
-        return False
 
 
 def _train_job(config: Config) -> Manifest:
@@ -511,9 +500,6 @@ def pack(
             show_default=False,
         ),
     ] = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Also pack the last weights, in bfloat16, so that eval and sample work.")
-    ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write an experiment's finished runs to one zip file, without checkpoints: to keep, or to share.
@@ -521,7 +507,7 @@ def pack(
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    written = pack_experiment(place_named(experiment, runs_dir), output, say, weights)
+    written = pack_experiment(place_named(experiment, runs_dir), output, say)
     console().out(f"{written}: {written.stat().st_size:,} bytes")
 
 

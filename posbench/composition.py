@@ -73,20 +73,15 @@ def _conf_dirs() -> tuple[Path, ...]:
     return (conf_dir(), *(folder for folder in folders if (folder / "scheme").is_dir()))
 
 
-def choice_files(group: str, *folders: Path) -> dict[str, Path]:
+def choices(group: str, *folders: Path) -> dict[str, Path]:
     """The names that `group=` accepts, in order, and their files: ours, of packages, of `folders`; the first counts."""
     places = [*_conf_dirs(), *folders]
     return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
 
 
-def choices(group: str, *folders: Path) -> list[str]:
-    """The names that `group=` accepts."""
-    return list(choice_files(group, *folders))
-
-
 def description(group: str, name: str, *folders: Path) -> str:
     """The comment in the first line of a choice: what it is, and its source; empty where there is none."""
-    file = choice_files(group, *folders).get(name)
+    file = choices(group, *folders).get(name)
     line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
@@ -166,7 +161,7 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
 
 
 def _is_task(name: str, *folders: Path) -> bool:
-    file = choice_files("data", *folders).get(name)
+    file = choices("data", *folders).get(name)
     return names_file(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
 
@@ -344,7 +339,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
         row = tidy(row_of_file(name))
         name_files(row)
         return SchemeConfig.from_mapping(row)
-    files = choice_files("scheme", *folders)
+    files = choices("scheme", *folders)
     if name not in files:
         raise ConfigError(_no_choice("scheme", name, files))
     with explained():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -17,20 +16,12 @@ from posbench.units import short_count
 SECONDS_BETWEEN_LINES = 30.0  # between lines of progress where the output is not a terminal
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Nobody reads any more (`| head -1`): showing results ends, quietly, and work goes on."""
-        if not self.stderr:
-            super().on_broken_pipe()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
 def console(**options: Any) -> Console:
     """rich's console for text as it is: no markup, no highlighting. `.out(line)` prints a line without wrapping it.
 
     Arguments: options, of rich's `Console`, such as `stderr=True` for lines about work.
     """
-    return _Console(markup=False, highlight=False, emoji=False, **options)
+    return Console(markup=False, highlight=False, emoji=False, **options)
 
 
 def plain_table(*columns: str) -> Table:

@@ -32,7 +32,6 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.composition import (
-    GROUPS,
     VERSION_BASE,
     conf_dir,
     explained,
@@ -92,7 +91,7 @@ def run_application(
 
 
 class JobFailed(Exception):
-    """A job's error that was not a ConfigError, as its process described it."""
+    """An error of one job of a sweep that was not a ConfigError, as text."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,8 @@ class Outcome:
     result: Any = None
     was_finished: bool = False  # before the sweep
 
-    def __reduce__(self) -> tuple[type[Outcome], tuple[str, Exception | None, Any, bool]]:
-        """Errors travel between processes as text: not every exception can be pickled and read again."""
-        error = self.error
-        if error is not None and not isinstance(error, ConfigError):
-            error = JobFailed(str(self).removeprefix(f"{self.name}: "))
-        return Outcome, (self.name, error, self.result, self.was_finished)
-
     def __str__(self) -> str:
-        kind = "" if isinstance(self.error, (ConfigError, JobFailed)) else f"{type(self.error).__name__}: "
-        return f"{self.name}: {kind}{self.error}"
+        return f"{self.name}: {self.error}"
 
 
 @dataclass
@@ -137,7 +128,8 @@ class Task:
                 self.say(f"run {int(HydraConfig.get().job.num) + 1} of {self.num_jobs}: {name}")
             outcome = Outcome(name, None, self.job(config), was_finished)
         except Exception as error:
-            outcome = Outcome(name, error)
+            may_travel = self.num_jobs is None or isinstance(error, ConfigError)  # others may not survive pickling
+            outcome = Outcome(name, error if may_travel else JobFailed(f"{type(error).__name__}: {error}"))
         if self.num_jobs is None:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
@@ -217,13 +209,13 @@ def check_folders(jobs: Sequence[Job]) -> None:
     for job in jobs:
         other = job_of.setdefault(run_name(job.config), job)
         if other.words != job.words:
-            changed = [word for word in job.words if word not in other.words]
-            keys = [key + ".name" * (key in GROUPS) for key in (word.partition("=")[0] for word in changed)]
-            name = "_".join([other.config.experiment_name, *(f"${{{key}}}" for key in keys)])
+            one, two = (
+                " ".join(word for word in a if word not in b)
+                for a, b in ((other.words, job.words), (job.words, other.words))
+            )
             raise ConfigError(
-                f"two runs of this sweep would share the folder {run_name(job.config)}: "
-                f"{' '.join(word for word in other.words if word not in job.words)} and {' '.join(changed)}; give them "
-                f"different names, such as 'experiment_name={name}' (with the quotes)"
+                f"two runs of this sweep would share the folder {run_name(job.config)}: {one} and {two}; give them "
+                "different names, such as 'experiment_name=lr_${train.lr}' (with the quotes)"
             )
 
 
@@ -241,9 +233,8 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     table = Table(
         f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False
     )
-    of_one_experiment = len({row.partition("/")[0] for row in losses}) == 1
     for row, by_seed in losses.items():
-        table.add_row(row.partition("/")[2] if of_one_experiment else row, *(by_seed.get(seed, "") for seed in seeds))
+        table.add_row(row, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)
     failed = sum(outcome.error is not None for outcome in outcomes)
     before = sum(outcome.was_finished for outcome in outcomes)

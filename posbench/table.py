@@ -33,7 +33,7 @@ from posbench.runs.results import Result, perplexity
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
-FINGERPRINTS = ("data", "tokenizer", "config", "code", "scheme_code", "initial_weights", "batches")
+FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
 # Columns that say what was scored.
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 

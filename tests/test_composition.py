@@ -28,7 +28,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {
         "my_scheme.py": "raise RuntimeError('imported')\nclass Faded: ...\nclass WindowedNope: ...\n",
         "other/x.py": "class Bent: ...\n",
-        "broken.py": "class Faded:\n    def q(self:\n",
         "own/scheme/mixed.yaml": "name: mixed\nkind: layered\nlayers: [qk_rope, {name: x, kind: y, of: [nope, 3]}]\n",
         "own/scheme/derived.yaml": "defaults: [mixed, _self_]\nname: derived\nlayers: [nope]\n",
         "own/scheme/long.yaml": "# As long as a window.\nname: long\nkind: rotary\nbase: ${train.context_length}\n",
@@ -111,7 +110,6 @@ REFUSED = {
     "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
     "--config-dir=own experiment=wrong": r"'experiment/wrong'.*'lrr' not in 'TrainConfig'",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
-    "scheme=broken.py:Faded": r"broken\.py, line 2: .*fix that line",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
 }
 

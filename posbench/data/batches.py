@@ -59,7 +59,7 @@ class Batches:
             raise ConfigError(
                 f"the {split.name} split has {split.num_tokens:,} tokens in {split.num_documents:,} documents, too few "
                 f"for one window of {context_length + 1:,} (train.context_length={context_length} and one behind): "
-                f"shorten the context, give more text{_larger(split.name)}"
+                f"shorten the context or give more text"
             )
         self.tokens = split.tokens
         self.context_length = context_length
@@ -94,7 +94,3 @@ class Batches:
 def chained(before: str, batch: Batch) -> str:
     """The digest of the batches up to this one: SHA-256 of that of those before it, empty at first, and its rows."""
     return hashlib.sha256(before.encode() + b"".join(part.tobytes() for part in batch if part is not None)).hexdigest()
-
-
-def _larger(name: str) -> str:
-    return "" if name == "train" else f", or raise data.{name}_fraction where the split is cut by a hash"

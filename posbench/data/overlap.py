@@ -5,8 +5,8 @@ A word is a run of letters, digits and underscores, with its case; every charact
 Texts are compared by hashes of these: those of the held-out text are held in memory, and train streams past them. The
 result is stored with the corpus:
 
-    "overlap": {"words": 13, "one_in": 1, "splits": {"validation": {
-        "grams": 52_113,             # looked up (one in `one_in`, chosen by their hashes, where there are very many)
+    "overlap": {"words": 13, "splits": {"validation": {
+        "grams": 52_113,             # looked up
         "share": 0.0018,             # of these, how many occur in train
         "documents_above": 0,        # documents with a share above `WARN_ABOVE`
         "worst": [{"name": ..., "grams": ..., "share": ...}, ...]}, "test": ...}}
@@ -14,7 +14,7 @@ result is stored with the corpus:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,6 @@ Hashes = NDArray[np.uint64]
 
 GRAM_WORDS = 13
 WARN_ABOVE = 0.05  # of the 13-grams
-MOST_GRAMS = 1 << 24  # held in memory: 128 MiB
 _MOST_NAMED = 5  # documents
 _FEWEST_GRAMS = 100  # of a document that is named: of shorter ones the share says little
 _BLOCK = 1 << 20  # tokens that are turned back into text at a time
@@ -100,26 +99,15 @@ def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
     return first_of_group[groups].tolist()
 
 
-def measure_overlap(
-    tokenizer: Tokenizer, splits: Mapping[str, Split], name: Callable[[str, int, str], str]
-) -> dict[str, Any]:
-    """How much of the splits that are not train also occurs in train, as it is stored with the corpus.
-
-    Arguments: name, of a document, given its split, its number in it and how its text begins.
-    """
+def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
+    """How much of the splits that are not train also occurs in train, as it is stored with the corpus."""
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
-    one_in = 1
-    while sum(split.num_tokens for split in held_out.values()) > one_in * MOST_GRAMS:  # a gram is a token or more
-        one_in *= 2
     grams = {
-        key: [
-            _sampled(gram_hashes("".join(_decoded(tokenizer, split.document(n)))), one_in)
-            for n in range(split.num_documents)
-        ]
+        key: [gram_hashes("".join(_decoded(tokenizer, split.document(n)))) for n in range(split.num_documents)]
         for key, split in held_out.items()
     }
     known = np.unique(np.concatenate([np.empty(0, np.uint64), *(each for some in grams.values() for each in some)]))
-    in_train = _in_train(known, tokenizer, splits["train"], one_in)
+    in_train = _in_train(known, tokenizer, splits["train"])
     measured = {}
     for key, split in held_out.items():
         hits = np.array([int(in_train[np.searchsorted(known, each)].sum()) for each in grams[key]])
@@ -127,14 +115,21 @@ def measure_overlap(
         shares = hits / np.maximum(totals, 1)
         long_enough = np.flatnonzero(totals >= _FEWEST_GRAMS)
         worst = long_enough[np.argsort(-shares[long_enough], kind="stable")][:_MOST_NAMED]
-        names = {n: name(key, n, next(_decoded(tokenizer, split.document(n)), "")) for n in worst.tolist()}
+        openings = {n: " ".join(tokenizer.decode(split.document(n)[1:100].tolist()).split()) for n in worst.tolist()}
         measured[key] = {
             "grams": int(totals.sum()),
             "share": float(hits.sum() / max(1, totals.sum())),
             "documents_above": int((shares[long_enough] > WARN_ABOVE).sum()),
-            "worst": [{"name": names[n], "grams": int(totals[n]), "share": float(shares[n])} for n in names],
+            "worst": [
+                {
+                    "name": f"document {n:,}, which begins {text[:60]!r}",
+                    "grams": int(totals[n]),
+                    "share": float(shares[n]),
+                }
+                for n, text in openings.items()
+            ],
         }
-    return {"words": GRAM_WORDS, "one_in": one_in, "splits": measured}
+    return {"words": GRAM_WORDS, "splits": measured}
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
@@ -146,7 +141,7 @@ def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
     with suppress(OSError, ValueError):
         return dict(read_json(file))
     splits = {"train": trained_on.train, **{split.name: split for split in (held_out.validation, held_out.test)}}
-    measured = measure_overlap(held_out.tokenizer, splits, lambda split, number, text: f"document {number:,}")
+    measured = measure_overlap(held_out.tokenizer, splits)
     shares = {name: split["share"] for name, split in measured["splits"].items()}
     with suppress(OSError):  # a cache that cannot be written: measured again the next time
         write_json(file, shares)
@@ -159,12 +154,7 @@ def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
         yield tokenizer.decode(document[start : start + _BLOCK].tolist(), skip_special_tokens=False)
 
 
-def _sampled(hashes: Hashes, one_in: int) -> Hashes:
-    """Those of one in `one_in` possible hashes (a power of two), the same ones in every text."""
-    return hashes[(hashes >> np.uint64(32)) & np.uint64(one_in - 1) == 0]
-
-
-def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split, one_in: int) -> NDArray[np.bool_]:
+def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
     """Which of the `known` hashes (ascending) are those of grams of the train text."""
     seen = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
@@ -172,7 +162,7 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split, one_in: int) ->
     may_be_known[known & mask] = True
     for number in range(train.num_documents):
         for text in _decoded(tokenizer, train.document(number)):
-            grams = _sampled(gram_hashes(text), one_in)
+            grams = gram_hashes(text)
             grams = grams[may_be_known[grams & mask]]
             places = np.searchsorted(known, grams)
             inside = places < len(known)
@@ -184,8 +174,7 @@ def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
     """What was measured, in lines to print: a table by split, and the worst documents."""
     if not overlap["splits"]:
         return []
-    sampled = f", one in {overlap['one_in']} of them" if overlap["one_in"] > 1 else ""
-    lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words{sampled}:"]
+    lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]
     for key, split in overlap["splits"].items():
         above = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
         lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")

@@ -39,14 +39,12 @@ from posbench.data.overlap import WARN_ABOVE, measure_overlap
 from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
-    MOST_UNKNOWN,
     TOKENIZERS,
     byte_lengths,
     encoded,
     file_content,
     find_bos,
     fingerprint,
-    lost_of,
     pieces,
     vocab_size,
 )
@@ -170,8 +168,6 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     Raises: ConfigError where the text cannot be had, or leaves a split empty.
     """
     started = last_notice = time.monotonic()
-    if remark := source.remark():
-        notice(remark)
     streams = source.streams()
     if held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
@@ -202,7 +198,7 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
             if time.monotonic() - last_notice > _NOTICE_SECONDS:
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
-                notice(f"tokenizing {source.describe(split)}: {megabytes:,.0f} MB in {last_notice - started:.0f} s")
+                notice(f"tokenizing data={config.data.name}: {megabytes:,.0f} MB in {last_notice - started:.0f} s")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     if lengths is not None:
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())
@@ -216,7 +212,7 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
         vocab_size=entries,
         bos_id=bos,
         has_exact_bytes=lengths is not None,
-        overlap=measure_overlap(tokenizer, splits, source.name),
+        overlap=measure_overlap(tokenizer, splits),
     )
     write_contents(corpus, dtype)
     counts = "; ".join(
@@ -228,8 +224,6 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     summary = (
         f"prepared data={config.data.name} in {time.monotonic() - started:.1f} s: {counts}; vocabulary {entries:,}"
     )
-    if config.tokenizer.kind == "bpe" and entries < config.tokenizer.vocab_size:
-        summary += f" (the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size})"
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
 
 
@@ -263,19 +257,17 @@ def _sample(documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], n
 
 
 def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Notice) -> None:
-    """Say what the tokenizer does not keep of the text. Raises: ConfigError where it does not know a tenth of it."""
-    unknown, changed = lost_of(tokenizer, (next(pieces(text)) for _, text in head))
+    """Say how many of the first documents the tokenizer does not give back."""
+    texts = [next(pieces(text)) for _, text in head]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    decoded = [tokenizer.decode(each, skip_special_tokens=False) for each in ids]
+    changed = sum(a.removeprefix(" ") != b.removeprefix(" ") for a, b in zip(texts, decoded, strict=True))
     named = config.tokenizer.path or config.tokenizer.name
-    if unknown > MOST_UNKNOWN:
-        raise ConfigError(
-            f"{named} does not know {unknown:.0%} of the tokens of this text: choose text that it covers, or train "
-            "with another tokenizer, such as tokenizer=bpe"
-        )
-    if unknown or changed:
+    if changed:
         notice(
-            f"{named} does not give this text back: {unknown:.2%} of its tokens are unknown, and {changed:.0%} of the "
-            "documents come back changed (case, accents or whitespace). Losses are of the changed text, so they cannot "
-            "be compared with those of other tokenizers, not even in bits per byte"
+            f"{named} does not give this text back: {changed / len(texts):.0%} "
+            "of the documents come back changed (unknown words, case, accents or whitespace). Losses are of the "
+            "changed text, so they cannot be compared with those of other tokenizers, not even in bits per byte"
         )
 
 
@@ -288,12 +280,11 @@ def _check_splits(
     for name in (name for name in wanted if not counts[name]):
         fraction = getattr(config, f"{name}_fraction", None)
         if name not in streams and not config.tuning_fraction and (name not in source.cut or fraction == 0):
-            place = source.describe(name)
-            notice(f"there is no {name} text ({place}): commands that need the {name} split will refuse")
+            notice(f"data={config.name} has no {name} text: commands that need the {name} split will refuse")
             continue
         listed = ", ".join(f"{split} {count:,}" for split, count in counts.items())
         raise ConfigError(
-            f"{source.describe(name)}: there is no {name} text in {sum(counts.values()):,} documents ({listed}; blank "
+            f"data={config.name}: there is no {name} text in {sum(counts.values()):,} documents ({listed}; blank "
             "ones do not count). Splits are whole documents, chosen by a hash of each. Give more documents (a text "
             "file is one, or is cut at blank lines by data.cut_bytes=100000; a row of JSON lines or parquet is one), "
             "name the files of each split (data=files data.train_path=... data.validation_path=... "

@@ -1,19 +1,17 @@
 """Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
 
-A source yields whole documents, split by split. Text and JSON lines are read here; parquet, Arrow, CSV and the hub by
+A source yields whole documents, split by split. Text and JSON lines are read here; parquet, CSV and the hub by
 the `datasets` library. To add a source, write a class, name it in `posbench.data.preparation.SOURCES`, and add a YAML
 file to `conf/data/`.
 """
 
 from __future__ import annotations
 
-import bz2
 import glob
 import gzip
 import io
 import json
 import logging
-import lzma
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -35,7 +33,7 @@ _CODE = (
 )
 _TEXT = f"{_PROSE} {_CODE}".split()
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
-_TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
+_TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
 _ROWS = 256  # of parquet, read at a time: a row may be a book
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
@@ -87,24 +85,11 @@ class Source(ABC):
     def streams(self) -> dict[str, Iterable[str]]:
         """Documents by split, read when iterated. Raises: ConfigError where the text cannot be read."""
 
-    def remark(self) -> str:
-        """A line about the text to print before it is read, such as which files are skipped; may be empty."""
-        return ""
-
-    def name(self, split: str, number: int, text: str) -> str:
-        """A name for a document that a person recognises. Arguments: number, in its split; text, how it begins."""
-        opening = " ".join(text.split(maxsplit=60)[:60])  # a first line alone may be quotation marks
-        return f"document {number:,}, which begins {opening[:60]!r}"
-
-    def describe(self, split: str) -> str:
-        """Where the text of a split comes from, in the words of the command line."""
-        return f"data={self.config.name}"
-
 
 class Files(Source):
     """`data.path`, split by a hash of each document; or a path for each split, `data.train_path` and so on.
 
-    A row of parquet, Arrow, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
+    A row of parquet, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
     (`data.cut_bytes`).
     """
 
@@ -113,9 +98,7 @@ class Files(Source):
         self.cut = ("test", "validation") if config.path is not None else ()
         named = {"train": config.path if config.path is not None else config.train_path}
         named |= {"validation": config.validation_path, "test": config.test_path}
-        self._patterns = {split: pattern for split, pattern in named.items() if pattern is not None}
-        self._skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
-        self.paths = {split: self._files_of(split) for split in self._patterns}
+        self.paths = {split: self._files_of(pattern) for split, pattern in named.items() if pattern is not None}
         uses = Counter(chain.from_iterable(self.paths.values()))
         if twice := [path for path, count in uses.items() if count > 1]:
             raise ConfigError(
@@ -131,24 +114,9 @@ class Files(Source):
         streams = {split: chain.from_iterable(map(self._documents, paths)) for split, paths in self.paths.items()}
         return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
 
-    def remark(self) -> str:
-        """How many files of each suffix are read, and which files of a folder are not."""
-        read = Counter(_suffix(path) or "no suffix" for path in chain.from_iterable(self.paths.values()))
-        if not self._skipped:
-            return f"reading {_counted(read)}" if read.total() > 1 else ""
-        return (
-            f"reading {_counted(read)}; skipped {_counted(self._skipped)} (to read them as text: "
-            "data.path='FOLDER/**/*.SUFFIX')"
-        )
-
-    def describe(self, split: str) -> str:
-        field = "data.path" if self.cut else f"data.{split}_path"
-        pattern = self._patterns.get("train" if self.cut else split)
-        return f"{field}={pattern!r}" if pattern is not None else f"{field} (not given)"
-
-    def _files_of(self, split: str) -> list[Path]:
+    def _files_of(self, pattern: str | list[str]) -> list[Path]:
         """The files that one field names, each once: files, globs and folders, in the order given."""
-        pattern, files = self._patterns[split], []
+        files: list[Path] = []
         for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
             path = Path(word)
             if path.is_dir():
@@ -159,7 +127,7 @@ class Files(Source):
             if not found:
                 near = nearest(path.name, [each.name for each in path.parent.glob("*")])
                 raise ConfigError(
-                    f"{self.describe(split)}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
+                    f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
                     "file, a glob such as 'books/*.parquet', a folder, or a list of them"
                 )
             files += sorted(file.resolve() for file in found)
@@ -167,20 +135,10 @@ class Files(Source):
 
     def _in_folder(self, folder: Path) -> Iterator[Path]:
         """The files below it that hold text by their suffix; hidden files and folders are left out."""
-        if (folder / "dataset_dict.json").is_file():
-            raise ConfigError(
-                f"{folder} is a data set of several splits: name one for each split, as in "
-                f"data.train_path={folder}/train data.validation_path={folder}/validation"
-            )
-        is_saved = (folder / "state.json").is_file()  # by datasets.save_to_disk: its JSON files hold no text
         for file in folder.rglob("*"):
-            if not file.is_file() or any(part.startswith(".") for part in file.relative_to(folder).parts):
-                continue
-            suffix = _suffix(file)
-            if suffix == ".arrow" if is_saved else suffix in (*_TEXT, *_JSON_LINES, *_TABLES):
+            is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+            if file.is_file() and not is_hidden and _suffix(file) in (*_TEXT, *_JSON_LINES, *_TABLES):
                 yield file
-            else:
-                self._skipped[suffix or "no suffix"] += 1
 
     def _documents(self, path: Path) -> Iterator[str]:
         return _explained(self._read(path), str(path), "check the file, its suffix and data.text_column")
@@ -214,11 +172,6 @@ class Hub(Source):
 
     def streams(self) -> dict[str, Iterable[str]]:
         repository = str(self.config.repository)
-        if Path(repository).exists():
-            raise ConfigError(
-                f"the folder {Path(repository).absolute()} would be read instead of the hub's {repository}: "
-                "rename it, run in another folder, or read your own files with data=files data.path=..."
-            )
         check_hub(
             "dataset", repository, self.config.revision, f"check data.repository and data.revision, or {_OFFLINE}"
         )
@@ -227,10 +180,6 @@ class Hub(Source):
             for split, name in self._names.items()
         }
         return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
-
-    def describe(self, split: str) -> str:
-        name = self._names.get(split, self.config.train_split)
-        return f"data={self.config.name} ({self.config.repository}, split {name!r})"
 
     def _read(self, split: str) -> Iterator[Any]:
         config = self.config
@@ -271,7 +220,7 @@ def _explained(texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
 
 
 def _table(path: Path, column: str) -> Iterable[dict[str, Any]]:
-    """The rows of a parquet, Arrow or CSV file, streamed."""
+    """The rows of a parquet or CSV file, streamed."""
     datasets = _datasets()
     kind = _TABLES[_suffix(path)]
     options: dict[str, Any] = {}
@@ -300,7 +249,7 @@ def _zstandard(path: Path, mode: str, encoding: str, newline: str) -> io.TextIOW
     return io.TextIOWrapper(pyarrow.input_stream(path, compression="zstd"), encoding, newline=newline)
 
 
-_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
+_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": _zstandard}
 
 
 def _opened(path: Path) -> TextIO:
@@ -328,9 +277,3 @@ def _cut(file: TextIO, size: int) -> Iterator[str]:
             yield "".join(lines)
             lines, length = [], 0
     yield "".join(lines)
-
-
-def _counted(files: Counter[str]) -> str:
-    """`33 files (30 .md, 3 .txt)`."""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in files.most_common(8))
-    return f"{files.total():,} file{'s' * (files.total() != 1)} ({kinds}{', ...' * (len(files) > 8)})"

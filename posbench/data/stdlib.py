@@ -7,7 +7,6 @@ import platform
 import re
 import sysconfig
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,7 @@ class StandardLibrary(Source):
         stats = [(self._name(path), path.stat()) for path in self.files()]
         return [platform.python_version(), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]
 
-    @cached_property
-    def files_of(self) -> dict[str, list[Path]]:
-        """The files of each split that has a part of the text; all are read for it."""
+    def streams(self) -> dict[str, Iterable[str]]:
         fractions = {name: getattr(self.config, f"{name}_fraction") for name in ("test", "validation")}
         paths, grams = [], []
         for path in self.files():
@@ -72,13 +69,8 @@ class StandardLibrary(Source):
             split = tuning_split(split_of(name, fractions), name, self.config.tuning_fraction)
             if split is not None:
                 files.setdefault(split, []).append(path)
-        return {split: found for split, found in files.items() if found or not self.config.tuning_fraction}
-
-    def streams(self) -> dict[str, Iterable[str]]:
-        return {split: map(_text, paths) for split, paths in self.files_of.items()}
-
-    def name(self, split: str, number: int, text: str) -> str:
-        return self._name(self.files_of[split][number])
+        is_tuned = self.config.tuning_fraction > 0
+        return {split: map(_text, found) for split, found in files.items() if found or not is_tuned}
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

@@ -29,7 +29,6 @@ _CONVERT = (
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
 HUB_SECONDS = 5.0  # for the hub to answer: a download would retry for half a minute
-MOST_UNKNOWN = 0.1  # of the tokens of a text; with more it is refused
 # Long documents are encoded in pieces of about this size: bounded memory, and work for every core.
 PIECE_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
@@ -138,20 +137,14 @@ def tokenizer_in(content: bytes, named: str, expected: str | None = None) -> Tok
 
 
 def _parsed(content: bytes, named: str) -> Tokenizer:
-    """What a `tokenizer.json` holds, if it gives a text the same tokens every time. Raises: ConfigError."""
+    """What a `tokenizer.json` holds. Raises: ConfigError."""
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        return Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
             f"Tokenizer.save, or use tokenizer=bpe ({_CONVERT})"
         ) from error
-    if getattr(tokenizer.model, "dropout", None):
-        raise ConfigError(
-            f"{named} chooses its merges at random (model.dropout={tokenizer.model.dropout:g}), so a text has other "
-            'tokens each time: set "dropout" to null in that file'
-        )
-    return tokenizer
 
 
 def _adapted(tokenizer: Tokenizer) -> Tokenizer:
@@ -177,23 +170,6 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A hash of the content of its `tokenizer.json`."""
     return sha256(tokenizer.to_str().encode()).hexdigest()
-
-
-def lost_of(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[float, float]:
-    """What a tokenizer does not keep of these texts.
-
-    Returns: the share of tokens that stand for unknown text; the share of texts that decoding does not give back.
-    """
-    model = json.loads(tokenizer.to_str())["model"]
-    unknown = model.get("unk_id") if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
-    num_texts = num_tokens = num_unknown = num_changed = 0
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        num_texts += 1
-        num_tokens += len(ids)
-        num_unknown += sum(number == unknown for number in ids)
-        num_changed += tokenizer.decode(ids, skip_special_tokens=False).removeprefix(" ") != text.removeprefix(" ")
-    return num_unknown / max(1, num_tokens), num_changed / max(1, num_texts)
 
 
 def encoded(

@@ -17,7 +17,7 @@ from posbench.machine.device import Device, choose_device, exhaustion_explained
 from posbench.model import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
-from posbench.runs.fingerprints import FORWARD, code_fingerprint, scheme_code
+from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import Result, ResultKey
 from posbench.schemes import build_scheme
 
@@ -72,8 +72,7 @@ def score_split(
         "tokens_per_second": round(read / seconds, 1),
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
-        "code": code_fingerprint((*FORWARD, "evaluation/windows.py", *protocol_.code())),
-        "scheme_code": scheme_code(model),
+        "code": code_fingerprint(),
     }
     return rows, header
 
@@ -147,7 +146,6 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += ["weights=bfloat16"] if run.weights_digest != run.manifest.weights else []  # of a pack
         marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
         marks += [] if request.data is None else [f"data={request.data.name}"]
         self.under = (*request.under, *marks)
@@ -212,10 +210,8 @@ class _Scorer:
         header["peak_memory_bytes"] = device.peak_memory_bytes()
         # The share of 13-grams of the scored split that stand in the text trained on; None: not known.
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
-        is_last = self.at_step is None
-        header["weights"] = (
-            self.run.weights_digest if is_last else weights_digest(self.run.path / "checkpoints", self.at_step or 0)
-        )
+        of_step = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
+        header["weights"] = of_step or self.run.manifest.weights
         return self.run.store(self.key(protocol, length), rows, header)
 
     def _device(self) -> Device:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from posbench.attention import Kind
 from posbench.config import Config
 from posbench.model import Decoder
 from posbench.runs.manifest import Fingerprints
-from posbench.schemes import Scheme
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
@@ -39,21 +33,6 @@ _ASIDE_IN_TRAIN = (
     "trunk_tokens",
     "lr_of",  # what of it holds for a run is `scheme.lr`
 )
-# Code of the forward pass and of training that all runs share; the rest of the package reads, prints or checks. Files
-# of single schemes and of single kinds of attention are not in it (see `scheme_code`): adding one changes no run.
-# Softmax attention is, because all rows are compared with those that use it.
-FORWARD = (
-    "attention/kind.py",
-    "attention/softmax.py",
-    "attention/kernels.py",
-    "layers.py",
-    "model.py",
-    "schemes/base.py",
-)
-_STEPS = tuple(f"training/{name}.py" for name in ("train", "step", "resume", "optimizer", "processes"))
-# The text has a fingerprint of its own.
-_CODE = (*FORWARD, "cross_entropy.py", "data/batches.py", "data/problems.py", *_STEPS)
-_BASES = (Scheme, Kind)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -108,8 +87,7 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 def continued(before: Fingerprints, now: Fingerprints) -> Fingerprints:
     """Those of a run that was resumed, with the code of both where it changed: a mixture is neither of them."""
-    code, scheme_code = mixed(before.code, now.code), mixed(before.scheme_code, now.scheme_code)
-    return replace(before, code=code, scheme_code=scheme_code)
+    return replace(before, code=mixed(before.code, now.code))
 
 
 def mixed(before: str | None, now: str) -> str:
@@ -139,34 +117,9 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 
 @cache
-def code_fingerprint(files: tuple[str, ...] = _CODE, package: Path = _PACKAGE) -> str:
-    """Of files of the package, by default those that all runs compute by: what they say, without layout and words."""
-    return _code_of([package / name for name in sorted(files)])
-
-
-def scheme_code(model: nn.Module) -> str:
-    """Of the files that define a model's scheme, the schemes within it and its kind of attention.
-
-    Those are the modules of every class from theirs up to the base class, which is shared code.
-    """
-    classes = {kind for part in model.modules() for kind in type(part).__mro__ if issubclass(kind, _BASES)}
-    names = sorted({kind.__module__ for kind in classes} - {base.__module__ for base in _BASES})
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]  # a notebook's class has none
-    return _code_of([Path(file) for file in files if file and file.endswith(".py")])
-
-
-def _code_of(files: list[Path]) -> str:
-    return digest("\n".join(_meaning(file.read_bytes()) for file in files))
-
-
-@cache
-def _meaning(source: bytes) -> str:
-    """The syntax tree without docstrings. Every validation asks for it, and parsing takes as long as two steps."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
-    return ast.dump(tree)
+def code_fingerprint() -> str:
+    """Of the Python files of this package: it changes with every version, and keeps no runs apart."""
+    return digest(b"".join(file.read_bytes() for file in sorted(_PACKAGE.rglob("*.py"))))
 
 
 @cache

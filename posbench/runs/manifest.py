@@ -21,14 +21,13 @@ class DamagedFile(ConfigError):
 class Fingerprints:
     """Digests of what two runs of one table share (`posbench.runs.fingerprints` computes them).
 
-    The code changes with every commit: `code` and `scheme_code` say which it was, and keep no runs apart.
+    The code changes with every commit: `code` says which it was, and keeps no runs apart.
     """
 
     data: str  # the text of all splits
     tokenizer: str
     config: str  # the configuration without its scheme and seed
-    code: str  # the code that all runs share
-    scheme_code: str  # the code of the scheme alone
+    code: str  # the package's source files
     initial_weights: dict[str, str]  # a digest for each logical part of the shared weights
     batches: str | None = None  # the batches consumed; None while training
 

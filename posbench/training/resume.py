@@ -40,7 +40,7 @@ _SAVED = (
 # What a branch may differ in from its trunk, of the identity, and what it may not, of fingerprints and settings: the
 # last three say which rows are logged.
 _LENGTH = {"train.tokens", "train.num_steps"}
-_SAME_PRINTS = ("data", "tokenizer", "code", "scheme_code", "initial_weights")
+_SAME_PRINTS = ("data", "tokenizer", "code", "initial_weights")
 _SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens")
 
 
@@ -141,7 +141,6 @@ def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
                 "versions": each.versions,
                 "device": each.device,
                 "code": each.fingerprints.code,
-                "code of the scheme": each.fingerprints.scheme_code,
             }
         )
         for each in (before, manifest)

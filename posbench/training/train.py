@@ -179,7 +179,6 @@ def _first_manifest(
             tokenizer=corpus.tokenizer_fingerprint,
             config=fingerprints.config_fingerprint(identity),
             code=fingerprints.code_fingerprint(),
-            scheme_code=fingerprints.scheme_code(model),
             initial_weights=fingerprints.weights_fingerprints(model),
         ),
         identity=identity,

@@ -119,7 +119,7 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
         (["experiment=demo,demo"], r"each experiment has its own sweep"),
         (["seed=0", "scheme=nope", "train.lr=1e-3,2e-3"],
          r"the folder demo/nope/seed=0: train\.lr=0\.001 and train\.lr=0\.002; give them different names, such as "
-         r"'experiment_name=demo_\$\{train\.lr\}' \(with the quotes\)$"),
+         r"'experiment_name=lr_\$\{train\.lr\}' \(with the quotes\)$"),
     ],
 )  # fmt: skip
 def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
@@ -180,8 +180,8 @@ def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> No
     show_outcomes([pickle.loads(pickle.dumps(outcome)) for outcome in outcomes], Console(file=shown, width=80))
     assert [line.split() for line in shown.getvalue().splitlines()] == [
         ["loss,", "nats/token", "seed", "0", "seed", "1"],
-        ["nope", "3.2500*", "3.1250"],
-        ["qk_rope", "failed"],
+        ["demo/nope", "3.2500*", "3.1250"],
+        ["demo/qk_rope", "failed"],
         ["3", "runs:", "1", "trained,", "1", "finished", "before", "(*),", "1", "failed"],
     ]
 

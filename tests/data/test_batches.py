@@ -67,7 +67,7 @@ PINNED_LATER = [675, 875, 275, 451]
 
 def test_a_split_shorter_than_a_context_is_refused_with_its_counts() -> None:
     assert Batches(counting(11), 10, 2, 0).batch(0).tokens.tolist() == [list(range(11))] * 2
-    with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents.*validation_fraction"):
+    with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents"):
         Batches(counting(10, "validation"), 10, 2, 0)
     with pytest.raises(ConfigError, match="test split has 0 tokens in 1 documents"):
         Batches(counting(0, "test"), 10, 2, 0)

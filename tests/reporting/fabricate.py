@@ -139,7 +139,6 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
             tokenizer="70ce",
             config="c0f1",
             code="c0de",
-            scheme_code=f"c0de of {scheme}",
             initial_weights={"attention.q": f"we19{seed}", "attention.k": f"we1a{seed}"},
             batches=f"ba7c{seed}",
         ),

@@ -160,7 +160,7 @@ def test_settings_that_differ_are_named_with_the_remedy(own: Path) -> None:
 
 
 def test_options_of_a_scheme_must_agree_between_its_seeds_and_the_code_may_differ(own: Path) -> None:
-    change_fingerprints(run_of(own, "alibi", 2), code="newer", scheme_code="newer")
+    change_fingerprints(run_of(own, "alibi", 2), code="newer")
     assert comparison(own).runs["fingerprint.code"].nunique() == 2
     run = run_of(own, "qk_rope", 2)
     run.update_manifest(identity=run.manifest.identity | {"scheme.base": 5.0})

@@ -95,12 +95,6 @@ class Protocol(ABC):
         """The shortest length that can be scored, tokens."""
         return 2
 
-    @classmethod
-    def code(cls) -> tuple[str, ...]:
-        """The files of the package that say what is scored: of the class and of those it is made of."""
-        modules = sorted({each.__module__ for each in cls.__mro__ if each.__module__.startswith("posbench.")})
-        return tuple(f"{module.removeprefix('posbench.').replace('.', '/')}.py" for module in modules)
-
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
         """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
         lengths = [context_length * 2**n // 2 for n in range(7)]
