@@ -1,4 +1,4 @@
-"""Speed: tokens per second of the training step, or of evaluation at lengths, scheme by scheme.
+"""Speed: tokens per second of the training step, scheme by scheme.
 
 What is timed is `posbench.training.step` itself, as `posbench train` calls it. Schemes run in turn, round after round,
 so that a machine whose speed drifts slows all of them; figures are medians over rounds. The ratio to the first scheme
@@ -21,7 +21,7 @@ from posbench.config import Config
 from posbench.console import plain_table
 from posbench.data import Batch, ProblemBatches, Problems
 from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
-from posbench.model import Decoder, build_model
+from posbench.model import build_model
 from posbench.size import cache_size, num_parameters, training_flops_per_token, vocab_size
 from posbench.training.step import TrainingStep
 
@@ -140,7 +140,6 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         for name, each in contenders.items()
     }
     return {
-        "what": "training step",
         "device": device.describe(),
         "model": first.model.name,
         "vocab_size": entries,
@@ -165,68 +164,15 @@ def sizes_of(config: Config, contender: Contender, dtype: torch.dtype, vocab_siz
     }
 
 
-@torch.no_grad()
-def bench_evaluation(
-    words: Sequence[str], schemes: Sequence[str], lengths: Sequence[int], rounds: int
-) -> dict[str, Any]:
-    """Tokens per second and peak memory of scoring one window at each length, scheme by scheme.
-
-    Each is scored once before it is timed: kernels are loaded, and compiled where the device has them compiled.
-    """
-    configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
-    first = next(iter(configs.values()))
-    device = choose_device(first.train)
-    entries = vocab_size(first)
-    figures: dict[str, dict[str, Any]] = {name: {} for name in configs}
-    for length in lengths:
-        tokens = random_windows(1, length, entries, device)
-        for name, config in configs.items():
-            model = build_model(config, entries).to(device.torch).eval()
-            model.compute_dtype = device.dtype
-            if device.compiled:
-                model.allow_compiled_attention()
-            device.reset_peak_memory()
-            first_seconds, *times = (window_seconds(model, tokens, device) for _ in range(1 + rounds))
-            figures[name][str(length)] = {
-                "first_seconds": first_seconds,
-                "seconds": median(times),
-                "tokens_per_second": length / median(times),
-                "peak_memory_bytes": device.peak_memory_bytes(),
-            }
-    return {
-        "what": "evaluation",
-        "device": device.describe(),
-        "model": first.model.name,
-        "rounds": rounds,
-        "schemes": figures,
-    }
-
-
-def window_seconds(model: Decoder, tokens: torch.Tensor, device: Device) -> float:
-    """Seconds of scoring one window."""
-    device.wait()
-    began = time.perf_counter()
-    model.nll(tokens[:, :-1], tokens[:, 1:])
-    device.wait()
-    return time.perf_counter() - began
-
-
 def bench(
     words: Sequence[str],
     schemes: Sequence[str],
-    lengths: Sequence[int],
     rounds: int,
     steps: int,
     console: Console,
 ) -> None:
     """Measure, and print a table. Raises: ConfigError for what compose refuses."""
-    if lengths:
-        _show_evaluation(bench_evaluation(words, schemes, lengths, rounds), console)
-    else:
-        _show_training(bench_training(words, schemes, rounds, steps), console)
-
-
-def _show_training(result: dict[str, Any], console: Console) -> None:
+    result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
     rate = result["matmul_flops_per_second"] / 1e9
@@ -256,13 +202,4 @@ def _show_training(result: dict[str, Any], console: Console) -> None:
         memory = figures["peak_memory_bytes"]
         took = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
         table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *took)
-    console.print(table)
-
-
-def _show_evaluation(result: dict[str, Any], console: Console) -> None:
-    table = plain_table("scheme", "length", "seconds", "tokens/s", "peak MiB")
-    for name, by_length in result["schemes"].items():
-        for length, figures in by_length.items():
-            peak = f"{figures['peak_memory_bytes'] / 2**20:,.0f}"
-            table.add_row(name, length, f"{figures['seconds']:.2f}", f"{figures['tokens_per_second']:,.0f}", peak)
     console.print(table)

@@ -205,7 +205,7 @@ def plan(
     gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.", min=1)] = 1,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, disk, hours on a GPU and on this machine.
+    """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours on a GPU and on this machine.
 
     `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
     """
@@ -252,15 +252,8 @@ def prepare(
         )
     from posbench.data import prepare as prepare_text
     from posbench.data.overlap import overlap_lines
-    from posbench.data.preparation import warnings
 
-    noticed: list[str] = []  # on stderr, where the text was not prepared before
-
-    def notice(text: str) -> None:
-        noticed.extend(text.splitlines())
-        say(text)
-
-    corpus = prepare_text(config, notice=notice, check=check)
+    corpus = prepare_text(config, check=check)
     results = console()
     results.out(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries"
@@ -270,9 +263,8 @@ def prepare(
             f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens "
             f"{split.num_bytes:>16,} bytes"
         )
-    for line in [*overlap_lines(corpus.overlap), *warnings(corpus, config.data.name)]:
-        if line not in noticed:
-            results.out(line)
+    for line in overlap_lines(corpus.overlap):
+        results.out(line)
 
 
 @app.command(name="eval")
@@ -608,10 +600,9 @@ def schemes(
 
         list_schemes(console(), config_dir, runs or [])
         return
-    from posbench.machine.files import check_writable
     from posbench.reporting.scheme_plots import plot_schemes
 
-    check_writable(plot, "plot")
+    plot.mkdir(parents=True, exist_ok=True)
     plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], console(), config_dir)
 
 
@@ -646,12 +637,6 @@ def bench(
     scheme: Annotated[
         str, typer.Option("--schemes", help="Schemes to time, separated by commas; ratios are to the first.")
     ] = "nope,qk_rope",
-    evaluate: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--eval", help="Time evaluation at this length instead (4096, 8k); repeat for more.", show_default=False
-        ),
-    ] = None,
     rounds: Annotated[
         int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.", min=1)
     ] = 7,
@@ -664,8 +649,7 @@ def bench(
     """
     from posbench.bench import bench as measure
 
-    lengths = [parse_length("--eval", length) for length in evaluate or []]
-    measure(_words(words, ctx, config_dir), scheme.split(","), lengths, rounds, steps, console())
+    measure(_words(words, ctx, config_dir), scheme.split(","), rounds, steps, console())
 
 
 def _version(wanted: bool) -> None:

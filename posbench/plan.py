@@ -1,4 +1,4 @@
-"""What an experiment would cost, before anything is spent: runs, FLOPs, memory, hours, disk.
+"""What an experiment would cost, before anything is spent: runs, FLOPs, memory, hours.
 
 Estimates, each from a count that is written down here; `tests/test_plan.py` holds the memory to a measured peak.
 """
@@ -34,7 +34,7 @@ MOST_SECONDS = 20.0  # that timing this machine may take
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); bytes and hours are estimates."""
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); memory and hours are estimates."""
 
     first: Config  # of the sweep's runs
     schemes: list[str]
@@ -52,7 +52,6 @@ class Plan:
     machine: str | None  # the device of this machine, where it was timed
     machine_hours: float  # of all runs on it, one after another
     largest: Cost  # of the run that takes the most memory
-    disk_bytes: dict[str, int]
 
 
 def plan(
@@ -96,12 +95,6 @@ def plan(
         machine=machine,
         machine_hours=sum(flops.values()) / machine_rate / 3600,
         largest=largest,
-        disk_bytes={
-            # One more than is kept while the newest is written.
-            "checkpoints": seeds * sum(cost.kept_bytes for cost in costs) + 12 * sum(largest.parameters.values()),
-            "token_cache": (0 if first.is_task else first.data.token_budget or 0)
-            * (2 if largest.vocab_size <= 1 << 16 else 4),
-        },
     )
 
 
@@ -134,12 +127,10 @@ def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
 class Cost:
     """What one run costs. FLOPs by what they are spent on; memory in bytes by what it is for."""
 
-    vocab_size: int
     parameters: dict[str, int]
     tokens: int
     flops: dict[str, float]
     memory: dict[str, int]
-    kept_bytes: int  # of the checkpoints that are kept: weights and two moments in float32
 
 
 def _cost(config: Config) -> Cost:
@@ -154,7 +145,6 @@ def _cost(config: Config) -> Cost:
     )
     tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
     return Cost(
-        vocab_size=entries,
         parameters=parameters,
         tokens=tokens,
         flops={
@@ -163,7 +153,6 @@ def _cost(config: Config) -> Cost:
             "evaluation": evaluation,
         },
         memory=training_memory(config, entries),
-        kept_bytes=12 * sum(parameters.values()) * config.train.keep_checkpoints,
     )
 
 
@@ -214,7 +203,7 @@ def show(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    first, memory, disk, parameters = plan.first, plan.largest.memory, plan.disk_bytes, plan.largest.parameters
+    first, memory, parameters = plan.first, plan.largest.memory, plan.largest.parameters
     here = "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     rows: dict[str, Any] = {
@@ -239,8 +228,6 @@ def show(plan: Plan, console: Console) -> None:
         + f" on one {plan.device} at {plan.mfu:.0%} of {DATASHEET[plan.device] / 1e12:,.3g} TFLOP/s"
         + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
         "here": f"{here} on this machine ({plan.machine}), one run at a time",
-        "disk": f"checkpoints {short_bytes(disk['checkpoints'])}"
-        + (f", token cache {short_bytes(disk['token_cache'])}" if disk["token_cache"] else ""),
     }
     for name, text in rows.items():
         if name != "epochs" or not first.is_task:

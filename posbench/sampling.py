@@ -46,10 +46,7 @@ def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed:
     """
     model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
-    try:
-        given = [*([] if bos is None else [bos]), *tokenizer.encode(prompt, add_special_tokens=False).ids]
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{prompt!r} is not in the words of {run.name}'s task, with spaces between them") from error
+    given = [*([] if bos is None else [bos]), *tokenizer.encode(prompt, add_special_tokens=False).ids]
     if not given:
         raise ConfigError(f"{run.name} was trained on a task: give the beginning of a problem with --prompt")
     length, ended = len(given) + tokens, f"after {tokens} tokens"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,6 @@ class Tracker:
     def summary(self, figures: Mapping[str, float | None]) -> None:
         """Single figures of the whole run, such as its final loss. What is None or not finite is left out."""
         self._ask(lambda: self._run.summary.update(_finite(figures)))
-
-    def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table; its columns are the keys of all rows."""
-
-        def log() -> None:
-            import pandas as pd
-            import wandb
-
-            self._run.log({name: wandb.Table(dataframe=pd.DataFrame(rows))})
-
-        self._ask(log)
 
     def finish(self, failed: bool = False) -> None:
         """Close the run, and wait for the server no longer than `tracking.init_timeout`."""

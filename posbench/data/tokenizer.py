@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -80,18 +81,16 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     Raises: ConfigError where there is none, or the hub cannot be reached and its cache has none either.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     repository, named = str(config.name), f"tokenizer.name={config.name!r}"
+    get = partial(hf_hub_download, repository, "tokenizer.json", revision=config.revision)
     try:
-        path = hf_hub_download(repository, "tokenizer.json", revision=config.revision, local_files_only=True)
-    except LocalEntryNotFoundError:
-        remedy = "check tokenizer.name and tokenizer.revision, or use a file: tokenizer=file tokenizer.path=..."
-        check_hub("model", repository, config.revision, remedy)
-        try:
-            path = hf_hub_download(repository, "tokenizer.json", revision=config.revision)
-        except EntryNotFoundError as error:
-            raise ConfigError(f"the repository of {named} has no tokenizer.json: {_CONVERT}") from error
+        path = get(local_files_only=True)
+    except OSError:  # it is not in the hub's cache
+        check_hub(
+            "model", repository, config.revision, "check tokenizer.name and tokenizer.revision, or use tokenizer=file"
+        )
+        path = get()
     return _adapted(_parsed(Path(path).read_bytes(), named))
 
 

@@ -19,7 +19,7 @@ from posbench.evaluation.protocols import ACCURACY, PROTOCOLS
 from posbench.evaluation.protocols.accuracy import samples as samples_of
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
-from posbench.evaluation.texts import corpus_for, dataset_for, trained_on_others
+from posbench.evaluation.texts import corpus_for, dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
@@ -65,8 +65,6 @@ def evaluate_runs(
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
     scorable = _with_options(_scorable(runs, named, console.out), request.variants[0].under, console.out)
-    if request.data is not None:
-        scorable = trained_on_others(scorable, request.data, say_once)
     evaluations: list[Evaluation] = []
     failures: dict[str, list[str]] = {}  # what went wrong -> the runs
     try:
@@ -156,21 +154,17 @@ def _evaluate(
 
 
 def _track(run: Run, say: Callable[[str], object]) -> None:
-    """Send all stored results to the run's wandb run: figures `eval/<protocol>/<figure>@<length>`, and a table."""
+    """Send all stored results to the run's wandb run, as figures `eval/<protocol>/<figure>@<length>`."""
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
         return
-    figures, rows = dict(manifest.figures), []  # those of training too: an offline recording replaces its summary
+    figures = dict(manifest.figures)  # those of training too: an offline recording replaces its summary
     for result in (each for each in run.results()[0] if each.protocol in PROTOCOLS):
         own = PROTOCOLS[result.protocol].figures(result.header)
         place = "@".join(map(str, (result.length, *result.key.under)))
         figures |= {f"eval/{result.protocol}/{name}@{place}": value for name, value in own.items()}
-        under = " ".join(result.key.under)
-        named = {"scheme": manifest.scheme, "seed": manifest.seed, "protocol": result.protocol}
-        rows.append({**named, "length": result.length, "under": under, **own})
     tracker.summary(figures)
-    tracker.table("eval/results", rows)
     tracker.finish()
     run.update_manifest(wandb=tracker.record)
     if tracker.record["mode"] == "offline":

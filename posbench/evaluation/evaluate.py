@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems
-from posbench.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.machine.device import Device, choose_device, exhaustion_explained
 from posbench.model import Decoder, shape_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from posbench.data import Dataset
 
-Advance = Callable[[int], object]  # is told the tokens that were read
 Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
 Notice = Callable[[str], object]
 

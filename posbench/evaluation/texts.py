@@ -73,18 +73,6 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
     return replace(held_out, overlap=overlap)
 
 
-def trained_on_others(runs: Sequence[Run], data: DataConfig, notice: Notice) -> list[Run]:
-    """The runs that were not trained on this very text. Raises: ConfigError where none is left."""
-    here = replace(data, cache_dir=None)
-    others = [run for run in runs if run.config.is_task or replace(run.config.data, cache_dir=None) != here]
-    trained = f"data={data.name} is the text that {len(runs) - len(others)} of {len(runs)} runs were trained on"
-    if not others:
-        raise ConfigError(f"{trained}: leave --data out to score its held-out part, or name another text")
-    if others != runs:
-        notice(f"{trained}: these are skipped")
-    return others
-
-
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
     """A run's configuration with another text, cut by the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)

@@ -61,8 +61,7 @@ class PosbenchConfig(PreTrainedConfig):
 
         Raises: ConfigError where the scheme is unknown here (a plug-in that is not installed) or refuses its options.
         """
-        if self.sizes is None or self.scheme is None:
-            raise ValueError("PosbenchConfig has no sizes or no scheme: load a folder that `posbench export` wrote")
+        assert self.sizes is not None and self.scheme is not None
         model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
         shape = Shape(
             model.d_model,

@@ -44,7 +44,6 @@ class Export:
 
 def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
     """Write a run's model to `folder`. Arguments: under, at_step, as in `Run.load_model`. Raises: ConfigError."""
-    _check_folder(folder)
     model = run.load_model(under, at_step)
     config = run.config_under(under) if under else run.config
     name = " ".join([run.name, *under, *([f"step {at_step}"] if at_step is not None else [])])
@@ -57,7 +56,8 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
     Arguments: name, what the model is called in the folder's README.
     Raises: ConfigError if the folder cannot be written, or if the written model does not give our logits.
     """
-    _check_folder(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
     stock = stock_of(model.eval())
     logging.disable_progress_bar()  # for what takes a second
     with folder_beside(folder) as beside:
@@ -71,13 +71,6 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
         write_text(beside / "README.md", _readme(result, config, name))
         publish_folder(beside, folder)
     return result
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.name:
-        raise ConfigError(f"{folder} cannot be replaced as a whole: give a folder in it, such as {folder / 'exported'}")
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
 
 
 def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:

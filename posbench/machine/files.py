@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -93,15 +92,6 @@ def sum_of(path: Path, sync: bool = False) -> str:
         if sync:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_writable(folder: Path, what: str) -> None:
-    """Make the folder, and a file in it for a moment. Raises: ConfigError, naming `what` was to be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(f"the {what} cannot be written to {folder} ({error}): name another folder") from error
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.machine.files import check_writable
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
@@ -62,7 +61,7 @@ def report(
     places = [places] if isinstance(places, str | Path) else list(places)
     beside = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
     target = Path(output) if output else beside / (f"report-by-{by}" if by else "report")
-    check_writable(target, "report")
+    target.mkdir(parents=True, exist_ok=True)
     summary, rows = read(places)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")

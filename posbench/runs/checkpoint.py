@@ -127,13 +127,8 @@ def _sums(checkpoint: Path) -> dict[str, str]:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The loop's state, of a checkpoint that was found intact. Raises: ConfigError for one of another format."""
-    state: dict[str, Any] = read_json(checkpoint / STATE)
-    if state["format"] != FORMAT:
-        raise ConfigError(
-            f"{checkpoint} is of format {state['format']}; this posbench reads format {FORMAT}: upgrade posbench"
-        )
-    return state
+    """The loop's state, of a checkpoint that was found intact."""
+    return dict(read_json(checkpoint / STATE))
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
@@ -174,13 +169,12 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Set the parameters of `model`, all of them, by name."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     given = {name: tuple(value.shape) for name, value in weights.items()}
-    for name in sorted({*shapes, *given}):
-        if shapes.get(name) != given.get(name):
-            raise ConfigError(
-                f"the checkpoint's weights are not this model's ({name} is {given.get(name, 'missing')}, and the "
-                f"model's is {shapes.get(name, 'missing')}): it belongs to another configuration, or --under changes "
-                "the parameters"
-            )
+    if shapes != given:
+        differing = sorted(name for name, _ in shapes.items() ^ given.items())
+        raise ConfigError(
+            f"the checkpoint's weights are not this model's ({differing[0]} differs): it belongs to another "
+            "configuration, or --under changes the parameters"
+        )
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once
             shard_of(parameter).copy_(shard_like(weights[name], parameter))

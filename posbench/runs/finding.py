@@ -33,11 +33,7 @@ def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
     root, runs, seen = folder_of(Path(folder)), {}, set()
     packs = [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
 
-    def skip(error: OSError) -> None:
-        if isinstance(error, PermissionError):
-            notice(f"skipped: {error}")
-
-    for name, folders, files in os.walk(root, onerror=skip, followlinks=True):
+    for name, folders, files in os.walk(root, followlinks=True):
         place = Path(name)
         if "run.json" in files:
             runs[place] = Run(place)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -14,8 +13,6 @@ from rich.text import Text
 
 from posbench.attention import KINDS
 from posbench.composition import choices, description, read_row
-from posbench.config import ConfigError
-from posbench.scheme_file import place_of
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.units import count_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
@@ -36,20 +33,11 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
     overrides = [word for word in words or () if "=" in word]
     names = [word for word in words or () if "=" not in word] or choices("scheme")
     configs = [certificate_config(name, overrides) for name in names]
-    certificates: list[Certificate] = []
-    crashes: dict[str, str] = {}
-    for name, config in zip(names, configs, strict=True):
-        try:
-            certificates.append(certify(config, compiled))
-        except Exception as error:  # a scheme's own code: whatever it raises, the other rows are worth having
-            if isinstance(error, ConfigError) or os.environ.get("POSBENCH_TRACEBACK", "0") not in ("", "0"):
-                raise
-            crashes[name] = f"{place_of(error)}{type(error).__name__}: {error}"
-    if certificates:
-        console.print(tabulate(certificates))
-    for line in explain(certificates, crashes):
+    certificates = [certify(config, compiled) for config in configs]
+    console.print(tabulate(certificates))
+    for line in explain(certificates):
         console.print(line, style="red" if line.startswith("FAIL") else None)
-    return not crashes and all(certificate.holds for certificate in certificates)
+    return all(certificate.holds for certificate in certificates)
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
@@ -81,7 +69,7 @@ def _columns(row: Certificate) -> dict[str, Check]:
     return columns
 
 
-def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> Iterator[str]:
+def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
@@ -108,10 +96,8 @@ def explain(certificates: Sequence[Certificate], crashes: Mapping[str, str]) -> 
                 promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
                 where = f" ({check.where})" if check.where else ""
                 yield f"FAIL {row.scheme}: {check.name} is {check}{where}, must be {limit}{promise}"
-    for name, message in crashes.items():
-        yield f"FAIL {name}: {message}"
-    failed = [row.scheme for row in certificates if not row.holds] + list(crashes)
-    total = count_of(len(certificates) + len(crashes), "scheme")
+    failed = [row.scheme for row in certificates if not row.holds]
+    total = count_of(len(certificates), "scheme")
     yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: all checks passed"
 
 
@@ -140,14 +126,9 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Group, kind, promise and description of a scheme; the other rows are worth having where its file is wrong."""
-    kind = ""
-    try:
-        config = read_row(name, *folders)
-        kind = config.kind.rpartition("/")[2]  # of a file its name
-        scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
-    except ConfigError as error:
-        return "not usable", kind, "", str(error)
+    """Group, kind, promise and description of a scheme."""
+    config = read_row(name, *folders)
+    scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     group = "kinds of attention" if config.attention else scheme.group
     what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
-    return group, kind, "relative" if scheme.is_relative else "absolute", what
+    return group, config.kind.rpartition("/")[2], "relative" if scheme.is_relative else "absolute", what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from posbench import reference
 from posbench.attention import Kind
 from posbench.composition import compose, read_row
-from posbench.config import Config, ConfigError, SchemeConfig
+from posbench.config import Config, ConfigError
 from posbench.model import Block, Decoder, build_model
-from posbench.schemes import Placement, Scheme, with_option
+from posbench.schemes import Placement, Scheme
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # tokens: where float32 angles are off by 0.06 radians and bfloat16 positions by thousands
@@ -48,14 +46,9 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
-    if not any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
-        return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
-    options = [word for word in overrides if re.match(r"scheme\.(?!name|kind|lr|attention|layers|of)\w+=", word)]
-    config = compose([f"scheme={scheme}", *MODEL, *(word for word in overrides if word not in options)])
-    row = config.scheme.to_mapping()
-    for option, value in OmegaConf.from_dotlist([word.removeprefix("scheme.") for word in options]).items():
-        row = with_option(row, str(option), value)  # of its members, where it has none such
-    return replace(config, scheme=SchemeConfig.from_mapping(row))
+    if any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
+        return compose([f"scheme={scheme}", *MODEL, *overrides])
+    return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
 
 
 @cache

@@ -150,12 +150,6 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
     assert "also occurs in the text" in said(run, notes)[1]
 
 
-def test_the_text_that_a_run_was_trained_on_is_no_other_text(run: Run, documents: Path) -> None:
-    own = ["data.validation_fraction=0.2", "data.test_fraction=0.2"]
-    with pytest.raises(ConfigError, match=r"data=files is the text that 1 of 1 runs were trained on: leave --data"):
-        ask(run, Path(f"{documents}/*.txt"), *own, name="files")
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.schemes import Scheme, Turn, turn
 
 
@@ -184,22 +184,6 @@ class Ends(Scheme):
     def prepare(self, pos, length):
         assert int(pos.max()) < 100
         return pos
-
-
-class Crashes(Scheme):
-    """A table of fixed length."""
-
-    def prepare(self, pos, length):
-        return torch.zeros(512)[pos]
-
-
-class Refuses(Scheme):
-    """... a base above 1."""
-
-    def __init__(self, shape, base=1.0):
-        super().__init__(shape)
-        if base > 1:
-            raise ConfigError("scheme.base is too large")
 
 
 class Swallows(Scheme):

@@ -90,9 +90,9 @@ def test_the_order_is_write_sync_rename_sync(tmp_path: Path, monkeypatch: pytest
 
 def test_weights_of_another_model_are_refused_by_name() -> None:
     model = torch.nn.Linear(3, 2)
-    with pytest.raises(ConfigError, match=r"bias is missing, and the model's is \(2,\)"):
+    with pytest.raises(ConfigError, match=r"bias differs"):
         put_weights(model, {"weight": torch.ones(2, 3)})
-    with pytest.raises(ConfigError, match=r"weight is \(2, 4\), and the model's is \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"weight differs"):
         put_weights(model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
 
 
