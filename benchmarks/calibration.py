@@ -2,14 +2,24 @@
 
     python -m benchmarks.calibration [--trials 1000] [--seed N]
 
-Eleven schemes, whose losses over seeds are a level each plus noise; what a seed does to all schemes drops out of every
-difference. Tests are those of a report: paired t with Holm's correction over all pairs.
+Of the tests alone: eleven schemes, whose losses over seeds are a level each plus noise; what a seed does to all schemes
+drops out of every difference. Tests are those of a report: paired t with Holm's correction over all pairs, unless a
+sign test speaks against it.
 
 - false difference: all schemes are equal, or three are equal and the others far apart; any equal pair told apart.
 - false equivalence: one scheme lies exactly the margin away from the others; any found equal to it.
 - power: four clusters 6 sd apart; the share of pairs of different clusters that is decided.
 - intervals over seeds, and over documents: how often they hold the truth. Documents are drawn from the 180 of the test
   split of `data=stdlib`, with their gaps to qk_rope of three trained schemes (documents.csv).
+
+Of the whole procedure, with its choice of learning rates: six schemes that are equal at each of three rates. What half
+and twice the best rate lose is that of a row of ladder_s's pilots. The mean of some pilot
+seeds chooses each scheme's rate (0: it is known), and fresh seeds are scored at it. A run's noise is a residual of the
+runs in runs/reference; in two-point mixtures it is LATE nats worse, besides, with a probability that is half as large
+again at the rates beside the best. Where runs of one scheme split so, fewer than five seeds decide nothing.
+
+- false decision: any pair is told apart.
+- intervals over seeds of a loss, and of the gap of two schemes at one rate: how often they hold the truth.
 """
 
 from __future__ import annotations
@@ -17,18 +27,23 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from posbench.reporting.statistics import LEVEL, document_error, holm, interval
+import posbench
+from posbench.reporting.statistics import ENOUGH_SEEDS, LEVEL, SIGNS, document_error, holm, interval, sign_test
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS = 11, (3, 5, 8)
 LEFT, RIGHT = np.triu_indices(SCHEMES, 1)
 CLUSTERS = np.repeat([0.0, 6.0, 12.0, 18.0], 3)[:SCHEMES]
+REFERENCE, LATE = Path("runs/reference"), 0.3  # nats by which a run is worse that has not caught on
+PAIRS = list(combinations(range(6), 2))
 EQUAL, THREE_EQUAL = np.zeros(SCHEMES), 1000.0 * np.maximum(0, np.arange(SCHEMES) - 2)
 
 
@@ -47,13 +62,20 @@ NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Floats]] = {
 }
 
 
-def p_values(differences: Floats, margin: float | None = None) -> Floats:
-    """Of differences [trials, seeds, pairs]: of none, or of the margin or more. The same formulas as in a report."""
+def p_values(differences: Floats, margin: float | None = None, allowed: Floats | float = 0.0) -> Floats:
+    """Of differences [trials, seeds, pairs]: of none beyond what is allowed, or of the margin or more. A report's."""
     seeds = differences.shape[1]
     mean, error = differences.mean(1), differences.std(1, ddof=1) / np.sqrt(seeds)
     if margin is None:
-        return np.asarray(2 * stdtr(seeds - 1, -np.abs(mean) / error))
+        return np.minimum(1, 2 * stdtr(seeds - 1, (allowed - np.abs(mean)) / np.maximum(error, 1e-12)))
     return np.asarray(stdtr(seeds - 1, (np.abs(mean) - margin) / error))
+
+
+def told_apart(differences: Floats, pilots: int = 0) -> NDArray[np.bool_]:
+    """Which pairs of differences [trials, seeds, pairs] a report calls different."""
+    agree = np.apply_along_axis(sign_test, 1, differences) <= SIGNS
+    spread = np.median(differences.std(1, ddof=1), axis=1) / np.sqrt(pilots) if pilots else np.zeros(len(differences))
+    return np.array([holm(p) <= LEVEL for p in p_values(differences, allowed=spread[:, None])]) & agree
 
 
 def tests(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
@@ -64,7 +86,10 @@ def tests(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, 
 
             def decided(levels: Floats, margin: float | None = None) -> Floats:
                 losses = noise(random, shape) + levels  # noqa: B023
-                return np.array([holm(p) <= LEVEL for p in p_values(losses[..., RIGHT] - losses[..., LEFT], margin)])
+                differences = losses[..., RIGHT] - losses[..., LEFT]
+                if margin is None:
+                    return told_apart(differences)
+                return np.array([holm(p) <= LEVEL for p in p_values(differences, margin)])
 
             alike = [decided(levels)[:, levels[LEFT] == levels[RIGHT]].any(1).mean() for levels in (EQUAL, THREE_EQUAL)]
             yield "false difference", name, seeds, float(max(alike))
@@ -75,6 +100,56 @@ def tests(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, 
             gaps = noise(random, (trials, seeds, 2))
             ends = [interval(each[:, 0] - each[:, 1]) for each in gaps]
             yield "interval over seeds", name, seeds, float(np.mean([low <= 0 <= high for _, low, high in ends]))
+
+
+def residuals() -> Floats:
+    """What seeds add to losses beyond what they add to all schemes, nats: of the demo and of ladder_m, pooled."""
+    pooled = []
+    for name in ("demo_cpu", "ladder_m"):
+        losses = posbench.results(REFERENCE / f"{name}.zip").pivot(index="seed", columns="scheme", values="loss")
+        apart = losses.sub(losses.mean(axis=1), axis=0)
+        apart -= apart.mean()
+        seeds, schemes = losses.shape
+        pooled.append(apart.to_numpy().ravel() * (seeds * schemes / (seeds - 1) / (schemes - 1)) ** 0.5)
+    return np.concatenate(pooled)
+
+
+def curves() -> Floats:
+    """What half, once and twice the best rate lose: a row a scheme of ladder_s, nats."""
+    pilots = pd.read_csv(REFERENCE / "ladder_s" / "rates.csv").pivot(index="scheme", columns="train.lr", values="loss")
+    best = pilots.idxmin(axis=1)
+    beside = [[row.get(best[s] / 2), row[best[s]], row.get(best[s] * 2)] for s, row in pilots.iterrows()]
+    return np.array([row for row in beside if None not in row]) - pilots.min(axis=1).to_numpy()[:, None]
+
+
+def procedure(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
+    """... of the whole procedure."""
+    pool, lost = residuals(), curves()
+    for share in (0.0, 0.1, 0.3, 0.5):
+        name = f"two points, {share:.0%} late" if share else "residuals of runs"
+        late = share * np.array([1.5, 1.0, 1.5])
+
+        def runs(shape: tuple[int, ...], rate: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+            is_late = random.random(shape) < late[rate]  # noqa: B023
+            return random.choice(pool, shape) + LATE * is_late, is_late
+
+        for seeds in SEEDS:
+            for pilots in (0, 1, 3):
+                curve = lost[random.integers(len(lost), size=trials)]  # [trials, rates]
+                chosen = np.ones((trials, 6), np.int64)
+                if pilots:
+                    losses, _ = runs((trials, pilots, 6, 3), np.arange(3))
+                    chosen = (curve[:, None] + losses.mean(1)).argmin(-1)  # [trials, schemes]
+                losses, is_late = runs((trials, seeds, 6), chosen[:, None])
+                losses += np.take_along_axis(curve, chosen, 1)[:, None]
+                apart = told_apart(np.stack([losses[..., b] - losses[..., a] for a, b in PAIRS], -1), pilots)
+                splits = (is_late.any(1) & ~is_late.all(1)).any(-1)
+                wrong = apart.any(1) & ~(splits & (seeds < ENOUGH_SEEDS))
+                yield f"false decision, {pilots} pilots", name, seeds, float(wrong.mean())
+            two, _ = runs((trials, seeds, 2), np.ones(2, np.int64))
+            for what, values in (("loss", two[..., 0] - share * LATE), ("gap", two[..., 0] - two[..., 1])):
+                ends = [interval(each) for each in values]
+                yield f"interval of a {what}", name, seeds, float(np.mean([low <= 0 <= high for _, low, high in ends]))
 
 
 def documents(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
@@ -100,7 +175,8 @@ def main() -> None:
     options = parser.parse_args()
     random = np.random.default_rng(options.seed)
     print("counted | noise | seeds or documents | % of trials\n:-- | :-- | --: | --:")
-    for counted in (tests(options.trials, random), documents(options.trials // 3, random)):
+    n = options.trials
+    for counted in (tests(n, random), documents(n // 3, random), procedure(n, random)):
         for what, noise, number, rate in counted:
             print(f"{what} | {noise} | {number} | {100 * rate:.1f}")
 

@@ -222,6 +222,7 @@ def tune(
     fraction: Annotated[
         float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
+    seeds: Annotated[int, typer.Option(help="Seeds of pilots; their mean losses choose.", min=1)] = 1,
     config_dir: ConfigDir = None,
 ) -> None:
     """Find the learning rate of each scheme of an experiment, on text used for nothing else. Resumes like a sweep.
@@ -230,7 +231,7 @@ def tune(
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), fraction)
+    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), fraction, seeds)
 
 
 @app.command(context_settings=HYDRA)

@@ -97,7 +97,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "right": ("the scheme with the higher loss", ""),
     "difference": ("right minus left, same seeds", "nats a token"),
     "sd": ("of the difference over seeds", "nats a token"),
-    "p": ("two-sided paired t-test", ""),
+    "p": ("two-sided paired t-test; where pilots chose the rates, of a difference beyond what these may cost", ""),
     "p_sign": ("two-sided sign test over seeds; above 0.5 no difference is called significant", ""),
     "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
     "p_published": ("p with Holm's correction over the links of the published chain", ""),

@@ -1,7 +1,7 @@
 """`posbench tune`: a learning rate for each scheme of an experiment, searched alike, on text used for nothing else.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment, at full length
-    runs/demo/rates.csv                            one row a pilot; `posbench pack` and reports of demo take it along
+    runs/demo/rates.csv                            a row a scheme and rate; in packs and reports of demo
 
 The rule (docs/statistics.md): all schemes are trained at half, once and twice `train.lr`. Where the best rate of one of
 them is the lowest or the highest, the next one is tried for all. A pilot has a seed that is not scored. Its loss is of
@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
@@ -30,8 +31,9 @@ from posbench.runs import DIED, FINISHED, Run, state_of
 from posbench.runs.pack import RATES
 from posbench.sweep import run_application, sweep_of
 from posbench.training import Died
+from posbench.units import count_of
 
-SEED = 1000  # of every pilot
+SEED = 1000  # of the first pilots; further ones have the next
 FACTOR = 2.0  # between two rates
 MOST_WIDER = 3  # rates beyond the first three, on each side
 HOPELESS = 0.5  # nats: a row that is as much worse at the lowest or highest rate is not trained beyond it
@@ -45,14 +47,16 @@ class Tuning:
     """What is tuned: an experiment's words, its schemes and where the pilots are."""
 
     words: tuple[str, ...]  # of the experiment
-    pilot: tuple[str, ...]  # the words that make a pilot, but for its scheme and rate
+    pilot: tuple[str, ...]  # the words that make a pilot, but for its scheme, rate and seed
     schemes: dict[str, str]  # choice of conf/scheme -> name
     folder: Path  # of the experiment
     config: Config  # of the first scheme
+    seeds: int  # of pilots
 
-    def run(self, scheme: str, lr: float) -> Run:
-        """The pilot of a scheme at a rate."""
-        return Run(self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme / f"seed={SEED}")
+    def runs(self, scheme: str, lr: float) -> list[Run]:
+        """The pilots of a scheme at a rate."""
+        folder = self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme
+        return [Run(folder / f"seed={SEED + n}") for n in range(self.seeds)]
 
 
 def tune(
@@ -61,16 +65,17 @@ def tune(
     say: Callable[[str], object],
     console: Console,
     fraction: float = 0.05,
+    seeds: int = 1,
 ) -> dict[Path, pd.DataFrame]:
     """Train the pilots that are missing, print and store the tables, and return them by the experiments' folders.
 
     Arguments: words, as after `posbench train -m`; job, what trains a run; say, told what a sweep will run;
-    fraction, the part of the train documents that pilots are scored on.
+    fraction, the part of the train documents that pilots are scored on; seeds, of pilots, whose mean losses choose.
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """
     swept = sweep_of(words)
     several = [key for key in swept if key not in ("scheme", "seed", "data")]
-    tunings = [] if several else [_tuning(words, swept, data, fraction) for data in swept.get("data", [""])]
+    tunings = [] if several else [_tuning(words, swept, data, fraction, seeds) for data in swept.get("data", [""])]
     if len({tuning.folder for tuning in tunings}) < len(tunings):
         several.append("data (under one experiment_name)")
     if several:
@@ -102,7 +107,7 @@ def best_rate(rates: Rates) -> float:
     return min(sorted(rates), key=lambda lr: rates[lr])
 
 
-def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float) -> Tuning:
+def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:
     """What the words name, for one of the swept tasks."""
     of_data = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
     named = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
@@ -112,7 +117,6 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
     folder = Path(config.runs_dir) / config.experiment_name
     pilot = (
         *given,
-        f"seed={SEED}",
         f"runs_dir='{folder}-tune'",
         "experiment_name='lr=${train.lr}'",
         *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
@@ -120,7 +124,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
         "train.lr_of=null",
     )
     schemes = {choice: compose([*pilot, f"scheme={choice}"]).scheme.name for choice in choices}
-    return Tuning(tuple(of_data), pilot, schemes, folder, config)
+    return Tuning(tuple(of_data), pilot, schemes, folder, config, seeds)
 
 
 def _search(
@@ -130,6 +134,7 @@ def _search(
     lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
     wanted = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
     losses: dict[str, Rates] = {name: {} for name in choices}
+    seeds = f"seed={','.join(str(SEED + n) for n in range(tuning.seeds))}"
     while wanted:
         together: dict[tuple[str, ...], list[float]] = {}  # rates for the same schemes: one sweep trains them
         for rate, names in wanted.items():
@@ -137,22 +142,28 @@ def _search(
         for of_sweep, rates in together.items():
             sweep = [f"scheme={','.join(choices[name] for name in of_sweep)}", f"train.lr={','.join(map(repr, rates))}"]
             with suppress(Died):  # the only pilot, or all of them in the same words
-                run_application("posbench tune", ["-m", *tuning.pilot, *sweep], job, say)
+                run_application("posbench tune", ["-m", *tuning.pilot, seeds, *sweep], job, say)
             for name in of_sweep:
-                losses[name] |= {rate: _loss(tuning.run(name, rate)) for rate in rates}
+                losses[name] |= {rate: _loss(tuning.runs(name, rate)) for rate in rates}
         found = _stored(tuning, losses)  # what a kill leaves
         wanted = wider_rates(losses, lr)
     _show(tuning, losses, found, console)
     return found
 
 
-def _loss(pilot: Run) -> float:
-    """Raises: ConfigError where the pilot was cut off, or its words were refused."""
-    state = state_of(pilot)
-    if state not in (FINISHED, DIED):
-        raise ConfigError(f"{pilot.path} is {state}: see its message above, and give the same command again to resume")
-    loss = pilot.manifest.loss
-    return math.inf if state == DIED or loss is None else loss
+def _loss(pilots: Sequence[Run]) -> float:
+    """Their mean. Raises: ConfigError where one was cut off, or its words were refused."""
+    losses = []
+    for pilot in pilots:
+        state, loss = state_of(pilot), None
+        if state not in (FINISHED, DIED):
+            raise ConfigError(
+                f"{pilot.path} is {state}: see its message above, and give the same command again to resume"
+            )
+        if state == FINISHED:
+            loss = pilot.manifest.loss
+        losses.append(math.inf if loss is None else loss)
+    return math.fsum(losses) / len(losses)
 
 
 def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
@@ -162,9 +173,9 @@ def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
         for scheme, rates in losses.items():
             loss = rates.get(rate, math.nan)
             status = DISCARDED if math.isnan(loss) else FINISHED if math.isfinite(loss) else DIED
-            row = {"scheme": scheme, "train.lr": rate, "loss": loss, "status": status}
+            row = {"scheme": scheme, "train.lr": rate, "loss": loss, "status": status, "seeds": tuning.seeds}
             if tuning.config.is_task and status == FINISHED:
-                row |= _accuracies(tuning.run(scheme, rate), tuning.config.trained_length)
+                row |= _accuracies(tuning.runs(scheme, rate), tuning.config.trained_length)
             rows.append(row)
     frame = pd.DataFrame(rows).replace(math.inf, math.nan)
     frame = frame.sort_values("scheme", key=lambda names: names.map(list(losses).index), kind="stable")
@@ -172,11 +183,14 @@ def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
     return frame
 
 
-def _accuracies(pilot: Run, trained: int) -> dict[str, float]:
+def _accuracies(pilots: Sequence[Run], trained: int) -> dict[str, float]:
     """What `posbench eval` found at the longest trained length and at twice that: no rate is chosen by it."""
     names = {trained: "accuracy", 2 * trained: "accuracy_at_twice"}
-    stored = [result for result in pilot.results()[0] if result.protocol == ACCURACY.name and not result.key.under]
-    return {names[result.length]: result.header["accuracy"] for result in stored if result.length in names}
+    found: dict[str, list[float]] = {}
+    for result in (result for pilot in pilots for result in pilot.results()[0]):
+        if result.protocol == ACCURACY.name and not result.key.under and result.length in names:
+            found.setdefault(names[result.length], []).append(result.header["accuracy"])
+    return {name: float(np.median(accuracies)) for name, accuracies in found.items()}
 
 
 def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, console: Console) -> None:
@@ -190,8 +204,8 @@ def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, cons
     scored = "answer, on problems whose accuracy is not scored" if is_task else "token, on text that is not scored"
     own = ",".join(f"{s}:{best_rate(rates)!r}" for s, rates in losses.items() if min(rates.values()) < math.inf)
     for line in (
-        f"Validation loss of one pilot each (seed {SEED}), nats/{scored}. "
-        "This is one seed: a difference as small as those between seeds means nothing.",
+        f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{scored}. "
+        "A difference as small as those between seeds means nothing.",
         f"wrote {tuning.folder / RATES}",
         "To train each scheme at its best rate:",
         f"  posbench train -m {shlex.join([*tuning.words, f'train.lr_of={{{own}}}'])}",

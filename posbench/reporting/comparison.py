@@ -19,7 +19,7 @@ import pandas as pd
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.reporting.published import Published
-from posbench.reporting.statistics import FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
+from posbench.reporting.statistics import ENOUGH_SEEDS, FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
 from posbench.table import config_of, crossing, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
@@ -41,6 +41,7 @@ class Comparison:
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
     orders: pd.DataFrame  # what distant order is worth while training: scheme, seed, tokens, order_beyond_32
     rates: pd.DataFrame  # pilots of `posbench tune`: a row a scheme and learning rate
+    pilots: int  # seeds by which the rates of these runs were chosen; 0: they were not
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -61,8 +62,14 @@ class Comparison:
 
     @property
     def can_rank(self) -> bool:
-        """Whether there are seeds enough to rank schemes."""
-        return bool(self.losses.notna().sum().max() >= FEWEST_SEEDS) and len(self.schemes) > 1
+        """Whether there are seeds enough to rank schemes: more of them where seeds of a scheme split in two."""
+        fewest = ENOUGH_SEEDS if self.split else FEWEST_SEEDS
+        return bool(self.losses.notna().sum().max() >= fewest) and len(self.schemes) > 1
+
+    @property
+    def split(self) -> list[str]:
+        """The schemes of which some seeds use distant order by the end and some do not; none where nobody scored it."""
+        return [s for s in self.schemes if self.has_onsets and np.isfinite(self.onsets[s].dropna()).nunique() > 1]
 
     @property
     def training_length(self) -> int:
@@ -156,6 +163,9 @@ def build(
     cells = measure(rows, runs, base, length, notes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
+    tried = rates(runs)
+    is_chosen = bool(len(tried)) and set(tried["scheme"]) == set(losses) and not has_other_rates(tried)
+    pilots = int(tried["seeds"].min()) if is_chosen and "seeds" in tried else 0
     of_runs = runs[["path", "scheme", "seed"]]
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
@@ -163,15 +173,22 @@ def build(
         wanted_baseline=wanted,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, base, published.links(losses.columns) if published else (), margin),
+        pairs=compare(losses, base, published.links(losses.columns) if published else (), margin, pilots),
         ngrams=_ngrams(rows, losses, base),
         curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
         orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
-        rates=rates(runs),
+        rates=tried,
+        pilots=pilots,
         published=published,
         left_out=left_out,
         notes=notes,
     )
+
+
+def has_other_rates(tried: pd.DataFrame) -> bool:
+    """Whether runs of some scheme have another learning rate than its best by the pilots."""
+    best = tried.dropna(subset="loss").sort_values("loss").groupby(["experiment", "scheme"])[["train.lr", "trained_at"]]
+    return bool((best.first()["train.lr"] != best.first()["trained_at"]).any())
 
 
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:

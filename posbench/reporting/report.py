@@ -21,7 +21,7 @@ from posbench.reporting import tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
-from posbench.reporting.statistics import MARGIN, conclusions, verdict
+from posbench.reporting.statistics import MARGIN, allowance, conclusions, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.table import ONSET, config_of, read, settings_of
 from posbench.tracking import log_report
@@ -155,8 +155,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         },
         "same_costs": same,
         "onset": ONSET,
+        "allowance": allowance(c.pairs, c.pilots),
         "none_caught_on": c.has_onsets and not np.isfinite(c.onsets.dropna()).any(axis=None),
-        "split": [s for s in c.schemes if c.has_onsets and np.isfinite(c.onsets[s].dropna()).nunique() > 1],
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
         "has_absolute": not c.runs["is_relative"].astype(bool).all(),

@@ -114,18 +114,21 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give) -> None:
     words = ["data=copy,reverse", "scheme=nope", "experiment_name=${data.name}", "runs_dir=runs/both", *SMALL]
-    told = posbench("tune", *words)
+    told = posbench("tune", *words, "--seeds", "2")
     assert told.status == 0 and told.out.count("nats/answer, on problems whose accuracy is not scored") == 2
     assert "posbench train -m" in told.out and "data=reverse" in told.out
-    pilot = Run(Path("runs/both/copy-tune/lr=0.003/nope/seed=1000"))
     rates = pd.read_csv("runs/both/copy/rates.csv").set_index("train.lr")
-    assert rates["loss"][0.003] == pilot.manifest.loss and "accuracy" not in rates
+    rate = rates.index[1]
+    pilot = Run(Path(f"runs/both/copy-tune/lr={rate}/nope/seed=1000"))
+    losses = [run.manifest.loss for run in (pilot, Run(pilot.path.with_name("seed=1001")))]
+    assert rates["loss"][rate] == pytest.approx(sum(losses) / 2) and losses[0] != losses[1]
+    assert "accuracy" not in rates
     assert posbench("train", "-m", *words).status == posbench("eval", "both").status == 0
     assert not pilot.results()[0][1:], "an evaluation of the experiment is not one of its pilots"
-    assert posbench("eval", "both/copy-tune").status == posbench("tune", *words).status == 0
+    assert posbench("eval", "both/copy-tune").status == posbench("tune", *words, "--seeds", "2").status == 0
     again = pd.read_csv("runs/both/copy/rates.csv").set_index("train.lr")
     assert again["loss"].equals(rates["loss"])
     assert posbench("report", "both").status == 0
     report = Path("runs/both/report/report.md").read_text()
-    accuracy, twice = again.loc[0.003, ["accuracy", "accuracy_at_twice"]]
+    accuracy, twice = again.loc[rate, ["accuracy", "accuracy_at_twice"]]
     assert f"{accuracy:.2f} → {twice:.2f}" in report and "nope | reverse" in report

@@ -120,16 +120,35 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
                 append_metrics(run_of(own, scheme, seed).path / "metrics.jsonl", row)
     text, shown = written(own, tmp_path)
     assert (
-        re.search(r"^qkvo_rope \| \w+ \| [\d.]+ ±[\d.]+ \| 2/4 \|", text, re.MULTILINE)
-        and "Seeds of qkvo_rope split in two" in shown
+        re.search(r"^qkvo_rope \| [\d.]+ \| 2/4 \|", text, re.MULTILINE) and "Seeds of qkvo_rope split in two" in shown
     )
     assert "alibi | 4/4 | 100k | 100k, 100k, 100k, 100k | 0.12" in text  # all earlier, and 2 / 2^4
     assert "qkvo_rope | 2/4 | >399k | 200k, 250k, >399k, >399k | 0.5" in text  # two seeds of four differ, alike
     assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
+    assert "five are needed to rank schemes" in " ".join(shown.split()) and "±" not in text.split("## Perplexity")[0]
     grouped, _ = written(own, tmp_path / "by", by="train.lr")
     assert re.search(r"100k \(4/4\) \| 399k \(0/4\) \| 275k \(4/4\) \| 312k \(2/4\) \| 272k$", grouped, re.MULTILINE)
     table = posbench.results(own).set_index(["scheme", "seed"])
     assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("factor, pilots", [(1, 2), (2, 0)])
+def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
+    factor: int, pilots: int, own: Path, tmp_path: Path
+) -> None:
+    rate = float(posbench.results(own)["train.lr"].iloc[0])
+    rows = [
+        {"scheme": scheme, "train.lr": tried, "loss": abs(tried - factor * rate), "status": "finished", "seeds": 2}
+        for scheme in ("qk_rope", "qkvo_rope", "nope", "alibi")
+        for tried in (rate / 2, rate, rate * 2, rate * 4)
+    ]
+    pd.DataFrame(rows).to_csv(own / "rates.csv", index=False)
+    text, shown = written(own, tmp_path)
+    said = comparison(own)
+    assert said.pilots == pilots and ("Only what is beyond" in text) == bool(pilots)
+    assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
+    assert f"nope | {factor * rate:g} | 0.0000 | {abs(factor * rate / 2):.4f}" in text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -135,6 +135,16 @@ def test_tests_by_signs_are_those_of_scipy(values: list[float]) -> None:
         assert sign_test(difference) == pytest.approx(stats.binomtest(positive, positive + negative).pvalue)
 
 
+def test_where_pilots_chose_the_rates_a_difference_is_tested_against_what_they_may_cost() -> None:
+    plain, chosen = compare(TABLE, "c"), compare(TABLE, "c", pilots=4)
+    allowed = np.median(plain["sd"]) / 2
+    for before, after in zip(plain.to_dict("records"), chosen.to_dict("records"), strict=True):
+        apart = TABLE[after["right"]] - TABLE[after["left"]]
+        one_sided = stats.ttest_1samp(apart, allowed, alternative="greater").pvalue
+        assert after["p"] == pytest.approx(min(1, 2 * one_sided)) and after["p"] >= before["p"]
+        assert after["detectable"] == pytest.approx(before["detectable"] + allowed)
+
+
 def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
     """Of eight seeds five catch on under one scheme alone: the t-test says 0.01, the signs nothing."""
     caught_on = np.array([0.3, 0.3, 0.3, 0.3, 0.3, -0.001, -0.001, -0.001])
