@@ -493,6 +493,9 @@ def pack(
             show_default=False,
         ),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also pack the last weights, in bfloat16, so that eval and sample work.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Write an experiment's finished runs to one zip file, without checkpoints: to keep, or to share.
@@ -500,7 +503,7 @@ def pack(
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    written = pack_experiment(place_named(experiment, runs_dir), output, say)
+    written = pack_experiment(place_named(experiment, runs_dir), output, say, weights)
     console().out(f"{written}: {written.stat().st_size:,} bytes")
 
 

@@ -168,6 +168,9 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, 
     Raises: ConfigError where the text cannot be had, or leaves a split empty.
     """
     started = last_notice = time.monotonic()
+    if source.skipped:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in source.skipped.most_common(8))
+        notice(f"skipped {kinds} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
     streams = source.streams()
     if held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams

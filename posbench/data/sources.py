@@ -1,17 +1,19 @@
 """Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
 
-A source yields whole documents, split by split. Text and JSON lines are read here; parquet, CSV and the hub by
+A source yields whole documents, split by split. Text and JSON lines are read here; parquet, Arrow, CSV and the hub by
 the `datasets` library. To add a source, write a class, name it in `posbench.data.preparation.SOURCES`, and add a YAML
 file to `conf/data/`.
 """
 
 from __future__ import annotations
 
+import bz2
 import glob
 import gzip
 import io
 import json
 import logging
+import lzma
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -33,7 +35,7 @@ _CODE = (
 )
 _TEXT = f"{_PROSE} {_CODE}".split()
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
-_TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
+_TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
 _ROWS = 256  # of parquet, read at a time: a row may be a book
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
@@ -76,6 +78,7 @@ class Source(ABC):
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+        self.skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
 
     @abstractmethod
     def identity(self) -> Any:
@@ -89,7 +92,7 @@ class Source(ABC):
 class Files(Source):
     """`data.path`, split by a hash of each document; or a path for each split, `data.train_path` and so on.
 
-    A row of parquet, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
+    A row of parquet, Arrow, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
     (`data.cut_bytes`).
     """
 
@@ -135,10 +138,14 @@ class Files(Source):
 
     def _in_folder(self, folder: Path) -> Iterator[Path]:
         """The files below it that hold text by their suffix; hidden files and folders are left out."""
+        is_saved = (folder / "state.json").is_file()  # by datasets.save_to_disk: its JSON files hold no text
         for file in folder.rglob("*"):
-            is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-            if file.is_file() and not is_hidden and _suffix(file) in (*_TEXT, *_JSON_LINES, *_TABLES):
+            if not file.is_file() or any(part.startswith(".") for part in file.relative_to(folder).parts):
+                continue
+            if _suffix(file) in ([".arrow"] if is_saved else (*_TEXT, *_JSON_LINES, *_TABLES)):
                 yield file
+            else:
+                self.skipped[_suffix(file) or "no suffix"] += 1
 
     def _documents(self, path: Path) -> Iterator[str]:
         return _explained(self._read(path), str(path), "check the file, its suffix and data.text_column")
@@ -220,7 +227,7 @@ def _explained(texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
 
 
 def _table(path: Path, column: str) -> Iterable[dict[str, Any]]:
-    """The rows of a parquet or CSV file, streamed."""
+    """The rows of a parquet, Arrow or CSV file, streamed."""
     datasets = _datasets()
     kind = _TABLES[_suffix(path)]
     options: dict[str, Any] = {}
@@ -249,7 +256,7 @@ def _zstandard(path: Path, mode: str, encoding: str, newline: str) -> io.TextIOW
     return io.TextIOWrapper(pyarrow.input_stream(path, compression="zstd"), encoding, newline=newline)
 
 
-_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": _zstandard}
+_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
 
 
 def _opened(path: Path) -> TextIO:

@@ -145,6 +145,7 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
+        marks += ["weights=bfloat16"] if run.weights_digest != run.manifest.weights else []  # of a pack
         marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
         marks += [] if request.data is None else [f"data={request.data.name}"]
         self.under = (*request.under, *marks)
@@ -210,7 +211,7 @@ class _Scorer:
         # The share of 13-grams of the scored split that stand in the text trained on; None: not known.
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         of_step = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
-        header["weights"] = of_step or self.run.manifest.weights
+        header["weights"] = of_step or self.run.weights_digest
         return self.run.store(self.key(protocol, length), rows, header)
 
     def _device(self) -> Device:

@@ -84,11 +84,12 @@ def state_of(run: Run) -> str:
     return INTERRUPTED if status == RUNNING and not is_locked(run.path) else status
 
 
-def pack_experiment(experiment: Path, output: Path | None, notice: Notice) -> Path:
+def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weights: bool = False) -> Path:
     """Write the finished runs of an experiment's folder to a zip that did not exist, and return its path.
 
     Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that is free; what
-    lies in a pack of these already is left out. `notice` gets a line for each run that is left out, and why.
+    lies in a pack of these already is left out. Notice is told what is left out, and why. weights, whether the last
+    weights go with them, rounded to bfloat16.
     Raises: ConfigError where there is no run, one lies elsewhere than in `experiment/<scheme>/seed=<n>`, or the output
     exists.
     """
@@ -110,7 +111,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Notice) -> Pa
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     if strange := next((run for run in runs if run.path.parents[1] != experiment), None):
         raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
-    write_pack(output, runs, notice)
+    write_pack(output, runs, notice, weights)
     return output
 
 

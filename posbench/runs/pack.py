@@ -5,6 +5,7 @@
                                    the table of `posbench tune`, where the experiment has one
         metrics.parquet            one row a line of metrics.jsonl, with its run
         windows-<protocol>.parquet one row a window: the windows of all results, in the order of their headers
+        <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, where they were asked for
 
 Checkpoints are left out. Files that are alike in all runs stand together, so that they compress: as a zip of the run
 folders themselves the reference runs would be twice as large.
@@ -12,6 +13,7 @@ folders themselves the reference runs would be twice as large.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tune.py)
-INDEX, METRICS = "pack.json", "metrics.parquet"
+INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
 _RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]{1,9}")  # nothing that leads elsewhere than into the experiment's folder
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
@@ -53,7 +55,7 @@ class Pack:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, rates.
+        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights, rates.
 
         Raises: ConfigError.
         """
@@ -130,10 +132,23 @@ class PackedRun(Run):
         packed = (_key(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
         return sorted({*super().evaluated(), *packed})
 
+    @property
+    def weights_digest(self) -> str | None:
+        return self.pack.index["weights"].get(self.key)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.weights_digest is not None
+
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        raise ConfigError(
-            f"{self.pack.file} is a pack, which has results but no weights: use the run folders that it was packed from"
-        )
+        from safetensors.torch import load
+
+        if not self.has_weights or at_step not in (None, self.manifest.num_steps):
+            raise ConfigError(
+                f"{self.pack.file} is a pack that has results but no weights of step {at_step or 'last'}: use the run "
+                "folders that it was packed from, or a pack that was written with --weights"
+            )
+        return load(self.pack.read(f"{self.key}/{MODEL}"))
 
 
 def _key(header: dict[str, Any]) -> ResultKey:
@@ -168,12 +183,13 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object]) -> None:
+def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
     """Write finished runs of one experiment to a zip. `notice` gets a line for each result that is left out."""
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.tmp")
     with zipfile.ZipFile(beside, "w") as archive:
-        index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": {}}
+        digests = _add_weights(archive, runs) if weights else {}
+        index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
         if (rates := runs[0].path.parents[1] / RATES).is_file():
             index["rates"] = rates.read_text(encoding="utf-8")
         _add_runs(archive, runs, index, notice)
@@ -223,3 +239,17 @@ def _add_runs(
         tables[f"windows-{protocol}.parquet"] = joined
     for name, table in tables.items():
         archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, "brotli", 11))
+
+
+def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
+    """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
+    import torch
+    from safetensors.torch import save
+
+    digests = {}
+    for run in runs:
+        name = "/".join(run.path.parts[-2:])
+        content = save({each: tensor.to(torch.bfloat16) for each, tensor in run.load_weights().items()})
+        digests[name] = hashlib.sha256(content).hexdigest()
+        archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)
+    return digests

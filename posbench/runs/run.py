@@ -131,15 +131,18 @@ class Run:
     def results(self) -> tuple[list[Result], list[Damaged]]:
         """What `eval/` holds of a finished run: its results, and what is not one; both sorted by their keys.
 
-        A header must be of this result of this run, and of the weights that `load_model` reads.
+        A header must be of this result of this run, and of the weights that `load_model` reads or, in the folder of a
+        packed run, of those that the pack has rounded.
         """
         manifest, results, damaged = self.manifest, [], []
         for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
             file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
             try:
                 header = read_json(file.with_name(f"{key.stem}.json"))
-                weights = {"weights": manifest.weights} if key.step is None else {}
-                for name, value in (_origin(manifest, key) | weights).items():
+                expected = _origin(manifest, key)
+                if key.step is None and header["weights"] != self.weights_digest:
+                    expected["weights"] = manifest.weights
+                for name, value in expected.items():
                     if header.get(name) != value:
                         raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
                 results.append(Result(key, header, read_parquet(file.read_bytes())))
@@ -164,6 +167,11 @@ class Run:
     def evaluated(self) -> list[ResultKey]:
         """The results that there are by the names of their files, sorted: for an overview, nothing is checked."""
         return keys_in(self.path / "eval")
+
+    @property
+    def weights_digest(self) -> str | None:
+        """The digest of the weights that `load_model` reads."""
+        return self.manifest.weights
 
     @property
     def has_weights(self) -> bool:

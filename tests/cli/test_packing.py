@@ -32,10 +32,14 @@ def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, sh
 
 @pytest.mark.slow
 def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: Give, runs: Path) -> None:
-    assert posbench("pack", "demo").out.startswith("runs/demo.zip: ")
+    assert posbench("pack", "demo", "--weights").out.startswith("runs/demo.zip: ")
     assert "has no finished run to pack" in posbench("pack", "demo").error
     shutil.rmtree(runs / "demo")
     before = left(runs)
     assert posbench("report", "--output", "out").status == 0 and Path("out/report.md").is_file()
-    assert "has results but no weights" in posbench("sample", "demo/nope/seed=0").error
+    assert posbench("sample", "demo/nope/seed=0", "--tokens", "3").status == 0
+    assert posbench("export", "demo/nope/seed=0", "hf").status == 0
     assert left(runs) == before
+    said = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
+    assert said.status == 0 and "weights=bfloat16" in said.out
+    assert (runs / "demo/nope/seed=0/eval/fixed/64@weights=bfloat16.parquet").is_file()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -37,13 +40,26 @@ def zstandard(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
+def write_arrow(open_writer: Callable[..., pa.RecordBatchWriter]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as sink, open_writer(sink, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+
+    return write
+
+
 FORMATS = {
     "a.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + LINES),
     "a.json.gz": lambda path: path.write_bytes(gzip.compress(LINES)),
+    "a.jsonl.bz2": lambda path: path.write_bytes(bz2.compress(LINES)),
+    "a.jsonl.xz": lambda path: path.write_bytes(lzma.compress(LINES)),
     "a.jsonl.zst": lambda path: path.write_bytes(zstandard(LINES)),
     "A [1]*.PARQUET": lambda path: pq.write_table(TABLE, path, row_group_size=2),
     "a.csv": lambda path: pyarrow.csv.write_csv(TABLE, path),
     "a.tsv": lambda path: pyarrow.csv.write_csv(TABLE, path, pyarrow.csv.WriteOptions(delimiter="\t")),
+    "file.arrow": write_arrow(pa.ipc.new_file),
+    "stream.arrow": write_arrow(pa.ipc.new_stream),
+    "saved": lambda path: datasets.Dataset(TABLE).save_to_disk(path, num_shards=2),
 }
 
 
@@ -65,6 +81,7 @@ def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, 
         (tmp_path / name).write_bytes(gzip.compress(name.encode()) if name.endswith(".gz") else name.encode())
     config = files(path=tmp_path)
     assert documents(config)["train"] == ["a.txt", "b.txt", "deep/c.txt.gz"]
+    assert SOURCES["files"](config.data).skipped == {"no suffix": 1, ".png": 1}
     listed = files(path=[tmp_path / "b.txt", tmp_path / "*.txt", tmp_path / "**" / "*.gz", tmp_path / "LICENSE"])
     assert documents(listed)["train"] == ["b.txt", "a.txt", "deep/c.txt.gz", "LICENSE"]
 

@@ -16,9 +16,10 @@ from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment
+from posbench.sampling import Drawing, sample
 from posbench.training import train
 from tests.conftest import small_run
-from tests.runs.conftest import WORDS
+from tests.runs.conftest import WORDS, Evaluate
 
 
 def facts(run: Run) -> tuple[object, ...]:
@@ -63,6 +64,28 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path
     assert first.read_bytes() == content
     with pytest.raises(ConfigError, match="exists, and packs are never rewritten"):
         pack_experiment(runs / "demo", second, print)
+
+
+def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run, evaluate: Evaluate) -> None:
+    [loss] = [result.loss for result in evaluate(run, lengths=(64,), again=True)]
+    whole, text = run.load_model(), sample(run, "", 8, Drawing(0.0, None, 0)).text
+    plain = pack_experiment(runs / "demo", runs.parent / "plain.zip", pytest.fail)
+    pack_experiment(runs / "demo", None, pytest.fail, weights=True)
+    shutil.rmtree(runs / "demo")
+    packed = load_run(run.path)
+    assert packed.has_weights and not find_runs(plain)[0].has_weights
+    for ours, theirs in zip(packed.load_model().parameters(), whole.parameters(), strict=True):
+        assert (ours - theirs).abs().max() <= theirs.abs().max() / 256
+    assert len(sample(packed, "", 8, Drawing(0.0, None, 0)).text) == len(text)
+    [rounded] = [result.loss for result in evaluate(packed, lengths=(64,))]
+    assert rounded != loss and rounded == pytest.approx(loss, abs=0.01)
+    stored = {str(result.key): result for result in packed.results()[0]}
+    assert {"fixed at 64", "fixed at 64 under weights=bfloat16"} <= set(stored)
+    assert [each.path for each in find_runs(runs)] == [run.path, run.path.with_name("seed=1")]
+    with pytest.raises(ConfigError, match="has results but no weights"):
+        find_runs(plain)[0].load_model()
+    with pytest.raises(ConfigError, match="no weights of step 2"):
+        packed.load_model(at_step=2)
 
 
 def test_a_result_of_another_run_is_left_out(runs: Path) -> None:
