@@ -237,7 +237,7 @@ def onset(c: Comparison, look: Mapping[str, Any]) -> Figure:
         axes.axhline(ONSET, color=INK, linewidth=0.6)
         axes.set_title(scheme)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-    panels[len(panels) // 2].set_ylabel("order more than 32 tokens back is worth, nats/token")
+    panels[len(panels) // 2].set_ylabel("nats/token")
     panels[-1].set_xlabel("tokens trained on")
     return figure
 
