@@ -295,10 +295,9 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Change an option for this evaluation only, of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
-            "yarn_code (with factor=4; by default length / training length), base=1e6; or of the task: ignored=0.98. "
-            "Several values, separated by commas, are evaluated in turn (rescale=pi,yarn); repeat --under for several "
-            "options at once.",
+            help="Change an option for this evaluation only. Of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
+            "yarn_code (factor=4; default: length / training length), base=1e6. Of the task: ignored=0.98. Values "
+            "separated by commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
             show_default=False,
         ),
     ] = None,
@@ -423,10 +422,9 @@ def report(
     if against == "list":
         list_published(console())
         return
-    named: list[str | None] = [*dict.fromkeys(experiments or [])]
-    folders = [_experiment_folder(name, runs_dir) for name in named or [None]]
+    folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
     write_report(
-        folders,
+        list(dict.fromkeys(folders)),
         against=against,
         baseline=baseline,
         output=output,
@@ -441,13 +439,6 @@ def report(
         wandb=wandb,
         open_page=open_page,
     )
-
-
-def _experiment_folder(name: str | None, runs_dir: Path) -> Path:
-    folder = place_named(name, runs_dir) if name else only_experiment(runs_dir)
-    if folder.name.startswith("seed="):
-        raise ConfigError(f"{folder} is one run: give its experiment, {folder.parent.parent}")
-    return folder
 
 
 @app.command(name="ls")
@@ -535,9 +526,8 @@ def sample(
     for file in scheme_files or []:
         name_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
-        written = draw(run, prompt, tokens, drawing, scheme_changed)
-        say(f"{run.name}: {written.tokens} tokens, stopped {written.ended}")
-        results.out(prompt + written.text)
+        say(run.name)
+        results.out(prompt + draw(run, prompt, tokens, drawing, scheme_changed))
 
 
 @app.command()

@@ -278,11 +278,6 @@ class DataConfig(_Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
-            self.validation_fraction + self.test_fraction < 1,
-            f"data.validation_fraction={self.validation_fraction} and data.test_fraction={self.test_fraction} "
-            "leave no text to train on: lower them, together they must be below 1",
-        )
         if self.source == "files":
             _require(
                 (self.path is not None) != (self.train_path is not None),
@@ -443,7 +438,6 @@ class TrainConfig(_Group):
             "train.branch_tokens and train.trunk_tokens are counted in tokens: set train.steps=null and train.tokens",
         )
         self._check_whole("train.tokens", self.tokens)
-        _require(self.decay_ratio > 0, "train.decay_ratio=0 leaves branches without a decay: raise it")
         _require(
             sorted({*self.branch_tokens}) == self.branch_tokens and max(self.branch_tokens, default=0) < self.tokens,
             f"train.branch_tokens={self.branch_tokens} must be in ascending order, below the trunk's "

@@ -1,4 +1,4 @@
-"""`posbench ls`: what has become of every run, and what there is of it."""
+"""`posbench ls`: the state of every run, its loss, and what it was evaluated at."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""`posbench sample`: how a trained model continues a text. It only shows; the protocols of `posbench eval` measure.
+"""`posbench sample`: how a trained model continues a text. For a look; `posbench eval` measures.
 
 Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,17 +31,8 @@ class Drawing:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a model wrote."""
-
-    text: str  # without the prompt
-    tokens: int  # drawn
-    ended: str  # why it stopped, a phrase
-
-
-def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False) -> Sample:
-    """At most `tokens` tokens after BOS and the prompt, up to the end of the document.
+def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False) -> str:
+    """What the model writes after BOS and the prompt: at most `tokens` tokens, up to the end of the document.
 
     Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
     tokens.
@@ -49,22 +42,12 @@ def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed:
     given = [*([] if bos is None else [bos]), *tokenizer.encode(prompt, add_special_tokens=False).ids]
     if not given:
         raise ConfigError(f"{run.name} was trained on a task: give the beginning of a problem with --prompt")
-    length, ended = len(given) + tokens, f"after {tokens} tokens"
-    longest = model.scheme.longest
-    if longest is not None and length > longest:
-        length, ended = longest, f"at {longest} tokens, as far as the scheme is defined"
-        if len(given) >= longest:
-            raise ConfigError(
-                f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it"
-            )
-    drawn = []
-    for token in continued(model, torch.tensor([given]), length, drawing):
-        if token == bos:
-            ended = "where the model ended the document"
-            break
-        drawn.append(token)
-    text = tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
-    return Sample(text, len(drawn), ended)
+    longest = model.scheme.longest or math.inf
+    if len(given) >= longest:
+        raise ConfigError(f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it")
+    length = int(min(len(given) + tokens, longest))
+    drawn = list(takewhile(lambda token: token != bos, continued(model, torch.tensor([given]), length, drawing)))
+    return tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
 
 
 @torch.no_grad()

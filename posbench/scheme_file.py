@@ -78,9 +78,8 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     """
     file = split(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
-        beside = [path.name for path in file.path.parent.glob("*.py")]
         raise ConfigError(
-            f"{group}={kind}: there is no file {file.path}{nearest(file.path.name, beside)} (seen from {Path.cwd()}): "
+            f"{group}={kind}: there is no file {file.path} (seen from {Path.cwd()}): "
             f"give the path of a Python file and a class in it, such as {group}={_EXAMPLES[group]}"
         )
     if not file.class_name:

@@ -228,8 +228,8 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         row, _, seed = outcome.name.rpartition("/seed=")
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
         losses.setdefault(row, {})[seed] = loss
-    seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
     of_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
+    seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
     table = Table(
         f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False
     )

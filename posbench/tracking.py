@@ -6,8 +6,8 @@
     tracker.summary({"loss": 2.71})
     tracker.finish()
 
-The run folder is the truth, and the wandb run a view of it that never stops the run: what goes wrong here is said, and
-the run continues untracked. Offline is wandb's own business: WANDB_MODE chooses it, `wandb sync` uploads a recording.
+The run folder has everything; the wandb run is a copy of it. An error of wandb is printed, and the run continues
+untracked. Offline is wandb's own business: WANDB_MODE chooses it, `wandb sync` uploads a recording.
 A run that was killed logs the rows since its last checkpoint again when it is resumed. docs/experiments.md says what is
 found where.
 """
@@ -54,7 +54,7 @@ class Tracker:
         self._run = None
 
     def _ask(self, action: Callable[[], object]) -> None:
-        """Ask something of wandb; after its first error the run continues untracked."""
+        """Call wandb; after its first error the run continues untracked."""
         if self._run is None:
             return
         try:

@@ -109,7 +109,7 @@ REFUSED = {
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
     "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
     "--config-dir=own experiment=wrong": r"'experiment/wrong'.*'lrr' not in 'TrainConfig'",
-    "scheme=my_schem.py:Faded": r"no file my_schem\.py; did you mean 'my_scheme\.py'\? .*: give the path of a",
+    "scheme=my_schem.py:Faded": r"no file my_schem\.py .*: give the path of a",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
 }
 

@@ -20,7 +20,7 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
@@ -54,7 +54,6 @@ Notice = Callable[[str], None]
 
 SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "files": Files, "hub": Hub}
 WHOLE = "whole"  # a text that is scored and was not split
-FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
 _FORMAT = 3
 _MEASURED = 50  # documents by which is measured what a tokenizer loses
 _NOTICE_SECONDS = 10.0  # between lines about a long preparation
@@ -99,25 +98,16 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
-    total = sum(split.num_documents for split in corpus.splits.values())
-    counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
-    few = [f"{name} has {n} of {total:,} documents" for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]
+    """Warnings about held-out text that also occurs in train. Arguments: data, the name of the text."""
     shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
     much = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
-    lines = []
-    if few:
-        lines.append(
-            f"{' and '.join(few)}, so a loss there says little about other text: raise data.validation_fraction and "
-            "data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or give more documents"
-        )
-    if much:
-        lines.append(
-            f"{' and '.join(much)} also occur{'s' * (len(much) == 1)} in train (more than {WARN_ABOVE:.0%}), so a low "
-            "loss there is partly memory: remove copies of documents, or keep them in one split (posbench prepare "
-            "names the worst documents)"
-        )
-    return [f"warning: data={data}: {line}" for line in lines]
+    if not much:
+        return []
+    return [
+        f"warning: data={data}: {' and '.join(much)} also occur in train (more than {WARN_ABOVE:.0%}), so a low loss "
+        "there is partly memory: remove copies of documents, or keep them in one split (posbench prepare names the "
+        "worst documents)"
+    ]
 
 
 def _folder(config: Config, source: Source, held_out: bool) -> Path:
@@ -138,13 +128,7 @@ def _prepared(config: Config, notice: Notice, check: bool = False, held_out: boo
         return open_corpus(folder, check)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{folder}.lock")
-        try:
-            locked = lock.acquire(timeout=0)
-        except Timeout:
-            notice("another process is preparing this text: waiting for it")
-            locked = lock.acquire()
-        with locked, folder_beside(folder) as beside:
+        with FileLock(f"{folder}.lock"), folder_beside(folder) as beside:
             try:
                 return open_corpus(folder, check)  # made meanwhile
             except DamagedCorpusError as damage:

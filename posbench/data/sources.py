@@ -45,8 +45,8 @@ _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
     """The split of a document (UTF-8): each of `fractions` gets about its part of all documents, train the rest.
 
-    A hash of the text decides, so the split is the same on every machine and in any order of reading, and two copies of
-    a document never stand on both sides. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
+    A hash of the text decides, so the split is the same on every machine and in any order of reading, and copies of a
+    document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
     """
     draw = int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
     for name, fraction in fractions.items():

@@ -229,7 +229,7 @@ def _show_samples(run: Run, request: Request, number: int, console: Console) -> 
     split = Problems(run.config_under(request.under).data).splits[ACCURACY.split]
     model = run.load_model(request.under, request.at_step, request.scheme_changed)
     for length in request.lengths_of(ACCURACY, run.config, split):
-        console.out(f"\n{run.name} at {length} items; what it said wrongly stands in brackets before what is right")
+        console.out(f"\n{run.name} at {length} items; wrong answers are in brackets, before the right ones")
         for line in samples_of(model, split, length, run.config.evaluation, number):
             console.out(f"  {line}")
 

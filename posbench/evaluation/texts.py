@@ -10,7 +10,6 @@ from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap
 from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
-from posbench.machine.files import write_bytes
 from posbench.runs import Run
 
 Notice = Callable[[str], None]
@@ -49,11 +48,9 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
     The overlap of another text is the one with the text that the run was trained on; nothing where that is not at hand.
     Raises: ConfigError where the text or the tokenizer cannot be had.
     """
-    config, cache = (
-        run.config,
-        run.config.data.cache_dir,
-    )  # the recorded folder only where it exists: none is made there
-    config = replace(config, data=replace(config.data, cache_dir=cache if cache_folder(cache).is_dir() else None))
+    config, cache = run.config, run.config.data.cache_dir
+    if not cache_folder(cache).is_dir():  # a recorded folder that is gone is not made again
+        config = replace(config, data=replace(config.data, cache_dir=None))
     if data is None:
         return prepare(config, notice=notice)
     _ = run.tokenizer  # its own, or an error that says so
@@ -76,8 +73,4 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
     """A run's configuration with another text, cut by the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
-    file = run.path / "tokenizer.json"
-    if not file.exists():  # it is packed
-        write_bytes(file, run.content(file.name))
-    tokenizer = TokenizerConfig(kind="file", path=str(file))
-    return replace(config, data=text, tokenizer=tokenizer)
+    return replace(config, data=text, tokenizer=TokenizerConfig(kind="file", path=str(run.path / "tokenizer.json")))

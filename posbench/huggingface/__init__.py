@@ -7,14 +7,7 @@ import.
 
 from __future__ import annotations
 
-from posbench.config import ConfigError
-
-try:
-    from transformers import AutoConfig, AutoModelForCausalLM
-except ModuleNotFoundError as error:
-    raise ConfigError(
-        f"the package {error.name} is not installed: pip install -e '.[huggingface]' in the checkout"
-    ) from error
+from transformers import AutoConfig, AutoModelForCausalLM  # pip install -e '.[huggingface]' in the checkout
 
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.export import Export, export_model, export_run

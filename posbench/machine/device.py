@@ -115,7 +115,11 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
             )
         torch.cuda.init()  # so that its memory can be asked for before anything is in it
     if config.dtype == "auto":
-        dtype = torch.bfloat16 if is_fast_in_bfloat16(device) else torch.float32
+        if device.type == "cuda":
+            is_fast = torch.cuda.get_device_capability(device) >= (8, 0)  # from which on there are units for it
+        else:
+            is_fast = bfloat16_speedup() >= BFLOAT16_PAYS_FROM
+        dtype = torch.bfloat16 if is_fast else torch.float32
     else:
         dtype = getattr(torch, config.dtype)
     compiled = config.compile
@@ -144,13 +148,6 @@ def gpu_of_process(count: int) -> int:
             _held[gpu] = lock
             break
     return next(iter(_held), (int(worker[1]) - 1) % count)
-
-
-def is_fast_in_bfloat16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 have units of their own: CUDA from compute capability 8, CPUs by a trial."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bfloat16_speedup() >= BFLOAT16_PAYS_FROM
 
 
 @functools.cache

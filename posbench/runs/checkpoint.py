@@ -76,9 +76,10 @@ def save(
 
 
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
-    """Remove checkpoints behind `newest`, and those before the newest `keep` (two at least) but of steps `branching`.
+    """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) up to it.
 
-    A kill in between leaves a checkpoint whole, or under a name that is removed when the run is resumed.
+    Those of the steps `branching` stay. If the process is killed meanwhile, a checkpoint is whole, or has a name that
+    is removed when the run is resumed.
     """
     behind = [each for each in _folders(folder) if _step(each) > _step(newest)]
     old = [each for each in _folders(folder) if each not in behind][max(2, keep) :]

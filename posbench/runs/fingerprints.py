@@ -91,7 +91,7 @@ def continued(before: Fingerprints, now: Fingerprints) -> Fingerprints:
 
 
 def mixed(before: str | None, now: str) -> str:
-    """What a run was made with from its first step on: `now`, or `before+now` where it went on under something else."""
+    """The code that a run was trained by: `now`, or `before+now` where the code changed before it was resumed."""
     return now if before is None or before == now else before if before.endswith(f"+{now}") else f"{before}+{now}"
 
 

@@ -111,8 +111,7 @@ def parse(content: bytes, file: Path) -> Manifest:
             f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
             "checkpoint, or delete the folder"
         ) from error
-    remedy = "upgrade posbench" if number > FORMAT else "read the run with the posbench that wrote it"
-    raise ConfigError(f"{file} is of format {number}; this posbench reads format {FORMAT}: {remedy}")
+    raise ConfigError(f"{file} is of format {number}; this posbench reads format {FORMAT}: use the one that wrote it")
 
 
 def _known(kind: Any, content: dict[str, Any]) -> Any:

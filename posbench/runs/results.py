@@ -5,9 +5,9 @@
     eval/<protocol>/<length>@data=<name>.parquet  ... on another text than the run was trained on
     eval/<protocol>/<length>.json                 the header beside it: settings, means, and what it was made from
 
-A header names its run, the weights (their digest), the text and the tokenizer. A file that names another run or other
-weights than the run that it lies in was copied there, or is older than the weights: it is not a result, and
-`Run.results` names it.
+A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run or
+other weights than those of its run folder was copied from elsewhere or is out of date: `Run.results` does not use it,
+and says so.
 
 Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) over the sum of `targets`
 (tokens), never a mean of means.

@@ -32,7 +32,7 @@ import torch
 
 from posbench.config import Config
 from posbench.verify import measures
-from posbench.verify.gradients import gradients, learns
+from posbench.verify.gradients import gradients
 from posbench.verify.specimen import Specimen
 
 EXACT = 1e-12  # of float64 logits of size 1
@@ -64,7 +64,7 @@ PROPERTIES = (
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
-    Property("grad", learns, gradients, SLOPE),
+    Property("grad", lambda s: any(True for _ in s.wide.scheme.parameters()), gradients, SLOPE),
     Property("fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]),
     Property("bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]),
 )

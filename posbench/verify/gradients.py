@@ -21,17 +21,12 @@ from posbench.attention.kernels import COMPILED_FROM
 from posbench.model import Decoder
 from posbench.verify.specimen import VOCAB, Specimen, kind_of, set_kernel
 
-STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a kink that a step crosses is not there for a smaller one
+STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a kink that a larger one crosses
 # Of a gradient, times as many roundings as of a logit: it passes the model twice, and terms cancel. On a CPU, by every
 # scheme, weights that all share were measured to need up to 39 and 8 (fp32, bf16), what is learned up to 111 (FoX) and
 # 14 (learned frequencies).
 ALLOWANCE = {torch.float32: 8.0, torch.bfloat16: 4.0}
 FLOOR = 1.0  # of the mean size of gradients: smaller ones are held to it (what is added to all scores has none)
-
-
-def learns(specimen: Specimen) -> bool:
-    """Whether the scheme has parameters of its own."""
-    return any(True for _ in specimen.wide.scheme.parameters())
 
 
 def gradients(specimen: Specimen) -> tuple[float, str]:

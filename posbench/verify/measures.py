@@ -1,4 +1,4 @@
-"""How far a specimen is from what it should be: one function a certificate, each a number that is 0 at best."""
+"""The errors that certificates measure, one function each; 0 is perfect."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(leaky: Config, monke
     validation = measured["splits"]["validation"]
     assert validation["share"] == pytest.approx(expected, abs=0)
     assert measured["splits"]["test"]["share"] == 0
-    assert "warning: data=files: " in told[-1] and "of validation also occurs in train" in told[-1]
+    assert "warning: data=files: " in told[-1] and "of validation also occur in train" in told[-1]
     monkeypatch.setattr(overlap, "measure_overlap", None)
     assert prepare(leaky, notice=told.append).overlap == measured and len(told) == 1, "kept with the corpus"
     assert validation["documents_above"] == 1

@@ -1,7 +1,6 @@
 """What `posbench export` writes computes in transformers what the model computes here."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posbench.huggingface
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenizer import TOKENIZERS
-from posbench.huggingface import export_model, export_run
+from posbench.huggingface import export_model
 from posbench.model import build_model
-from posbench.runs import Run
 from posbench.verify.specimen import certificate_config, randomise
 from tests.rows import rows
 
@@ -124,12 +122,6 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "exported" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="exported is not an empty folder"):
         written(tmp_path, "nope")
-
-
-def test_the_working_folder_itself_is_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="give a folder in it, such as exported"):
-        export_run(Run(Path("run")), Path())
 
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):

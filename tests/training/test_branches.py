@@ -145,7 +145,6 @@ def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Ma
         (["train.branch_tokens=[2560]"], r"below the trunk's train\.tokens=2560"),
         (["train.branch_tokens=[256]"], r"decay of a run of 256 tokens would begin before the 2 steps of warm-up"),
         (["train.steps=20"], r"set train\.steps=null"),
-        (["train.decay_ratio=0"], r"decay_ratio=0"),
     ],
 )
 def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, given: list[str], says: str) -> None:

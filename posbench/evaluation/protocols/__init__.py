@@ -1,4 +1,4 @@
-"""The protocols by name. Each is one class; what is not of all protocols is asked of it.
+"""The protocols by name. Each is a class that scores, and says how its scores are stored, printed and reported.
 
 validation      the final held-out loss at the training length (training writes it)
 fixed           the same targets at every length, only the left context grows
