@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     """Give a command in `tmp_path/here`."""
     here = tmp_path / "here"
     here.mkdir()
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # `--info` leaves a handler to this test's closed stdout
     monkeypatch.chdir(here)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("COLUMNS", "200")

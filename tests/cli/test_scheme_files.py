@@ -45,6 +45,7 @@ def of(scheme: str = "faded", seed: int = 0) -> Run:
     return Run(Path("runs/mine") / scheme / f"seed={seed}")
 
 
+@pytest.mark.slow
 def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
     posbench: Give, faded: Path, short: list[str]
 ) -> None:
