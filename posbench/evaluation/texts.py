@@ -10,6 +10,7 @@ from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap
 from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
+from posbench.machine.files import write_bytes
 from posbench.runs import Run
 
 Notice = Callable[[str], None]
@@ -73,4 +74,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
     """A run's configuration with another text, cut by the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
-    return replace(config, data=text, tokenizer=TokenizerConfig(kind="file", path=str(run.path / "tokenizer.json")))
+    file = run.path / "tokenizer.json"
+    if not file.exists():  # it is packed
+        write_bytes(file, run.content(file.name))
+    return replace(config, data=text, tokenizer=TokenizerConfig(kind="file", path=str(file)))
