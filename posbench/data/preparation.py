@@ -53,6 +53,7 @@ from posbench.machine.files import folder_beside, publish_folder
 Notice = Callable[[str], None]
 
 SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "files": Files, "hub": Hub}
+FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
 WHOLE = "whole"  # a text that is scored and was not split
 _FORMAT = 3
 _MEASURED = 50  # documents by which is measured what a tokenizer loses
@@ -98,16 +99,22 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Warnings about held-out text that also occurs in train. Arguments: data, the name of the text."""
+    """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
+    total, lines = sum(split.num_documents for split in corpus.splits.values()), []
+    counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
+    if few := [f"{name} has {n} of {total:,} documents" for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
+        lines.append(
+            f"{' and '.join(few)}, so a loss there says little about other text: raise data.validation_fraction and "
+            "data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or give more documents"
+        )
     shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
     much = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
-    if not much:
-        return []
-    return [
-        f"warning: data={data}: {' and '.join(much)} also occur in train (more than {WARN_ABOVE:.0%}), so a low loss "
-        "there is partly memory: remove copies of documents, or keep them in one split (posbench prepare names the "
-        "worst documents)"
-    ]
+    if much:
+        lines.append(
+            f"{' and '.join(much)} also occur in train (more than {WARN_ABOVE:.0%}), so a low loss there is partly "
+            "memory: remove copies of documents, or keep them in one split (posbench prepare names the worst documents)"
+        )
+    return [f"warning: data={data}: {line}" for line in lines]
 
 
 def _folder(config: Config, source: Source, held_out: bool) -> Path:

@@ -150,6 +150,17 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
+def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, told: list[str]) -> None:
+    for n in range(13):
+        (tmp_path / f"{n}.txt").write_text(prose(n))
+    corpus = prepare(
+        files("data.validation_fraction=0.1", "data.test_fraction=0.25", path=tmp_path), notice=told.append
+    )
+    assert (corpus.validation.num_documents, corpus.test.num_documents) == (1, 5)
+    assert "warning: data=files: validation has 1 of 13 documents, so" in told[-1]
+    assert "data.validation_fraction" in told[-1] and "data.cut_bytes" in told[-1] and "test has" not in told[-1]
+
+
 def test_a_split_without_documents_is_refused(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
     (tmp_path / "one.txt").write_text(prose(1))
     with pytest.raises(ConfigError, match=r"there is no \w+ text in 1 documents.*data\.cut_bytes=100000"):
