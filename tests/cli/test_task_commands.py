@@ -43,7 +43,7 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
         r"my_task\.py has changed since .* add --scheme-changed", posbench("eval", "sums", "-l", "7").refusal
     )
     assert "sums: accuracy" in posbench("eval", "sums", "--length", "7", "--scheme-changed").out
-    assert "data=my_task.py:Summs" in posbench("train", "data=my_task.py:Summs", *SMALL).refusal
+    assert "did you mean 'Sums'" in posbench("train", "data=my_task.py:Summs", *SMALL).refusal
     assert "did you mean 'base'" in posbench("train", "data=my_task.py:Sums", "data.bass=3", *SMALL).refusal
 
 
@@ -92,7 +92,7 @@ def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> N
     assert "token cache" not in posbench("plan", *words).out
     assert posbench("bench", "--schemes", "nope", "--rounds", "1", "--steps", "1", *words[:1], *SMALL).status == 0
     assert posbench("sample", "copy", "--prompt", "a b =").out.startswith("a b =")
-    assert "give the beginning of a problem" in posbench("sample", "copy").refusal
+    assert "give the beginning of a problem" in posbench("sample", "copy").error
     assert "cannot be scored on text" in posbench("eval", "copy", "--data", "stdlib").refusal
     assert "nothing to prepare" in posbench("prepare", "data=copy").refusal
     assert posbench("export", "copy/qk_rope/seed=0", "exported").status == 0

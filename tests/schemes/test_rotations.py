@@ -180,7 +180,7 @@ def test_the_temperature_multiplies_q_and_nothing_else(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESCALINGS)
-@pytest.mark.parametrize("row", ["rope_nope_interleaved"])  # its last layers do not rotate
+@pytest.mark.parametrize("row", ["qkvo_rope"])
 def test_certificates_hold_under_every_rescaling(row, name):
     words = ["model.num_layers=1", f"scheme.rescale={name}"] + (["scheme.factor=4"] if name != "dynamic_ntk" else [])
     certificate = certify(certificate_config(row, words))
