@@ -18,7 +18,7 @@ seeds chooses each scheme's rate (0: it is known), and fresh seeds are scored at
 runs in runs/reference; in two-point mixtures it is LATE nats worse, besides, with a probability that is half as large
 again at the rates beside the best. Where runs of one scheme split so, fewer than five seeds decide nothing.
 
-- false decision: any pair is told apart.
+- false decision: any pair is called different.
 - intervals over seeds of a loss, and of the gap of two schemes at one rate: how often they hold the truth.
 """
 

@@ -79,7 +79,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     file = split(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
         raise ConfigError(
-            f"{group}={kind}: there is no file {file.path} (seen from {Path.cwd()}): "
+            f"{group}={kind}: there is no file {file.path} (from {Path.cwd()}): "
             f"give the path of a Python file and a class in it, such as {group}={_EXAMPLES[group]}"
         )
     if not file.class_name:

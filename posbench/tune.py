@@ -69,7 +69,7 @@ def tune(
 ) -> dict[Path, pd.DataFrame]:
     """Train the pilots that are missing, print and store the tables, and return them by the experiments' folders.
 
-    Arguments: words, as after `posbench train -m`; job, what trains a run; say, told what a sweep will run;
+    Arguments: words, as after `posbench train -m`; job, what trains a run; say, called with what a sweep will run;
     fraction, the part of the train documents that pilots are scored on; seeds, of pilots, whose mean losses choose.
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """

@@ -102,8 +102,8 @@ def compare(
 def allowance(pairs: pd.DataFrame, pilots: int) -> float:
     """What a wrong choice of learning rates may cost, nats a token: the median spread of a difference over seeds.
 
-    Divided by the root of the number of pilot seeds. Without it equal schemes are told apart in 15 to 27 % of tables of
-    5 and 8 seeds, because one pilot seed often takes the rate beside the best (`benchmarks.calibration`).
+    Divided by the root of the number of pilot seeds. Without it equal schemes are called different in 15 to 27 % of
+    tables of 5 and 8 seeds, because one pilot seed often takes the rate beside the best (`benchmarks.calibration`).
     """
     return float(np.nanmedian(pairs["sd"])) / math.sqrt(pilots) if pilots and pairs["sd"].notna().any() else 0.0
 
