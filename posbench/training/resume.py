@@ -1,4 +1,4 @@
-"""Resuming: from the run's newest checkpoint, or from its trunk's where a branch begins.
+"""How a run begins: its manifest, and resuming from its newest checkpoint, or from its trunk's where a branch begins.
 
 The files of a checkpoint are those of `posbench.runs.checkpoint`. `LoopState` is what the loop keeps in one beside
 weights and moments.
@@ -11,19 +11,24 @@ first step: weights, moments and rows of metrics (but for times).
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posbench import scheme_file
+from posbench import __version__, runs, scheme_file
 from posbench.config import Config, ConfigError
-from posbench.data import Dataset
+from posbench.data import Dataset, Problems
 from posbench.machine.device import Device
-from posbench.runs import DIED, FINISHED, DamagedFile, Manifest, Run, checkpoint, fingerprints
+from posbench.model import Decoder
+from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
+from posbench.runs.manifest import Fingerprints
+from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.step import Died, TrainingStep
 
 Say = Callable[[str], None]  # prints one line to the user
@@ -96,6 +101,57 @@ class LoopState:
             setattr(self, name, saved.get(name, getattr(self, name)))
 
 
+def now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def first_manifest(
+    config: Config, corpus: Dataset, model: Decoder, device: Device, before: Manifest | None
+) -> Manifest:
+    """What `run.json` says of a run before its first step. `model` holds the initial weights.
+
+    A run that was cut off keeps when it began, and its wandb run.
+    """
+    identity = fingerprints.identity(config, device.describe())
+    entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
+    has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
+    commit = fingerprints.commit()
+    return Manifest(
+        format=runs.FORMAT,
+        status=runs.RUNNING,
+        experiment=config.experiment_name,
+        scheme=config.scheme.name,
+        seed=config.seed,
+        vocab_size=corpus.vocab_size,
+        num_parameters={
+            **num_parameters(config, entries),
+            "scheme": sum(p.numel() for p in model.scheme.parameters()),
+        },
+        is_relative=bool(model.scheme.is_relative),
+        fingerprints=Fingerprints(
+            data=corpus.fingerprint,
+            tokenizer=corpus.tokenizer_fingerprint,
+            config=fingerprints.config_fingerprint(identity),
+            code=fingerprints.code_fingerprint(),
+            initial_weights=fingerprints.weights_fingerprints(model),
+        ),
+        identity=identity,
+        versions={
+            **{"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
+            **({} if commit is None else {"commit": commit}),
+        },
+        device=device.describe(),
+        num_steps=config.train.num_steps,
+        tokens=tokens,
+        text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
+        training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
+        started=now() if before is None else before.started,
+        wandb=None if before is None else before.wandb,
+        scheme_files=scheme_file.recorded_files(config.class_mappings),
+    )
+
+
 def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, say: Say) -> Manifest | None:
     """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
 
@@ -115,7 +171,7 @@ def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, s
     prints = before.fingerprints
     recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files)
     changes = fingerprints.differences(recorded, facts)
-    has_ended = before.status in (FINISHED, DIED)
+    has_ended = before.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not run.has_weights:
         return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
     if changes:
@@ -125,7 +181,7 @@ def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, s
             f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
-    if before.status == DIED and before.skipped_steps > config.train.max_skipped_steps:
+    if before.status == runs.DIED and before.skipped_steps > config.train.max_skipped_steps:
         raise Died(
             f"it died earlier: {before.reason}. Train it under another name (experiment_name=...), or delete "
             f"{run.path}; train.max_skipped_steps={before.skipped_steps} or more resumes its last checkpoint"

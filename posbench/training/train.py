@@ -17,12 +17,10 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +28,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from posbench import __version__, runs, scheme_file
+from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
 from posbench.console import RunBar
 from posbench.console import console as new_console
@@ -39,21 +37,22 @@ from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, protocol_named
 from posbench.evaluation.protocols.order import worth_beyond_near
-from posbench.machine.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
+from posbench.machine.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.files import locked, write_text
 from posbench.machine.signals import StopSignals
-from posbench.model import Decoder, build_model, checked_scheme
+from posbench.model import build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
-from posbench.runs.manifest import Costs, Fingerprints
+from posbench.runs.manifest import Costs
 from posbench.runs.results import ResultKey, perplexity
-from posbench.size import num_parameters, training_flops_per_token
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, joined_processes
 from posbench.training.resume import (
     LoopState,
     Say,
+    first_manifest,
     manifest_before,
+    now,
     say_what_changed,
     take_over,
     trunk_checkpoint,
@@ -104,7 +103,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                 batches = _batches_of(config, corpus)
                 model = build_model(config, corpus.vocab_size, scheme)
                 manifest = processes.broadcast(
-                    _first_manifest(config, corpus, model, device, before) if processes.is_first else None
+                    first_manifest(config, corpus, model, device, before) if processes.is_first else None
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
@@ -149,57 +148,6 @@ def _batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
     if isinstance(corpus, Problems):
         return ProblemBatches(corpus, train.batch_size, config.seed)
     return Batches(corpus.train, train.context_length, train.batch_size, config.seed)
-
-
-def _first_manifest(
-    config: Config, corpus: Dataset, model: Decoder, device: Device, before: Manifest | None
-) -> Manifest:
-    """What `run.json` says of a run before its first step. `model` holds the initial weights.
-
-    A run that was cut off keeps when it began, and its wandb run.
-    """
-    identity = fingerprints.identity(config, device.describe())
-    entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
-    has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
-    commit = fingerprints.commit()
-    return Manifest(
-        format=runs.FORMAT,
-        status=runs.RUNNING,
-        experiment=config.experiment_name,
-        scheme=config.scheme.name,
-        seed=config.seed,
-        vocab_size=corpus.vocab_size,
-        num_parameters={
-            **num_parameters(config, entries),
-            "scheme": sum(p.numel() for p in model.scheme.parameters()),
-        },
-        is_relative=bool(model.scheme.is_relative),
-        fingerprints=Fingerprints(
-            data=corpus.fingerprint,
-            tokenizer=corpus.tokenizer_fingerprint,
-            config=fingerprints.config_fingerprint(identity),
-            code=fingerprints.code_fingerprint(),
-            initial_weights=fingerprints.weights_fingerprints(model),
-        ),
-        identity=identity,
-        versions={
-            **{"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
-            **({} if commit is None else {"commit": commit}),
-        },
-        device=device.describe(),
-        num_steps=config.train.num_steps,
-        tokens=tokens,
-        text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
-        training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
-        started=_now() if before is None else before.started,
-        wandb=None if before is None else before.wandb,
-        scheme_files=scheme_file.recorded_files(config.class_mappings),
-    )
-
-
-def _now() -> str:
-    """The time, UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Training:
@@ -454,7 +402,7 @@ class Training:
                 peak_memory_bytes=peak_memory_bytes,
                 first_step_seconds=round(state.first_step_seconds, 2),
             ),
-            ended=_now(),
+            ended=now(),
             weights=weights,
             fingerprints=replace(self.manifest.fingerprints, batches=state.batches[:16]),
             loss=loss,
@@ -499,7 +447,7 @@ class Training:
                     self.run.update_manifest(
                         status=runs.DIED if isinstance(error, Died) else runs.STOPPED,
                         reason=str(error) or type(error).__name__,
-                        ended=_now(),
+                        ended=now(),
                         skipped_steps=self.state.skipped_steps,
                     )
             raise
