@@ -7,6 +7,7 @@ from posbench.runs.results import perplexity
 from tests.conftest import small_run
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_evaluated_and_reported(documents, cache, tmp_path, capsys):
     words = small_run(documents, cache, tmp_path / "runs")
     run = posbench.train(posbench.compose(words), quiet=True)

@@ -139,6 +139,7 @@ def test_without_a_key_or_a_server_it_records_offline(
         assert run.manifest.wandb is not None and run.manifest.wandb["mode"] == "offline"
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
     config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, dtype", [*((name, torch.float32) for name in ROWS), ("linear_qk_rope", torch.bfloat16)])
+@pytest.mark.parametrize("name, dtype", [("decay_vo_rope", torch.float32), ("linear_qk_rope", torch.bfloat16)])
 def test_a_block_in_one_graph_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype):
     torch.compiler.reset()
     model = built(name)

@@ -28,9 +28,15 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
 ) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="pip install .[cluster]")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(Path("of-wandb").resolve()))
     get_reusable_executor().shutdown()  # its workers keep the folder that they were started in
-    words = [word for word in short if "launcher" not in word] + ["-m", f"hydra/launcher={launcher}"]
-    words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    words = [word for word in short if "launcher" not in word and "tracking" not in word] + [
+        "-m",
+        f"hydra/launcher={launcher}",
+    ]
+    words += ["hydra.launcher.n_jobs=2", "tracking=wandb"] if launcher == "joblib" else []
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/wrong.yaml").write_text("name: wrong\nkind: rotary\nsites: [z]\n")
     said = posbench("train", *words, "--config-dir=own", "scheme=nope,wrong,vo_rope", "seed=0")
@@ -43,6 +49,7 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     }
     if launcher != "joblib":
         return
+    assert said.error.count("wandb sync") == 1, "how to upload is said once a sweep"
     before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
     assert posbench("train", *words, "seed=0", "scheme=nope,vo_rope,alibi").status == 0
     assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == before
@@ -127,16 +134,3 @@ def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pyt
     monkeypatch.setattr("posbench.sweep.run_application", lambda name, words, *rest: given.append(words) or [])
     posbench("train", "-m", "--jobs", "3", "seed=0,1")
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
-
-
-@pytest.mark.slow
-def test_how_to_upload_is_said_once_a_sweep(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("CACHE", "CONFIG", "DATA"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "of-wandb"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = [word for word in short if not word.startswith(("tracking", "hydra"))]
-    said = posbench("train", "-m", "--jobs", "2", "seed=0,1", "scheme=nope", "tracking=wandb", *words)
-    assert said.status == 0 and said.error.count("wandb sync") == 1, said.error

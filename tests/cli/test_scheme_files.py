@@ -1,9 +1,6 @@
 """A scheme of one's own is one file: trained, resumed, evaluated, sampled; and what somebody else's runs may import."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,13 +110,3 @@ def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench: Give, fa
         command = ["train", "scheme=ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
         assert re.search(says, posbench(*command).refusal), text
     assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_workers_find_the_file(faded: Path, words: list[str]) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-m", "posbench", "train", *words, "scheme=ideas/faded.py:Faded"]
-    command += ["-m", "--jobs", "2", "seed=0,1", "experiment_name=mine", "runs_dir=runs"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert of().is_finished and Run(Path("runs/mine/faded/seed=1")).is_finished

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from posbench import compose, load_run, results, scheme_file
+from posbench import compose, load_run, results, scheme_file, tune
 from posbench.machine.signals import Stopped
 from posbench.runs import Run
 from posbench.training import train
@@ -112,7 +112,8 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give) -> None:
+def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "MOST_WIDER", 0)
     words = ["data=copy,reverse", "scheme=nope", "experiment_name=${data.name}", "runs_dir=runs/both", *SMALL]
     said = posbench("tune", *words, "--seeds", "2")
     assert said.status == 0 and said.out.count("nats/answer, on problems whose accuracy is not scored") == 2

@@ -263,16 +263,10 @@ def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
 
 
 @pytest.mark.slow
-def test_the_standard_library_has_no_tables_and_hardly_a_copy_across_its_splits() -> None:
-    config = posbench.compose(["data=stdlib", "tokenizer=bytes"])
-    corpus = prepare(config, quiet=True)
-    held_out = (corpus.validation.num_documents, corpus.test.num_documents)
-    assert corpus.train.num_documents > 300 and min(held_out) > 10  # Debian's Python lacks the library's tests: 19
-    for split in ("validation", "test"):
-        measured = corpus.overlap["splits"][split]
-        assert measured["grams"] > 1000 and measured["share"] < 0.01, measured
-    source = StandardLibrary(config.data)
+def test_the_standard_library_has_no_tables() -> None:
+    source = StandardLibrary(posbench.compose(["data=stdlib"]).data)
     texts = {text for texts in source.streams().values() for text in texts}
+    assert len(texts) > 300
     assert (source.root / "argparse.py").read_text(encoding="utf-8") in texts
     for table in ("html/entities.py", "encodings/cp437.py"):
         assert (source.root / table).read_text(encoding="utf-8") not in texts

@@ -73,6 +73,7 @@ def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of
     assert all(words in demo and words not in mine for words in ("Eleven position schemes", "kexue.fm"))
 
 
+@pytest.mark.slow
 def test_the_first_screen_is_a_paragraph_a_picture_and_a_table(full: Path) -> None:
     blocks = (full / "report.md").read_text().split("\n\n")
     assert blocks[0] == "# posbench: demo" and "4 seeds" in blocks[1]
@@ -81,6 +82,7 @@ def test_the_first_screen_is_a_paragraph_a_picture_and_a_table(full: Path) -> No
     assert blocks[3].startswith("![") and blocks[4].startswith("scheme | group | loss | gap to qk_rope | verdict\n")
 
 
+@pytest.mark.slow
 def test_every_section_and_picture_is_there(full: Path) -> None:
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
@@ -94,6 +96,7 @@ def test_every_section_and_picture_is_there(full: Path) -> None:
     assert page.count("<table>") == page.count('<div class="scroll"><table>') == text.count("\n:-- |")
 
 
+@pytest.mark.slow
 def test_latex_tables_are_tabulars_with_captions(full: Path) -> None:
     text = (full / "latex" / "loss.tex").read_text()
     assert r"\begin{tabular}{lrrrr}" in text and r"\caption{Loss on held-out text" in text and r"qkvo\_rope" in text
@@ -110,6 +113,7 @@ def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(own: Path, 
     assert f"| {each}\n" in text and "2 of 3 schemes" not in shown
 
 
+@pytest.mark.slow
 def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path: Path) -> None:
     starts = {"qk_rope": [200, 250, 300, 350], "qkvo_rope": [200, 250, 500, 500], "nope": [500] * 4, "alibi": [100] * 4}
     for scheme, of_seeds in starts.items():
@@ -176,6 +180,7 @@ def test_what_is_special_about_runs_is_said_in_the_table(own: Path, tmp_path: Pa
     assert "scheme | seeds | group" in text and "alibi | 3 |" in text, "schemes have unlike numbers of seeds"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):

@@ -273,6 +273,7 @@ def own(name):
     return ["nope", f"scheme.name={name.lower()}", f"scheme.kind={trial(name).kind}"]
 
 
+@pytest.mark.slow
 def test_verify_takes_names_and_overrides_and_prints_a_row_each(console):
     assert verify(["vo_rope", "cope", "model.num_layers=1"], console)
     lines = console.file.getvalue().splitlines()
