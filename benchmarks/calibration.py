@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 import posbench
-from posbench.reporting.statistics import ENOUGH_SEEDS, LEVEL, SIGNS, document_error, holm, interval, sign_test
+from posbench.reporting.statistics import ENOUGH_SEEDS, LEVEL, MARGIN, SIGNS, document_error, holm, interval, sign_test
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS = 11, (3, 5, 8)
@@ -122,6 +122,13 @@ def curves() -> Floats:
     return np.array([row for row in beside if None not in row]) - pilots.min(axis=1).to_numpy()[:, None]
 
 
+def middle(losses: Floats) -> NDArray[np.int64]:
+    """The choice of `best_rate` among the last axis."""
+    near = losses <= losses.min(-1, keepdims=True) + MARGIN
+    count = near.cumsum(-1)
+    return (near & (count == (count[..., -1:] + 1) // 2)).argmax(-1)
+
+
 def procedure(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
     """... of the whole procedure."""
     pool, lost = residuals(), curves()
@@ -139,7 +146,7 @@ def procedure(trials: int, random: np.random.Generator) -> Iterator[tuple[str, s
                 chosen = np.ones((trials, 6), np.int64)
                 if pilots:
                     losses, _ = runs((trials, pilots, 6, 3), np.arange(3))
-                    chosen = (curve[:, None] + losses.mean(1)).argmin(-1)  # [trials, schemes]
+                    chosen = middle(curve[:, None] + losses.mean(1))  # [trials, schemes]
                 losses, is_late = runs((trials, seeds, 6), chosen[:, None])
                 losses += np.take_along_axis(curve, chosen, 1)[:, None]
                 apart = told_apart(np.stack([losses[..., b] - losses[..., a] for a, b in PAIRS], -1), pilots)

@@ -26,6 +26,7 @@ from posbench.config import Config, ConfigError
 from posbench.console import plain_table
 from posbench.evaluation.protocols import ACCURACY
 from posbench.machine.files import write_text
+from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
 from posbench.runs import DIED, FINISHED, Run, state_of
 from posbench.runs.pack import RATES
@@ -100,11 +101,6 @@ def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]
             near = [(scheme, rates) for scheme, rates in losses.items() if edge in rates]
             wanted[rate] = [s for s, rates in near if not rates[edge] > min(rates.values()) + HOPELESS]
     return wanted
-
-
-def best_rate(rates: Rates) -> float:
-    """The rate of the lowest loss; of equal ones the lowest rate."""
-    return min(sorted(rates), key=lambda lr: rates[lr])
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:

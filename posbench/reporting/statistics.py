@@ -124,6 +124,17 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
     return row | {"sd": sd, "p": float(2 * stdtr(freedom, -t)), "p_equal": float(stdtr(freedom, -t_equal))}
 
 
+def best_rate(losses: Mapping[float, float]) -> float:
+    """The learning rate that pilots choose: the middle one of those whose loss is within MARGIN of the lowest.
+
+    So a rate at the end of a range in which all solve a task is not taken for its digits. Of two in the middle the lower;
+    the lowest of all where every pilot died. Arguments: losses, nats by rate, infinite where a pilot died.
+    """
+    lowest = min(losses.values())
+    near = sorted(lr for lr, loss in losses.items() if loss <= lowest + MARGIN)
+    return near[(len(near) - 1) // 2] if math.isfinite(lowest) else near[0]
+
+
 def sign_test(difference: Floats) -> float:
     """The two-sided p of as many positive (or negative) values among those that are not 0; 1 without such values."""
     more, count = max((difference > 0).sum(), (difference < 0).sum()), int((difference != 0).sum())

@@ -13,7 +13,7 @@ import pandas as pd
 
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Agreement
-from posbench.reporting.statistics import decided, flip_test, interval, letters, verdict
+from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
 from posbench.units import short_count, short_length
 
 DASH = "–"
@@ -203,7 +203,7 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):
         tried = of.set_index("train.lr")
-        best: Any = tried["loss"].fillna(math.inf).idxmin()
+        best = best_rate(tried["loss"].fillna(math.inf).to_dict())
         grid = rates.loc[rates["experiment"] == experiment, "train.lr"]
         edge = " (edge)" if best in (grid.min(), grid.max()) else ""
         row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from posbench import compose, load_run, results
 from posbench.data import Corpus, prepare
+from posbench.reporting.statistics import best_rate
 from posbench.tune import tune, wider_rates
 from tests.cli.commands import Give
 
@@ -127,3 +128,10 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
         tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
     assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]
     assert table() == {"nope": {5e-4: -5e-4, 1e-3: -1e-3, 2e-3: -2e-3}}
+
+
+def test_of_rates_that_do_as_well_the_middle_one_is_the_best() -> None:
+    assert best_rate({1.0: 2.0, 2.0: 1.5, 4.0: 1.52}) == 2.0
+    assert best_rate({1.0: 2e-3, 2.0: 1e-5, 4.0: 1e-9, 8.0: 0.5}) == 2.0, "not the last of those that solve a task"
+    assert best_rate({8.0: 1e-3, 1.0: 2e-3, 4.0: 0.0, 2.0: 1e-5}) == 2.0, "of two in the middle the lower"
+    assert best_rate({1.0: math.inf, 2.0: math.inf}) == 1.0
