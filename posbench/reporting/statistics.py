@@ -127,8 +127,8 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 def best_rate(losses: Mapping[float, float]) -> float:
     """The learning rate that pilots choose: the middle one of those whose loss is within MARGIN of the lowest.
 
-    So a rate at the end of a range in which all solve a task is not taken for its digits. Of two in the middle the lower;
-    the lowest of all where every pilot died. Arguments: losses, nats by rate, infinite where a pilot died.
+    So a rate at the end of a range in which all solve a task is not taken for its digits. Of two in the middle the
+    lower; the lowest of all where every pilot died. Arguments: losses, nats by rate, infinite where a pilot died.
     """
     lowest = min(losses.values())
     near = sorted(lr for lr, loss in losses.items() if loss <= lowest + MARGIN)

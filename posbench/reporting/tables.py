@@ -203,7 +203,7 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):
         tried = of.set_index("train.lr")
-        best = best_rate(tried["loss"].fillna(math.inf).to_dict())
+        best = best_rate(dict(zip(of["train.lr"], of["loss"].fillna(math.inf), strict=True)))
         grid = rates.loc[rates["experiment"] == experiment, "train.lr"]
         edge = " (edge)" if best in (grid.min(), grid.max()) else ""
         row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}

@@ -123,11 +123,11 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posbench.tune.run_application", train)
-    monkeypatch.setattr("posbench.tune._loss", lambda runs: -float(runs[0].path.parts[-3].removeprefix("lr=")))
+    monkeypatch.setattr("posbench.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr=")))
     with pytest.raises(KeyboardInterrupt):
         tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
     assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]
-    assert table() == {"nope": {5e-4: -5e-4, 1e-3: -1e-3, 2e-3: -2e-3}}
+    assert table() == {"nope": {5e-4: -0.05, 1e-3: -0.1, 2e-3: -0.2}}
 
 
 def test_of_rates_that_do_as_well_the_middle_one_is_the_best() -> None:

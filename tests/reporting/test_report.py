@@ -143,7 +143,7 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
 ) -> None:
     rate = float(posbench.results(own)["train.lr"].iloc[0])
     rows = [
-        {"scheme": scheme, "train.lr": tried, "loss": abs(tried - factor * rate), "status": "finished", "seeds": 2}
+        {"scheme": scheme, "train.lr": tried, "loss": 1000 * abs(tried - factor * rate), "status": "finished", "seeds": 2}
         for scheme in ("qk_rope", "qkvo_rope", "nope", "alibi")
         for tried in (rate / 2, rate, rate * 2, rate * 4)
     ]
@@ -152,7 +152,7 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     said = comparison(own)
     assert said.pilots == pilots and ("Only what is beyond" in text) == bool(pilots)
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
-    assert f"nope | {factor * rate:g} | 0.0000 | {abs(factor * rate / 2):.4f}" in text
+    assert f"nope | {factor * rate:g} | 0.0000 | {500 * factor * rate:.4f}" in text
 
 
 @pytest.mark.usefixtures("undrawn")
