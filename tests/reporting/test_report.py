@@ -143,7 +143,13 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
 ) -> None:
     rate = float(posbench.results(own)["train.lr"].iloc[0])
     rows = [
-        {"scheme": scheme, "train.lr": tried, "loss": 1000 * abs(tried - factor * rate), "status": "finished", "seeds": 2}
+        {
+            "scheme": scheme,
+            "train.lr": tried,
+            "loss": 1000 * abs(tried - factor * rate),
+            "status": "finished",
+            "seeds": 2,
+        }
         for scheme in ("qk_rope", "qkvo_rope", "nope", "alibi")
         for tried in (rate / 2, rate, rate * 2, rate * 4)
     ]
