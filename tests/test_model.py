@@ -104,7 +104,7 @@ def test_a_vocabulary_larger_than_the_table_is_refused():
 
 @pytest.mark.slow
 def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
-    """At the demo's shape and a length that is no multiple of a block; q and k as the projection lays them out.
+    """At the demo's width, with a length that is no multiple of attention's query block.
 
     torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
     """
