@@ -7,7 +7,14 @@ import.
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModelForCausalLM  # pip install -e '.[huggingface]' in the checkout
+from posbench.config import ConfigError
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"the package {error.name} is not installed: pip install -e '.[huggingface]' in the checkout"
+    ) from error
 
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.export import Export, export_model, export_run
