@@ -385,8 +385,8 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     Arguments: runs, a part of the summary; the column `trained_at` is their own rate.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
-    for folder, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
-        if text := rates_of(folder):
+    for _, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
+        if text := rates_of(run_at(of["path"].iloc[0])):
             own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
             pilots = pd.read_csv(io.StringIO(text)).merge(own, on="scheme")
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))

@@ -19,7 +19,16 @@ import pandas as pd
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.reporting.published import Published
-from posbench.reporting.statistics import ENOUGH_SEEDS, FEWEST_SEEDS, MARGIN, Floats, compare, document_error, interval
+from posbench.reporting.statistics import (
+    ENOUGH_SEEDS,
+    FEWEST_SEEDS,
+    MARGIN,
+    Floats,
+    best_rate,
+    compare,
+    document_error,
+    interval,
+)
 from posbench.table import config_of, crossing, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
@@ -187,8 +196,10 @@ def build(
 
 def has_other_rates(tried: pd.DataFrame) -> bool:
     """Whether runs of some scheme have another learning rate than its best by the pilots."""
-    best = tried.dropna(subset="loss").sort_values("loss").groupby(["experiment", "scheme"])[["train.lr", "trained_at"]]
-    return bool((best.first()["train.lr"] != best.first()["trained_at"]).any())
+    return any(
+        best_rate(dict(zip(of["train.lr"], of["loss"], strict=True))) != of["trained_at"].iloc[0]
+        for _, of in tried.dropna(subset="loss").groupby(["experiment", "scheme"])
+    )
 
 
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:

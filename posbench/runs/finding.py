@@ -126,12 +126,18 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     return list(runs)
 
 
-def rates_of(experiment: Path) -> str | None:
-    """The table that `posbench tune` left for an experiment, CSV: in its folder, else in its newest pack."""
-    if (file := experiment / RATES).is_file():
-        return file.read_text(encoding="utf-8")
-    tables = [pack.index.get("rates") for pack in packs_of(experiment)]
-    return next(filter(None, reversed(tables)), None)
+def rates_of(run: Run) -> str | None:
+    """The table that `posbench tune` left for the run's experiment, or for its trunk's where it is a branch: CSV.
+
+    In the experiment's folder, else in its newest pack.
+    """
+    experiment = run.path.parents[1]
+    tables = []
+    for folder in (experiment, experiment.with_name(run.config.trunk_name or experiment.name)):
+        if (file := folder / RATES).is_file():
+            tables.append(file.read_text(encoding="utf-8"))
+        tables += [pack.index.get("rates") for pack in reversed(packs_of(folder))]
+    return next(filter(None, tables), None)
 
 
 def run_named(name: str, runs_dir: Path) -> Run:

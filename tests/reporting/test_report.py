@@ -137,16 +137,17 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("factor, pilots", [(1, 2), (2, 0)])
+@pytest.mark.parametrize("factor, slope, best, pilots", [(1, 1000, 1, 2), (2, 1000, 2, 0), (2, 0.01, 1, 2)])
 def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
-    factor: int, pilots: int, own: Path, tmp_path: Path
+    factor: int, slope: float, best: int, pilots: int, own: Path, tmp_path: Path
 ) -> None:
+    """Of rates that do nearly as well the middle one is chosen."""
     rate = float(posbench.results(own)["train.lr"].iloc[0])
     rows = [
         {
             "scheme": scheme,
             "train.lr": tried,
-            "loss": 1000 * abs(tried - factor * rate),
+            "loss": slope * abs(tried - factor * rate),
             "status": "finished",
             "seeds": 2,
         }
@@ -158,7 +159,8 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     said = comparison(own)
     assert said.pilots == pilots and ("Only what is beyond" in text) == bool(pilots)
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
-    assert f"nope | {factor * rate:g} | 0.0000 | {500 * factor * rate:.4f}" in text
+    loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
+    assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
 
 
 @pytest.mark.usefixtures("undrawn")
