@@ -22,6 +22,7 @@ from posbench.cross_entropy import CHUNK
 from posbench.data import Problems
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
+from posbench.evaluation.protocols.order import WINDOWS
 from posbench.machine.device import DATASHEET, choose_device, matmul_rate
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
@@ -43,7 +44,7 @@ class Plan:
     tokens_a_run: int  # of the first
     tokens_in_all: int
     epochs: float | None  # of the first run; None where its text is not prepared yet, and of a task
-    flops: dict[str, float]  # of all runs: training, validation while it trains, evaluation
+    flops: dict[str, float]  # of all runs: training, validation while it trains (order too), evaluation
     device: str
     mfu: float
     gpus: int
@@ -149,7 +150,7 @@ def _cost(config: Config) -> Cost:
         tokens=tokens,
         flops={
             "training": tokens * training_flops_per_token(config, entries),
-            "validation": _validation_flops(config, entries),
+            "validation": _validation_flops(config, entries) + _order_flops(config, entries),
             "evaluation": evaluation,
         },
         memory=training_memory(config, entries),
@@ -187,6 +188,18 @@ def _validation_flops(config: Config, vocab_size: int) -> float:
     points = 1 + (train.num_steps - 1) // every + 1
     points -= train.is_branch * (1 + train.decay_begins // every)  # those of its trunk
     return points * each * forward_flops_per_token(config, vocab_size, context)
+
+
+def _order_flops(config: Config, vocab_size: int) -> float:
+    """Of the scores of distant order while one run trains: two readings of each window, logits for its second half."""
+    train, length = config.train, config.train.context_length
+    if not train.order_every:
+        return 0.0
+    first = train.decay_begins * train.is_branch  # the rest is the trunk's
+    points = sum(map(train.is_ordered, range(first + 1, train.num_steps + 1)))
+    body = forward_flops_per_token(config, 0, length)
+    logits = forward_flops_per_token(config, vocab_size, length) - body
+    return points * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
 
 
 def _windows(config: Config, protocol: Protocol) -> list[int]:

@@ -19,7 +19,7 @@ from posbench.model import Decoder
 from posbench.plan import plan, training_memory
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.training import train
-from tests.conftest import small_run
+from tests.conftest import small_run, write_documents
 
 
 def test_flops_are_those_of_the_products_that_run() -> None:
@@ -60,23 +60,26 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", ["null", "7"])
+@pytest.mark.parametrize("words", [("train.validate_every=null",), ("train.validate_every=7", "train.order_every=900")])
 def test_validation_is_what_a_run_reads_without_a_gradient(
-    every: str, documents: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = []
+    read, logits = [], []
     nll = Decoder.nll
 
-    def counted(model: Decoder, tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    def counted(model: Decoder, tokens: torch.Tensor, targets: torch.Tensor, last: int | None = None) -> torch.Tensor:
         read.append(tokens.numel())
-        return nll(model, tokens, *rest, **named)
+        logits.append(tokens[:, -last:].numel() if last else tokens.numel())
+        return nll(model, tokens, targets, last=last)
 
     monkeypatch.setattr(Decoder, "nll", counted)
-    words = [*small_run(documents, cache, tmp_path), "scheme=nope", "seed=0", f"train.validate_every={every}"]
-    config = compose([*words, "train.validation_tokens=100"])
+    run = small_run(write_documents(tmp_path / "text", 12, 3000), tmp_path / "cache", tmp_path)
+    of_run = [*run, "scheme=nope", "seed=0", "train.context_length=128", "train.validation_tokens=400", *words]
+    config = compose(of_run)
     train(config)
-    forward = forward_flops_per_token(config, vocab_size(config), config.train.context_length)
-    assert plan([*words, "train.validation_tokens=100"]).flops["validation"] == sum(read) * forward > 0
+    body = forward_flops_per_token(config, 0, 128)
+    of_logits = forward_flops_per_token(config, vocab_size(config), 128) - body
+    assert plan(of_run).flops["validation"] == sum(read) * body + sum(logits) * of_logits > 0
 
 
 @pytest.mark.slow
