@@ -37,9 +37,9 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [
         *(f"data.path={folder}/text", f"data.cache_dir={folder}/cache", f"runs_dir={folder}/runs", "data=files"),
         *("data.validation_fraction=0.2", "tokenizer=bytes", "tracking=none", "model=tiny", "scheme=qkvo_rope"),
-        *(f"train.steps={STEPS}", "train.context_length=32", "train.batch_size=8", "train.accumulation=2"),
+        *(f"train.steps={STEPS}", "train.context_length=128", "train.batch_size=8", "train.accumulation=2"),
         *("train.dtype=float32", "train.compile=false", "train.log_every=1", "train.checkpoint_every=10"),
-        *("train.validation_tokens=128", "evaluation.max_tokens=512"),
+        *("train.validation_tokens=512", "train.order_every=10k", "evaluation.max_tokens=512"),
     ]
 
 
@@ -59,9 +59,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def column(run: Run, name: str) -> list[float]:
+def column(run: Run, name: str, kind: str = "train") -> list[float]:
     metrics = run.metrics
-    return list(metrics[metrics["kind"] == "train"][name])
+    return list(metrics[metrics["kind"] == kind][name])
 
 
 def losses(run: Run) -> list[float]:
@@ -77,6 +77,8 @@ def assert_same(run: Run, alone: Run) -> None:
     assert run.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
     assert abs(run.manifest.loss - alone.manifest.loss) < 1e-5
+    steps, worth = ([column(each, name, "order") for each in (run, alone)] for name in ("step", "order_beyond_32"))
+    assert steps[0] == steps[1] and len(steps[0]) == 7 and np.abs(np.subtract(*worth)).max() < 1e-5
     # AdamW and clipping both hide gradients of twice the size; their norm does not.
     assert np.allclose(column(run, "grad_norm"), column(alone, "grad_norm"), rtol=1e-4)
     ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
@@ -84,14 +86,14 @@ def assert_same(run: Run, alone: Run) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_train_as_one(words: list[str], alone: Run) -> None:
-    """With sharded weights; `ddp` trains the task below, and what was stopped."""
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_several_processes_train_as_one(words: list[str], alone: Run, strategy: str) -> None:
     done = subprocess.run(
-        command(words, "two", 2, "fsdp"), capture_output=True, text=True, env=environment(), timeout=300
+        command(words, strategy, 2, strategy), capture_output=True, text=True, env=environment(), timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("nats/token, perplexity") == 1, "one process speaks"
-    run = load_run(folder_of(words, "two"))
+    run = load_run(folder_of(words, strategy))
     assert_same(run, alone)
     assert run.manifest.device["processes"] == 2
     assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
