@@ -132,7 +132,7 @@ def rates_of(run: Run) -> str | None:
     In the experiment's folder, else in its newest pack.
     """
     experiment = run.path.parents[1]
-    tables = []
+    tables: list[str | None] = []
     for folder in (experiment, experiment.with_name(run.config.trunk_name or experiment.name)):
         if (file := folder / RATES).is_file():
             tables.append(file.read_text(encoding="utf-8"))
