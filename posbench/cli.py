@@ -372,6 +372,15 @@ def report(
             show_default=False,
         ),
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Put these runs into the tables of a reference, such as demo_cpu, where they are comparable; it says "
+            "what differs elsewhere, and how to train a comparable row.",
+            show_default=False,
+        ),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
     ] = None,
@@ -416,13 +425,21 @@ def report(
 
     `posbench report demo`, `posbench report ladder_s ladder_m --by model.name`
     """
+    from posbench.reporting.beside import check_same_losses, how_to_train
     from posbench.reporting.published import list_published
     from posbench.reporting.report import report as write_report
 
     if against == "list":
         list_published(console())
         return
-    folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
+    reference = place_named(beside, runs_dir) if beside else None
+    try:
+        folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
+    except ConfigError as error:
+        if reference is None:
+            raise
+        check_same_losses(reference, console())  # before anybody trains for it
+        raise ConfigError(f"{error}\n{how_to_train(reference)}") from error
     write_report(
         list(dict.fromkeys(folders)),
         against=against,
@@ -438,6 +455,7 @@ def report(
         latex=latex,
         wandb=wandb,
         open_page=open_page,
+        beside=reference,
     )
 
 

@@ -18,6 +18,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
+from posbench.reporting.beside import check_same_losses, how_to_train, joined
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
@@ -43,6 +44,7 @@ def report(
     latex: bool = False,
     wandb: bool = False,
     open_page: bool = False,
+    beside: str | Path | None = None,
 ) -> list[Path]:
     """Print the report of the runs at these places, write its files, and return their paths.
 
@@ -52,20 +54,26 @@ def report(
     train.lr, or several with commas; margin, below which losses count as equal, in nats a token; schemes and seeds,
     only these; title, default the experiment's name; every_length, whether lengths that are neither a multiple nor a
     part of the training length are shown too; latex, whether tables are also written as LaTeX and pictures as PDF;
-    wandb, whether the folder is logged to wandb as an artifact; open_page, whether the page is opened in a browser.
+    wandb, whether the folder is logged to wandb as an artifact; open_page, whether the page is opened in a browser;
+    beside, a reference whose runs stand in the same tables (`posbench.reporting.beside`).
     Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
     console = console or Console()
     if not 0 < margin < math.inf:
         raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
     places = [places] if isinstance(places, str | Path) else list(places)
-    beside = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
-    target = Path(output) if output else beside / (f"report-by-{by}" if by else "report")
-    target.mkdir(parents=True, exist_ok=True)
+    first_place = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
+    target = Path(output) if output else first_place / (f"report-by-{by}" if by else "report")
+    if beside:
+        check_same_losses(Path(beside), console)
+        places = [beside, *places]  # the first run says what the experiment is
     summary, rows = read(places)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, schemes, seeds)
+    if beside:
+        chosen = joined(chosen, Path(beside), console)
+    target.mkdir(parents=True, exist_ok=True)
     published = load_published(against) if against else _own_published(chosen)
     if is_of_tasks(chosen):
         if against:
@@ -93,6 +101,8 @@ def report(
     console.print(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
+    if beside:
+        console.out(how_to_train(Path(beside)))
     if wandb:
         run = finished(chosen)[0].iloc[0]
         told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})

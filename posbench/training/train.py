@@ -100,7 +100,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             keep_freed_memory()
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
-                batches = _batches_of(config, corpus)
+                batches = batches_of(config, corpus)
                 model = build_model(config, corpus.vocab_size, scheme)
                 manifest = processes.broadcast(
                     first_manifest(config, corpus, model, device, before) if processes.is_first else None
@@ -143,7 +143,8 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
     return corpus
 
 
-def _batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
+def batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
+    """The batches of a run: windows of its text, or problems of its task."""
     train = config.train
     if isinstance(corpus, Problems):
         return ProblemBatches(corpus, train.batch_size, config.seed)

@@ -1,0 +1,151 @@
+"""`posbench report mine --beside demo_cpu`: one's own runs in the table of a reference that was trained elsewhere.
+
+Code changes between releases, so it is shown, and not assumed, that it still computes the same: the first losses of
+the reference's baseline are computed anew. Then the fingerprints decide as they do for any table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from posbench.composition import choices, compose
+from posbench.config import Config, ConfigError
+from posbench.console import Console
+from posbench.data import dataset_of
+from posbench.machine.device import choose_device
+from posbench.model import build_model, checked_scheme
+from posbench.reporting.comparison import differences, finished
+from posbench.reporting.tasks import is_of_tasks
+from posbench.runs import Run, find_runs
+from posbench.runs.finding import folder_of
+from posbench.runs.fingerprints import flat
+from posbench.scheme_file import names_file
+from posbench.training.step import TrainingStep
+from posbench.training.train import batches_of
+
+TOLERANCE = 1e-5  # nats a token, between the mean of the first losses as recorded and as computed anew
+# Settings of training that do not decide what a run computes or what is scored.
+_ASIDE = "device compile checkpoint_every keep_checkpoints validate_every log_every max_skipped_steps"
+
+
+def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
+    """The finished runs of a summary that holds the reference's runs and one's own, once they belong in one table.
+
+    A run of one's own that the reference has too is left out, and a line says what both lost.
+    Raises: ConfigError, with the command that trains a comparable row, where they do not agree.
+    """
+    runs, left_out = finished(summary)
+    for line in left_out:
+        console.out(f"left out: {line}")
+    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(folder_of(reference)))
+    both = runs[~is_theirs].merge(runs[is_theirs], on=["scheme", "seed"])
+    for run in both.itertuples():
+        same = f"{reference.stem} has too (loss {run.loss_y:.4f})"
+        console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), which {same}")
+    runs = runs[~runs["path"].isin(both["path_x"])]
+    schemes = runs.loc[~is_theirs[runs.index], ["scheme", "scheme.kind"]].drop_duplicates()
+    own = [str(kind if names_file(kind) else name) for name, kind in schemes.itertuples(index=False)]
+    tables = [of for _, of in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
+    found = [line for table in tables for line in differences(table)]
+    if found:
+        lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
+        raise ConfigError(
+            f"these runs cannot stand beside {reference.stem}, because they differ in{lines}\n"
+            f"{how_to_train(reference, own)}"
+        )
+    return runs
+
+
+def check_same_losses(reference: Path, console: Console) -> None:
+    """Compute the first losses of the reference's baseline anew, and say that they are as recorded.
+
+    The record is the first row of its metrics: the mean over ten steps by default (`train.log_every`).
+    Raises: ConfigError where the text or a loss is another one; it says which release to use.
+    """
+    run = baseline_of(reference)
+    manifest, config = run.manifest, run.config
+    row = next((row for row in run.logged if row["kind"] == "train"), None)
+    if row is None:
+        raise ConfigError(f"{run.path} has no row of training, so its first losses cannot be compared")
+    corpus = dataset_of(config, console.out)
+    versions = manifest.versions
+    if corpus.fingerprint != manifest.fingerprints.data:
+        python = f"the standard library of Python {versions['python']}: use that Python"
+        raise ConfigError(
+            f"{reference.stem} was trained on another text, so nothing here can be compared with it. Its text is "
+            + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was then")
+        )
+    device = choose_device(config.train)
+    step = TrainingStep(config, build_model(config, corpus.vocab_size, checked_scheme(config)), device)
+    batches = batches_of(config, corpus)
+    losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
+    mean, recorded = math.fsum(losses) / len(losses), row["loss"]
+    what = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
+    if not abs(mean - recorded) <= TOLERANCE:
+        commit = f", commit {versions['commit']}" if "commit" in versions else ""
+        raise ConfigError(
+            f"this posbench does not compute what {reference.stem} recorded: the {what} is {mean:.6f} here and "
+            f"{recorded:.6f} there. Use the release that trained it: posbench {versions['posbench']}{commit}, torch "
+            f"{versions['torch']}"
+        )
+    console.out(f"{what}: {mean:.6f}, recorded in {reference.stem}: {recorded:.6f}")
+
+
+def baseline_of(reference: Path) -> Run:
+    """The first seed of the reference's baseline; of its first scheme where it has no run of that name."""
+    runs = find_runs(reference)
+    wanted = runs[0].config.experiment.baseline
+    return min(runs, key=lambda run: (run.manifest.scheme != wanted, run.manifest.seed))
+
+
+def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
+    """The commands that train and score a row for the reference's table, with its seeds.
+
+    Arguments: schemes, those of the row; by default a class in a file that is to be written.
+    """
+    run = baseline_of(reference)
+    seeds = sorted({each.manifest.seed for each in find_runs(reference)})
+    words = [*words_of(run.config), f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
+    words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
+    train = f"train -m {shlex.join(words)}"
+    if "scheme.lr" in run.manifest.identity:  # each scheme of the reference has a learning rate of its own
+        train = f"tune {shlex.join(words)}   # ends with the command that trains at the best rate"
+    return f"To train a comparable row:\n  posbench {train}\n  posbench eval mine"
+
+
+def words_of(config: Config) -> list[str]:
+    """The words of the command line that make what this configuration computes, but for the scheme and the seed."""
+    name = config.experiment.name
+    words = [f"experiment={name}"] if name in choices("experiment") else []
+    if config.is_task:
+        words.append(f"data={config.data.name}")
+    composed = compose(words)
+    for group in ("model", "data"):
+        chosen = getattr(config, group).name
+        if chosen != getattr(composed, group).name and chosen in choices(group):
+            words.append(f"{group}={chosen}")
+    if not config.is_task:  # without the place of its files, data=files cannot be composed
+        files = {f"data.{name}": getattr(config.data, name) for name in ("path", "train_path", "validation_path")}
+        words += [f"{key}={path}" for key, path in files.items() if path]
+    there, here = _settings(config), _settings(compose(words))
+    return words + [f"{key}={_word(value)}" for key, value in there.items() if value != here.get(key)]
+
+
+def _settings(config: Config) -> dict[str, object]:
+    """`group.field` -> value of what decides what a run computes and scores, widths of the model as numbers."""
+    mapping, model = config.to_mapping(), config.model
+    mapping["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
+    aside = ("data.cache_dir", "train.lr_of", *(f"train.{name}" for name in _ASIDE.split()))
+    settings = flat({group: mapping[group] for group in ("model", "data", "tokenizer", "train")})
+    return {key: value for key, value in settings.items() if not key.startswith(aside)}
+
+
+def _word(value: object) -> str:
+    """A value as the command line reads it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,53 @@
+"""`posbench report mine --beside REFERENCE`: what may stand in its tables, and how to train what may."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from posbench.composition import compose
+from posbench.reporting.beside import baseline_of, words_of
+from posbench.runs.fingerprints import config_fingerprint, identity
+from tests.cli.commands import Give, posbench, runs, short, trained  # noqa: F401
+
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
+STEEP = """from posbench.schemes.alibi import Alibi
+class Steep(Alibi):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["demo_cpu", "ladder_m-1.02M", "ladder_s-own", "tasks/copy"])
+def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
+    run = baseline_of(REFERENCE / f"{name}.zip")
+    config = compose([*words_of(run.config), f"scheme={run.manifest.scheme}"])
+    assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
+
+
+def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:  # noqa: F811
+    words = [*short, "experiment_name=mine"]
+    Path("steep.py").write_text(STEEP, encoding="utf-8")
+    advice = posbench("report", "mine", "--beside", "demo").error
+    command = next(line.split("posbench ")[1] for line in advice.splitlines() if "posbench train" in line)
+    assert "there is no run or experiment 'mine'" in advice and "seed=0,1 experiment_name=mine" in command
+    printed = [word for word in shlex.split(command)[2:] if not word.startswith("scheme=")]
+    assert posbench("train", "-m", *printed, *short, "scheme=steep.py:Steep,nope").status == 0
+    said = posbench("report", "mine", "--beside", "demo")
+    table = said.out.partition("\n\n")[0]
+    assert said.status == 0 and all(scheme in table for scheme in ("steep", "nope", "vo_rope")), said
+    assert "left out: runs/mine/nope/seed=0" in said.out and (runs / "mine/report/report.html").is_file()
+
+    assert posbench("train", *words, "scheme=vo_rope", "seed=2", "train.lr=0.1").status == 0
+    refusal = posbench("report", "mine", "--beside", "demo").error
+    assert "train.lr: " in refusal and "scheme=steep.py:Steep,vo_rope" in refusal
+
+
+def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -> None:  # noqa: F811
+    file = runs / "demo/nope/seed=0/metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    next(row for row in rows if row["kind"] == "train")["loss"] += 2e-5
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert "Use the release that trained it: posbench 0.1.0" in posbench("report", "mine", "--beside", "demo").error
