@@ -425,7 +425,6 @@ def report(
 
     `posbench report demo`, `posbench report ladder_s ladder_m --by model.name`
     """
-    from posbench.reporting.beside import check_same_losses, how_to_train
     from posbench.reporting.published import list_published
     from posbench.reporting.report import report as write_report
 
@@ -438,6 +437,8 @@ def report(
     except ConfigError as error:
         if reference is None:
             raise
+        from posbench.reporting.beside import check_same_losses, how_to_train
+
         check_same_losses(reference, console())  # before anybody trains for it
         raise ConfigError(f"{error}\n{how_to_train(reference)}") from error
     write_report(

@@ -18,7 +18,6 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.beside import check_same_losses, how_to_train, joined
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
@@ -65,6 +64,8 @@ def report(
     first_place = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
     target = Path(output) if output else first_place / (f"report-by-{by}" if by else "report")
     if beside:
+        from posbench.reporting.beside import check_same_losses, how_to_train, joined  # it computes: torch, Hydra
+
         check_same_losses(Path(beside), console)
         places = [beside, *places]  # the first run says what the experiment is
     summary, rows = read(places)
