@@ -18,7 +18,7 @@ seeds chooses each scheme's rate (0: it is known), and fresh seeds are scored at
 runs in runs/reference; in two-point mixtures it is LATE nats worse, besides, with a probability that is half as large
 again at the rates beside the best. Where runs of one scheme split so, fewer than five seeds decide nothing.
 
-- false decision: any pair is called different.
+- false decision: any pair is called different; also without what these choices and splits take from it.
 - intervals over seeds of a loss, and of the gap of two schemes at one rate: how often they hold the truth.
 """
 
@@ -149,10 +149,12 @@ def procedure(trials: int, random: np.random.Generator) -> Iterator[tuple[str, s
                     chosen = middle(curve[:, None] + losses.mean(1))  # [trials, schemes]
                 losses, is_late = runs((trials, seeds, 6), chosen[:, None])
                 losses += np.take_along_axis(curve, chosen, 1)[:, None]
-                apart = told_apart(np.stack([losses[..., b] - losses[..., a] for a, b in PAIRS], -1), pilots)
+                differences = np.stack([losses[..., b] - losses[..., a] for a, b in PAIRS], -1)
                 splits = (is_late.any(1) & ~is_late.all(1)).any(-1)
-                wrong = apart.any(1) & ~(splits & (seeds < ENOUGH_SEEDS))
+                wrong = told_apart(differences, pilots).any(1) & ~(splits & (seeds < ENOUGH_SEEDS))
                 yield f"false decision, {pilots} pilots", name, seeds, float(wrong.mean())
+                careless = told_apart(differences).any(1)
+                yield f"... with neither allowance nor need of {ENOUGH_SEEDS}", name, seeds, float(careless.mean())
             two, _ = runs((trials, seeds, 2), np.ones(2, np.int64))
             for what, values in (("loss", two[..., 0] - share * LATE), ("gap", two[..., 0] - two[..., 1])):
                 ends = [interval(each) for each in values]
