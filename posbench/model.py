@@ -57,7 +57,7 @@ class Decoder(nn.Module):
         """
         for name, parameter in self.named_parameters():
             part = name.removesuffix(".weight").partition(".")
-            if part[0] == "scheme":
+            if part[0] == "scheme" or ".kind." in name:
                 continue
             inside = part[2].partition(".")[2]  # of a block
             if inside.startswith("attention.qkv"):

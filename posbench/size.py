@@ -48,6 +48,7 @@ def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
     tables = 1 if model.tied_embeddings else 2
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms and biases
     vectors += model.num_layers * model.head_width * (2 * model.qk_norm + _parts_heads(config) * model.qkv_bias)
+    vectors += model.num_layers * sum(p.numel() for p in build_kind(config.scheme, shape_of(config)).parameters())
     return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(config) + vectors}
 
 

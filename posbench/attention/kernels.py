@@ -11,6 +11,10 @@
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E] with H a multiple of Hkv, and give [B, H, T, E]. `scale`
 multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`). `blocks`
 and `masked` also take more keys than queries: the queries are then those of the last positions.
+
+`sink`, [H], is a logit in the softmax of each head whose value is zero (gpt-oss, arXiv 2508.10925). It needs no kernel
+of its own: with l, the logarithm of the sum of a row's exponentials, the output is that without a sink times
+sigmoid(l - sink).
 """
 
 from __future__ import annotations
@@ -54,27 +58,51 @@ def added_by(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return added
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def beside_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
+    """Outputs [B, H, T, E] as they are where a row's weights, of this log-sum-exp [B, H, T], share with the sink."""
+    return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
     """The fused kernel of the device, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # Kernels for float32 know no grouped queries: every score would stand in memory.
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    return _fused_kernel(q, k, v, None, scale)
+    return _fused_kernel(q, k, v, None, scale, sink)
 
 
-def _fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """PyTorch's kernel, causal where there is no mask. It wants q, k and v of one width: zeros change nothing."""
+def _fused_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
+) -> Tensor:
+    """PyTorch's kernel, causal where there is no mask. It wants q, k and v of one width: zeros change nothing.
+
+    With a sink that of CPUs, whose log-sum-exp has no gradient.
+    """
     width = max(q.shape[-1], v.shape[-1])
     narrow = v.shape[-1]
     q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    o = F.scaled_dot_product_attention(
-        q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    if sink is None:
+        o = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    else:
+        if (groups := q.shape[1] // k.shape[1]) > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        of_cpus = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        o = beside_sink(*of_cpus(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale), sink)
     return o if narrow == width else o[..., :narrow]
 
 
-def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, block: int = BLOCK) -> Tensor:
+def blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    sink: Tensor | None = None,
+    block: int = BLOCK,
+) -> Tensor:
     """Query blocks against the keys they may see; bias and softmax in float32 (float64 where q is).
 
     At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
@@ -99,11 +127,14 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, blo
         if bias is not None:
             scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
         scores = scores.masked_fill(j > i + before, float("-inf"))
-        out.append(scores.softmax(-1).to(v.dtype) @ v[:, :, :keys])
+        o = scores.softmax(-1).to(v.dtype) @ v[:, :, :keys]
+        out.append(o if sink is None else beside_sink(o, scores.logsumexp(-1), sink))
     return torch.cat(out, dim=2)
 
 
-def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> Tensor:
+def short(
+    q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None = None
+) -> Tensor:
     """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
     B, H, T = q.shape[:3]
     groups = H // k.shape[1]
@@ -118,8 +149,9 @@ def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float) -> T
             mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
             mask = mask.expand(B, H, end - start, end).flatten(0, 1)
         masks.append(mask)
-    o = _Short.apply(*(x.flatten(0, 1).to(dtype) for x in (q, k, v)), scale, *masks)
-    return o.unflatten(0, (B, H)).to(q.dtype)
+    o, logsumexp = _Short.apply(*(x.flatten(0, 1).to(dtype) for x in (q, k, v)), scale, sink is not None, *masks)
+    o = o.unflatten(0, (B, H))
+    return (o if sink is None else beside_sink(o, logsumexp.unflatten(0, (B, H)), sink)).to(q.dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,25 +161,29 @@ def _causal_mask(start: int, end: int, dtype: torch.dtype, device: torch.device)
 
 
 class _Short(torch.autograd.Function):
-    """o = P v with P = softmax(scale q k' + mask), block by block of its rows.
+    """o = P v with P = softmax(scale q k' + mask), block by block of its rows, and the log-sum-exp l where it is asked.
 
-    With g above: dv = P' g, and of the scaled scores dS = P (g v' - sum(g o)), so dq = scale dS k, dk = scale dS' q.
+    With g above o and h above l: dv = P' g, and of the scaled scores dS = P (g v' - sum(g o) + h), so dq = scale dS k,
+    dk = scale dS' q.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, *masks: Tensor) -> Tensor:
-        o, start, kept = q.new_empty(*q.shape[:2], v.shape[-1]), 0, []
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, with_sum: bool, *masks: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        o, start, kept, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
         k_t = k.transpose(1, 2)
         for mask in masks:
             end = mask.shape[-1]
             weights = torch.baddbmm(mask, q[:, start:end], k_t[..., :end], alpha=scale)
+            sums += [weights.logsumexp(-1)] if with_sum else []
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, :end], out=o[:, start:end])
             kept.append(weights)
             start = end
         ctx.save_for_backward(q, k, v, o, *kept)
         ctx.scale = scale
-        return o
+        return o, torch.cat(sums, dim=1) if with_sum else None
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
@@ -155,6 +191,8 @@ class _Short(torch.autograd.Function):
         g = above[0].contiguous()
         of_q, of_k, of_v, of_masks = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), []
         v_t, sums, start = v.transpose(1, 2), -(g * o).sum(-1, keepdim=True), 0
+        if above[1] is not None:
+            sums += above[1][..., None]
         for n, weights in enumerate(kept):
             end = weights.shape[-1]
             part = g[:, start:end]
@@ -162,9 +200,9 @@ class _Short(torch.autograd.Function):
             of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., :end]).mul_(weights)
             torch.bmm(of_scores, k[:, :end], out=of_q[:, start:end])
             of_k[:, :end].baddbmm_(of_scores.transpose(1, 2), q[:, start:end])
-            of_masks.append(of_scores if ctx.needs_input_grad[4 + n] else None)
+            of_masks.append(of_scores if ctx.needs_input_grad[5 + n] else None)
             start = end
-        return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, *of_masks
+        return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, None, *of_masks
 
 
 def _sequences_and_heads(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -182,11 +220,22 @@ def _keys(end: int, length: int, block: int) -> int:
     return min(length, -(-end // grid) * grid)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cells: int = MASKED_CELLS) -> Tensor:
+def masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    sink: Tensor | None = None,
+    cells: int = MASKED_CELLS,
+) -> Tensor:
     """Query blocks on the CPU's fused kernel, with bias and causality as its mask in float32 (float64 where q is).
 
-    At most H x `cells` of the mask stand in memory at a time, B times that where the bias differs by sequence.
+    At most H x `cells` of the mask stand in memory at a time, B times that where the bias differs by sequence. Where a
+    gradient passes a sink, by `blocks`.
     """
+    if sink is not None and torch.is_grad_enabled():
+        return blocks(q, k, v, bias, scale, sink)
     B, H, T = q.shape[:3]
     before = k.shape[2] - T
     sequence, head = _sequences_and_heads(B, H, q.device)
@@ -202,7 +251,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, cel
         zero = torch.zeros(1, 1, end - start, keys, dtype=dtype, device=q.device)
         scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
         mask = scores.masked_fill(j > i + before, float("-inf"))
-        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, :keys], v[:, :, :keys], mask, scale)
+        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, :keys], v[:, :, :keys], mask, scale, sink)
     return out
 
 
@@ -243,18 +292,26 @@ def _is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True) -> Tensor:
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    sink: Tensor | None = None,
+    reads_rows: bool = True,
+) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
 
     Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`).
     """
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
         return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
 
-    return flex_attention(
+    result: Any = flex_attention(
         q,
         k,
         v,
@@ -263,7 +320,9 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),
+        return_aux=None if sink is None else AuxRequest(lse=True),
     )
+    return result if sink is None else beside_sink(result[0], result[1].lse, sink)
 
 
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
@@ -293,45 +352,55 @@ def attend(
     v: Tensor,
     bias: Bias | None,
     scale: float,
+    sink: Tensor | None = None,
     reads_rows: bool = True,
     may_compile: bool = False,
 ) -> Tensor:
-    """Causal attention by the fastest of the kernels above that can carry `bias`.
+    """Causal attention by the fastest of the kernels above that can carry `bias` and `sink`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
-    are kept; bias, None or a function of rows; scale, what multiplies q . k; reads_rows, as in `flex`; may_compile,
-    whether long windows may compile their attention on CUDA where the code around it is not compiled.
+    are kept; bias, None or a function of rows; scale, what multiplies q . k; sink, None or [H]; reads_rows, as in
+    `flex`; may_compile, whether long windows may compile their attention on CUDA where the code around it is not
+    compiled.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
     if q.is_cuda:
-        return _attend_on_cuda(q, k, v, bias, scale, reads_rows, may_compile or compiling)
+        return _attend_on_cuda(q, k, v, bias, scale, sink, reads_rows, may_compile or compiling)
     B, H, T, _ = q.shape
     if k.shape[2] > T:
-        return masked(q, k, v, bias, scale)
+        return masked(q, k, v, bias, scale, sink)
     if torch.is_grad_enabled() and not compiling and B * H * T * T <= SHORT_CELLS and q.dtype != torch.bfloat16:
-        return short(q, k, v, bias, scale)
-    if bias is None and (not compiling or q.shape[2] > FUSED_ABOVE):
-        return fused(q, k, v, scale)
+        return short(q, k, v, bias, scale, sink)
+    is_fused = sink is None or not (compiling or torch.is_grad_enabled())
+    if bias is None and is_fused and (not compiling or q.shape[2] > FUSED_ABOVE):
+        return fused(q, k, v, scale, sink)
     if bias is not None and not compiling:
-        return masked(q, k, v, bias, scale)
-    return blocks(q, k, v, bias, scale)
+        return masked(q, k, v, bias, scale, sink)
+    return blocks(q, k, v, bias, scale, sink)
 
 
 def _attend_on_cuda(
-    q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool, compiles: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    sink: Tensor | None,
+    reads_rows: bool,
+    compiles: bool,
 ) -> Tensor:
     """`flex` uncompiled would hold every score at once, and so do blocks whose gradient is wanted."""
     B, H, T, D = q.shape
-    is_whole = k.shape[2] == T
-    if bias is None and is_whole:
+    is_whole, is_plain = k.shape[2] == T, bias is None and sink is None
+    if is_plain and is_whole:
         return fused(q, k, v, scale)
-    if bias is not None and is_whole and compiles and D >= FLEX_FROM:
+    if not is_plain and is_whole and compiles and D >= FLEX_FROM:
         if torch.compiler.is_compiling():
-            return flex(q, k, v, bias, scale, reads_rows)
+            return flex(q, k, v, bias, scale, sink, reads_rows)
         if T >= COMPILED_FROM and not torch.is_grad_enabled():
-            return _compiled_flex()(q, k, v, bias, scale, reads_rows)
+            return _compiled_flex()(q, k, v, bias, scale, sink, reads_rows)
     if torch.is_grad_enabled():
-        return blocks(q, k, v, bias, scale)
+        return blocks(q, k, v, bias, scale, sink)
     # Few and large blocks: each costs a dozen launches.
-    return blocks(q, k, v, bias, scale, block=max(BLOCK, min(T, CUDA_SCORES // (B * H * k.shape[2]))))
+    return blocks(q, k, v, bias, scale, sink, block=max(BLOCK, min(T, CUDA_SCORES // (B * H * k.shape[2]))))

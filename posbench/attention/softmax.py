@@ -6,35 +6,46 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbench.attention import kernels
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
-from posbench.schemes import Bias, Placement, Scheme
+from posbench.schemes import Bias, Placement, Scheme, Shape
 
 
 class Softmax(Kind):
     """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys and values are kept.
 
     A shared key and value that stay equal behind their hooks are one tensor, kept once (kexue.fm/archives/10862).
+
+    Options: `sink`, whether each head's softmax has one learned logit more, whose value is zero (gpt-oss, arXiv
+    2508.10925). It begins at 0.
     """
+
+    def __init__(self, shape: Shape, shared_kv: bool = False, sink: bool = False) -> None:
+        super().__init__(shape, shared_kv)
+        if not isinstance(sink, bool):
+            raise ConfigError(f"scheme.attention.sink={sink!r} must be true or false")
+        self.sink = nn.Parameter(torch.zeros(shape.num_heads)) if sink else None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True
     ) -> Tensor:
         """Attention behind the hooks, by `kernel` or the best there is: see `posbench.attention.kernels`."""
         if self.kernel is not None:
-            return self.kernel(q, k, v, bias, scale)
-        return kernels.attend(q, k, v, bias, scale, reads_rows, self.may_compile)
+            return self.kernel(q, k, v, bias, scale, self.sink)
+        return kernels.attend(q, k, v, bias, scale, self.sink, reads_rows, self.may_compile)
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = {"masked": kernels.masked, "short": kernels.short} if device.type == "cpu" else {}
+        is_plain = not has_bias and self.sink is None
         # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
-        flex = {"flex": kernels.flex} if has_bias and self.shape.head_dim >= kernels.FLEX_FROM else {}
-        return {**(usual if has_bias else {"fused": kernels.attend}), "blocks": kernels.blocks, **flex}
+        flex = {} if is_plain or self.shape.head_dim < kernels.FLEX_FROM else {"flex": kernels.flex}
+        fused = {} if has_bias else {"fused": kernels.attend}
+        return {**fused, **({} if is_plain else usual), "blocks": kernels.blocks, **flex}
 
     def mix(
         self,

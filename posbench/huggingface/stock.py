@@ -74,7 +74,9 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     None for the whole where any layer does something else.
     """
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
-    if any(type(kind) is not Softmax or kind.shared_kv for kind in kinds) or "embed" in model.scheme.acts_on:
+    if any(type(kind) is not Softmax or kind.shared_kv or kind.sink is not None for kind in kinds):
+        return None
+    if "embed" in model.scheme.acts_on:
         return None
     rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
     if any(scheme is not None and not _rotates_alone(scheme) for scheme in rotations):

@@ -31,7 +31,7 @@ def logits(
     name = attention.get("kind", "softmax")
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv")}
+    options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
     layers = []
     for n in range(model.num_layers):
         own = _below(W, f"scheme.layers.{n}.")
@@ -51,7 +51,8 @@ def logits(
             q, k = (
                 [norm(head, w[f"attention.{part}_norm.weight"]) for head in of] for part, of in (("q", q), ("k", k))
             )
-        heads = KINDS[name](scheme, q, k, v, normed, positions, **options)
+        learned = _below(w, "attention.kind.")
+        heads = KINDS[name](scheme, q, k, v, normed, positions, **options, **learned)
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,25 @@ from posbench.reference.definition import Array, Definition, Rows
 Kind = Callable[..., list[Array]]
 
 
-def softmax_weights(scores: Sequence[float]) -> Array:
-    """exp(s) / sum exp(s) of the scores that one query may see."""
-    e = np.exp(np.array(scores) - max(scores))
-    return np.asarray(e / e.sum())
+def softmax_weights(scores: Sequence[float], sink: float = -inf) -> Array:
+    """exp(s) / sum exp(s) of the scores that one query may see, and of a sink, whose own weight is dropped."""
+    e = np.exp(np.array([*scores, sink]) - max(*scores, sink))
+    return np.asarray(e[:-1] / e.sum())
 
 
 def softmax(
-    scheme: Definition, q: list[Array], k: list[Array], v: list[Array], x: Array, positions: Sequence[int]
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    sink: Sequence[float] | None = None,
 ) -> list[Array]:
-    """`o_i = sum_j a_ij v_j`, where a_i. is the softmax over j <= i of `q_i . k_j / sqrt(D) + bias_ij`."""
+    """`o_i = sum_j a_ij v_j`, where a_i. is the softmax over j <= i of `q_i . k_j / sqrt(D) + bias_ij`, and the sink's.
+
+    Arguments: sink, a learned logit for each head.
+    """
     rows, places = _rows(scheme, q, k, x, positions, len(v))
     heads = []
     for h, place in enumerate(places):
@@ -31,7 +40,8 @@ def softmax(
         o = []
         for t, p in enumerate(place):
             products = rows.keys[h][: t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
-            weights = softmax_weights(products + np.array([scheme.bias(h, t, s, rows) for s in range(t + 1)]))
+            scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(t + 1)])
+            weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
             o.append(scheme.o(weights @ values[: t + 1], p, h))
         heads.append(np.stack(o))
     return heads

@@ -10,7 +10,7 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
             (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those of `posbench.reference`, the definition?
-    grad    are gradients of what the scheme learns, on every kernel of the kind, those of finite differences?
+    grad    are gradients of what the scheme learns, and of sinks, on every kernel those of finite differences?
 
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
 kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
@@ -33,7 +33,7 @@ import torch
 from posbench.config import Config
 from posbench.verify import measures
 from posbench.verify.gradients import gradients
-from posbench.verify.specimen import Specimen
+from posbench.verify.specimen import Specimen, learned
 
 EXACT = 1e-12  # of float64 logits of size 1
 SLOPE = 1e-7  # of derivatives of size 0.01 to 10, of which finite differences were measured to leave 2e-9
@@ -64,7 +64,7 @@ PROPERTIES = (
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
-    Property("grad", lambda s: any(True for _ in s.wide.scheme.parameters()), gradients, SLOPE),
+    Property("grad", lambda s: bool(learned(s.wide)), gradients, SLOPE),
     Property("fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]),
     Property("bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]),
 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
 from posbench.model import Decoder
-from posbench.verify.specimen import VOCAB, Specimen, kind_of, set_kernel
+from posbench.verify.specimen import VOCAB, Specimen, kind_of, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a kink that a larger one crosses
 # Of a gradient, times as many roundings as of a logit: it passes the model twice, and terms cancel. On a CPU, by every
@@ -38,14 +38,14 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
     them.
     """
     model = copy.deepcopy(specimen.wide)
-    learned = dict(model.scheme.named_parameters())
+    parameters = learned(model)
     directions = {}
-    for name, parameter in learned.items():
+    for name, parameter in parameters.items():
         signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
         directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
     expected = {
-        name: [_difference(model, specimen, learned[name], directions[name], step) for step in STEPS]
-        for name in learned
+        name: [_difference(model, specimen, parameters[name], directions[name], step) for step in STEPS]
+        for name in parameters
     }
     errors = {}
     for path, kernel in kind_of(model).kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
@@ -53,7 +53,7 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
             continue  # on a CPU it has no gradient, and is never used for training there
         set_kernel(model, kernel)
         with warnings.catch_warnings():
-            found = gradients_of(model, specimen, learned)
+            found = gradients_of(model, specimen, parameters)
         for name, gradient in found.items():
             along = float((gradient * directions[name]).sum())
             errors[f"{path}, {name}"] = min(abs(along - difference) for difference in expected[name])

@@ -94,12 +94,12 @@ def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
         rows = x[site][0, h].numpy()
         return np.stack([R[p] @ rows[p] for p in range(T)]) if site in scheme.sites else rows
 
-    worst = 0.0
+    worst, sinks = 0.0, scheme.shape.num_heads * [-math.inf] if kind.sink is None else kind.sink.tolist()
     for h in range(scheme.shape.num_heads):
         kv = h // (scheme.shape.num_heads // scheme.shape.num_kv_heads)
         queries, keys, values = turned("q", h), turned("k", kv), x["v"][0, kv].numpy()
         for i in range(T):
-            a = softmax_weights(list(keys[: i + 1] @ queries[i] / math.sqrt(D)))
+            a = softmax_weights(list(keys[: i + 1] @ queries[i] / math.sqrt(D)), sinks[h])
             expected = sum((a[j] * R[j - i] @ values[j] for j in range(i + 1)), np.zeros(D))
             worst = max(worst, distance(o[h, i], torch.from_numpy(expected)))
     return worst

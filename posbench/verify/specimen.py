@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbench import reference
 from posbench.attention import Kind
@@ -69,6 +69,12 @@ def randomise(model: Decoder) -> None:
         about = start if start.all() else 1.0  # 1 for norms; a zero would be drawn as a zero
         array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else about * (1 + 0.2 * normal)
         parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
+
+
+def learned(model: Decoder) -> dict[str, nn.Parameter]:
+    """What the scheme and the kind of attention learn of their own, by name."""
+    of_kinds = {name: p for name, p in model.named_parameters() if ".attention.kind." in name}
+    return {**dict(model.scheme.named_parameters()), **of_kinds}
 
 
 def kind_of(model: Decoder) -> Kind:
