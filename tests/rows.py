@@ -31,6 +31,7 @@ ONE_OF_EACH_KIND = (
     "selective_rope",
     "shared_kv_qkvo_rope",
     "shaw",
+    "sink_qk_rope",
     "sinusoidal",
     "ssmax",
     "t5",

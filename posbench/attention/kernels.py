@@ -132,9 +132,7 @@ def blocks(
     return torch.cat(out, dim=2)
 
 
-def short(
-    q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None = None
-) -> Tensor:
+def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None = None) -> Tensor:
     """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
     B, H, T = q.shape[:3]
     groups = H // k.shape[1]
