@@ -90,7 +90,8 @@ def _fused_kernel(
         if (groups := q.shape[1] // k.shape[1]) > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         of_cpus = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        o = beside_sink(*of_cpus(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale), sink)
+        o, logsumexp = of_cpus(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+        o = beside_sink(o, logsumexp, sink)
     return o if narrow == width else o[..., :narrow]
 
 
