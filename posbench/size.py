@@ -21,7 +21,7 @@ class CacheSize:
     """What a decoder keeps of one sequence, all layers together, as it reads token by token."""
 
     bytes_per_token: float  # keys, values, gates
-    state_bytes: float  # of a recurrence, whatever the length
+    state_bytes: float  # of a recurrence, whatever the length, or of full windows
 
 
 def vocab_size(config: Config) -> int:
@@ -69,20 +69,21 @@ def cache_size(config: Config, dtype: torch.dtype = torch.bfloat16) -> CacheSize
     """What is kept where activations are of `dtype`. Not a formula: one layer's kind is given a token, and asked."""
     shape = shape_of(config)
     kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
-    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in layers) for length in (1, 2))
-    return CacheSize(bytes_per_token=two - one, state_bytes=2 * one - two)
+    begun = max(scheme.window or 1 for scheme in layers)  # tokens from which on all layers keep as many more
+    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in layers) for length in (begun, begun + 1))
+    return CacheSize(bytes_per_token=two - one, state_bytes=one - begun * (two - one))
 
 
 @torch.no_grad()
 def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
-    """Bytes of the KV cache of one layer that was made for `length` tokens, after the first."""
+    """Bytes of the KV cache of one layer after `length` tokens."""
     shape, cache = kind.shape, kind.new_cache(length)
-    at = Placement(as_wide_as(torch.float32, scheme.prepare(torch.arange(1), length)), 0, 0, length)
-    parts = {part: torch.zeros(1, heads, 1, shape.head_dim, dtype=dtype) for part, heads in kind.heads.items()}
+    at = Placement(as_wide_as(torch.float32, scheme.prepare(torch.arange(length), length)), 0, 0, length)
+    parts = {part: torch.zeros(1, heads, length, shape.head_dim, dtype=dtype) for part, heads in kind.heads.items()}
     q, k = parts.get("q"), parts.get("k")
     v = k if kind.shared_kv else parts["v"]
     assert v is not None
-    kind.mix(q, k, v, torch.zeros(1, 1, shape.d_model, dtype=dtype), scheme, at, cache)
+    kind.mix(q, k, v, torch.zeros(1, length, shape.d_model, dtype=dtype), scheme, at, cache)
     return cache.num_bytes
 
 

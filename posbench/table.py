@@ -340,21 +340,25 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is
 def _cache_bytes(manifest: Manifest) -> float:
     """Bytes of KV cache for each token of context, by the shapes of the model; NaN where these do not tell.
 
-    Keys and values of every layer; one of both where K and V are shared and the scheme treats them alike; nothing for
-    kinds of attention that keep a state.
+    Keys and values of every layer; one of both where K and V are shared and the scheme treats them alike; of windows
+    those in a context of the training length; nothing for kinds of attention that keep a state.
     """
     config = manifest.identity
     width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.get("device.dtype")))
     kind, scheme, is_shared = (
         config.get(name) for name in ("scheme.attention.kind", "scheme.kind", "scheme.attention.shared_kv")
     )
+    context = config["train.context_length"]
     sizes: list[Any] = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
     kinds = {member["kind"] for member in config.get("scheme.of") or [{"kind": scheme}]}
     if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= set(_PLAIN_CACHE.split()):
         return 0.0 if kind in ("linear", "decay") else math.nan
     sites = set(config.get("scheme.sites") or "")
     copies = 1 if is_shared and len(sites & set("kv")) != 1 else 2
-    return float(copies * math.prod(sizes) * width)
+    turns = config.get("scheme.layers") or [{"window": config.get("scheme.window")}]
+    windows = [turns[n % len(turns)].get("window") for n in range(int(sizes[0]))]
+    kept = sum(1.0 if window is None else min(1.0, window / context) for window in windows)
+    return float(copies * kept * math.prod(sizes[1:]) * width)
 
 
 # Kinds of schemes that keep plain keys and values, and nothing beside them.

@@ -36,6 +36,7 @@ ONE_OF_EACH_KIND = (
     "ssmax",
     "t5",
     "transformer_xl",
+    "window_rope_nope",
     "xpos",
 )
 

@@ -31,7 +31,12 @@ def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
 
 
 def check_kind(kind: Kind, layers: Layers) -> None:
-    """Raises: ConfigError where a scheme's bias reads keys and this kind has none."""
+    """Raises: ConfigError where a scheme's bias reads keys and this kind has none, or it has a window and this none."""
+    if any(scheme.window for scheme in layers) and not kind.takes_windows:
+        raise ConfigError(
+            f"scheme.window is for attention of the kind softmax, and this is {type(kind).__name__.lower()}: leave it "
+            "out"
+        )
     readers = [type(scheme).__name__ for scheme in layers if scheme.reads_keys]
     if readers and not kind.has_keys:
         raise ConfigError(

@@ -15,6 +15,9 @@ and `masked` also take more keys than queries: the queries are then those of the
 `sink`, [H], is a logit in the softmax of each head whose value is zero (gpt-oss, arXiv 2508.10925). It needs no kernel
 of its own: with l, the logarithm of the sum of a row's exponentials, the output is that without a sink times
 sigmoid(l - sink).
+
+`window` is how many keys a query sees, its own among them; None: all before it. A block of queries reads the keys that
+one of them sees, so that time is linear in the window.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ def blocks(
     bias: Bias | None,
     scale: float,
     sink: Tensor | None = None,
+    window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
     """Query blocks against the keys they may see; bias and softmax in float32 (float64 where q is).
@@ -121,19 +125,27 @@ def blocks(
     out = []
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(before + end, before + T, block)
+        keys = _keys(before + start, before + end, before + T, block, window)
         i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(keys, device=q.device)[None, :]
-        scores = (q[:, :, start:end] @ k_t[..., :keys]).to(dtype) * scale
+        j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
+        scores = (q[:, :, start:end] @ k_t[..., keys]).to(dtype) * scale
         if bias is not None:
             scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
-        scores = scores.masked_fill(j > i + before, float("-inf"))
-        o = scores.softmax(-1).to(v.dtype) @ v[:, :, :keys]
+        scores = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
+        o = scores.softmax(-1).to(v.dtype) @ v[:, :, keys]
         out.append(o if sink is None else beside_sink(o, scores.logsumexp(-1), sink))
     return torch.cat(out, dim=2)
 
 
-def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None = None) -> Tensor:
+def short(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Bias | None,
+    scale: float,
+    sink: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
     B, H, T = q.shape[:3]
     groups = H // k.shape[1]
@@ -142,11 +154,13 @@ def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink
     dtype, masks = torch.promote_types(q.dtype, torch.float32), []
     for start in range(0, T, SHORT_BLOCK):
         end = min(start + SHORT_BLOCK, T)
-        mask = _causal_mask(start, end, dtype, q.device)
+        first = 0 if window is None else max(0, start + 1 - window)
+        mask = _causal_mask(start, end, first, window, dtype, q.device)
         if bias is not None:
-            i, j = torch.arange(start, end, device=q.device)[:, None], torch.arange(end, device=q.device)[None, :]
+            i = torch.arange(start, end, device=q.device)[:, None]
+            j = torch.arange(first, end, device=q.device)[None, :]
             mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
-            mask = mask.expand(B, H, end - start, end).flatten(0, 1)
+            mask = mask.expand(B, H, end - start, end - first).flatten(0, 1)
         masks.append(mask)
     o, logsumexp = _Short.apply(*(x.flatten(0, 1).to(dtype) for x in (q, k, v)), scale, sink is not None, *masks)
     o = o.unflatten(0, (B, H))
@@ -154,9 +168,19 @@ def short(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink
 
 
 @functools.lru_cache(maxsize=64)
-def _causal_mask(start: int, end: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0 where query `start` + row may see a key of `end`, else -inf: [end - start, end]."""
-    return torch.full((end - start, end), -float("inf"), dtype=dtype, device=device).triu(start + 1)
+def _causal_mask(
+    start: int, end: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """0 where query `start` + row may see key `first` + column, else -inf: [end - start, end - first]."""
+    i, j = torch.arange(start, end, device=device)[:, None], torch.arange(first, end, device=device)
+    return torch.zeros((end - start, end - first), dtype=dtype, device=device).masked_fill(
+        _is_hidden(i, j, window), -float("inf")
+    )
+
+
+def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
+    """Whether query `i` does not see key `j`, rows of keys both."""
+    return j > i if window is None else (j > i) | (j <= i - window)
 
 
 class _Short(torch.autograd.Function):
@@ -173,11 +197,12 @@ class _Short(torch.autograd.Function):
         o, start, kept, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
         k_t = k.transpose(1, 2)
         for mask in masks:
-            end = mask.shape[-1]
-            weights = torch.baddbmm(mask, q[:, start:end], k_t[..., :end], alpha=scale)
+            end = start + mask.shape[-2]
+            keys = slice(end - mask.shape[-1], end)
+            weights = torch.baddbmm(mask, q[:, start:end], k_t[..., keys], alpha=scale)
             sums += [weights.logsumexp(-1)] if with_sum else []
             torch.softmax(weights, -1, out=weights)
-            torch.bmm(weights, v[:, :end], out=o[:, start:end])
+            torch.bmm(weights, v[:, keys], out=o[:, start:end])
             kept.append(weights)
             start = end
         ctx.save_for_backward(q, k, v, o, *kept)
@@ -193,12 +218,13 @@ class _Short(torch.autograd.Function):
         if above[1] is not None:
             sums += above[1][..., None]
         for n, weights in enumerate(kept):
-            end = weights.shape[-1]
+            end = start + weights.shape[-2]
+            keys = slice(end - weights.shape[-1], end)
             part = g[:, start:end]
-            of_v[:, :end].baddbmm_(weights.transpose(1, 2), part)
-            of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., :end]).mul_(weights)
-            torch.bmm(of_scores, k[:, :end], out=of_q[:, start:end])
-            of_k[:, :end].baddbmm_(of_scores.transpose(1, 2), q[:, start:end])
+            of_v[:, keys].baddbmm_(weights.transpose(1, 2), part)
+            of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
+            torch.bmm(of_scores, k[:, keys], out=of_q[:, start:end])
+            of_k[:, keys].baddbmm_(of_scores.transpose(1, 2), q[:, start:end])
             of_masks.append(of_scores if ctx.needs_input_grad[5 + n] else None)
             start = end
         return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, None, *of_masks
@@ -209,14 +235,17 @@ def _sequences_and_heads(B: int, H: int, device: torch.device) -> tuple[Tensor, 
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
-def _keys(end: int, length: int, block: int) -> int:
-    """How many keys a block of queries that ends at `end` reads: all before it, in at most 16 different numbers.
+def _keys(start: int, end: int, length: int, block: int, window: int | None) -> slice:
+    """The keys that a block of queries reads, rows `start` to `end` of `length`: all before it, or those in the window.
 
-    Blocks that each want a little more memory than the one before leave holes that no later one fits into: with sixteen
-    sizes memory grows with the length, not with its square, and at most a sixteenth more is computed.
+    All before it in at most 16 different numbers. Blocks that each want a little more memory than the one before leave
+    holes that no later one fits into: with sixteen sizes memory grows with the length, not with its square, and at most
+    a sixteenth more is computed.
     """
+    if window is not None:
+        return slice(max(0, start + 1 - window), end)
     grid = block * -(-length // (16 * block))
-    return min(length, -(-end // grid) * grid)
+    return slice(0, min(length, -(-end // grid) * grid))
 
 
 def masked(
@@ -226,6 +255,7 @@ def masked(
     bias: Bias | None,
     scale: float,
     sink: Tensor | None = None,
+    window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
     """Query blocks on the CPU's fused kernel, with bias and causality as its mask in float32 (float64 where q is).
@@ -234,23 +264,24 @@ def masked(
     gradient passes a sink, by `blocks`.
     """
     if sink is not None and torch.is_grad_enabled():
-        return blocks(q, k, v, bias, scale, sink)
+        return blocks(q, k, v, bias, scale, sink, window)
     B, H, T = q.shape[:3]
     before = k.shape[2] - T
     sequence, head = _sequences_and_heads(B, H, q.device)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    block = max(16, min(T, cells // k.shape[2]))
+    reach, most = (k.shape[2], T) if window is None else (min(k.shape[2], 2 * window), max(window, BLOCK))
+    block = max(16, min(T, most, cells // reach))
     # Not a list of parts: between the masks they would leave holes too small for the next.
     out = q.new_empty(B, H, T, v.shape[-1])
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(before + end, before + T, block)
+        keys = _keys(before + start, before + end, before + T, block, window)
         i = torch.arange(start, end, device=q.device)[:, None]
-        j = torch.arange(keys, device=q.device)[None, :]
-        zero = torch.zeros(1, 1, end - start, keys, dtype=dtype, device=q.device)
+        j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
+        zero = torch.zeros(1, 1, *torch.broadcast_shapes(i.shape, j.shape), dtype=dtype, device=q.device)
         scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
-        mask = scores.masked_fill(j > i + before, float("-inf"))
-        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, :keys], v[:, :, :keys], mask, scale, sink)
+        mask = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
+        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scale, sink)
     return out
 
 
@@ -291,6 +322,22 @@ def _is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
+def window_tiles(length: int, window: int, device: torch.device) -> BlockMask:
+    """... where each query sees a window: the tiles from the first key of a row's first query on, all cut."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    n = -(-length // TILE)
+    row = torch.arange(n, dtype=torch.int32, device=device)
+    first = (row * TILE + 1 - window).clamp(min=0) // TILE
+    return BlockMask.from_kv_blocks(
+        (row - first + 1)[None, None].int(),
+        ((first[:, None] + row) % n)[None, None].int(),
+        BLOCK_SIZE=TILE,
+        mask_mod=lambda b, h, i, j: (i >= j) & (j > i - window),
+        seq_lengths=(length, length),
+    )
+
+
 def flex(
     q: Tensor,
     k: Tensor,
@@ -298,6 +345,7 @@ def flex(
     bias: Bias | None,
     scale: float,
     sink: Tensor | None = None,
+    window: int | None = None,
     reads_rows: bool = True,
 ) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
@@ -310,12 +358,13 @@ def flex(
         assert bias is not None
         return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
 
+    T = q.shape[2]
     result: Any = flex_attention(
         q,
         k,
         v,
         score_mod=None if bias is None else score,
-        block_mask=causal_tiles(q.shape[2], q.device),
+        block_mask=causal_tiles(T, q.device) if window is None else window_tiles(T, window, q.device),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),
@@ -352,31 +401,34 @@ def attend(
     bias: Bias | None,
     scale: float,
     sink: Tensor | None = None,
+    window: int | None = None,
     reads_rows: bool = True,
     may_compile: bool = False,
 ) -> Tensor:
-    """Causal attention by the fastest of the kernels above that can carry `bias` and `sink`.
+    """Causal attention by the fastest of the kernels above that can carry `bias`, `sink` and `window`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
-    are kept; bias, None or a function of rows; scale, what multiplies q . k; sink, None or [H]; reads_rows, as in
-    `flex`; may_compile, whether long windows may compile their attention on CUDA where the code around it is not
-    compiled.
+    are kept; bias, None or a function of rows; scale, what multiplies q . k; sink, None or [H]; window, tokens that a
+    query sees, or None; reads_rows, as in `flex`; may_compile, whether long windows may compile their attention on CUDA
+    where the code around it is not compiled.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
-    if q.is_cuda:
-        return _attend_on_cuda(q, k, v, bias, scale, sink, reads_rows, may_compile or compiling)
     B, H, T, _ = q.shape
+    window = None if window is None or window >= k.shape[2] else window
+    if q.is_cuda:
+        return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling)
     if k.shape[2] > T:
-        return masked(q, k, v, bias, scale, sink)
-    if torch.is_grad_enabled() and not compiling and B * H * T * T <= SHORT_CELLS and q.dtype != torch.bfloat16:
-        return short(q, k, v, bias, scale, sink)
-    is_fused = sink is None or not (compiling or torch.is_grad_enabled())
-    if bias is None and is_fused and (not compiling or q.shape[2] > FUSED_ABOVE):
+        return masked(q, k, v, bias, scale, sink, window)
+    cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
+    if torch.is_grad_enabled() and not compiling and cells <= SHORT_CELLS and q.dtype != torch.bfloat16:
+        return short(q, k, v, bias, scale, sink, window)
+    is_fused = window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
+    if bias is None and is_fused and (not compiling or T > FUSED_ABOVE):
         return fused(q, k, v, scale, sink)
-    if bias is not None and not compiling:
-        return masked(q, k, v, bias, scale, sink)
-    return blocks(q, k, v, bias, scale, sink)
+    if (bias is not None or window is not None) and not compiling:
+        return masked(q, k, v, bias, scale, sink, window)
+    return blocks(q, k, v, bias, scale, sink, window)
 
 
 def _attend_on_cuda(
@@ -386,20 +438,23 @@ def _attend_on_cuda(
     bias: Bias | None,
     scale: float,
     sink: Tensor | None,
+    window: int | None,
     reads_rows: bool,
     compiles: bool,
 ) -> Tensor:
     """`flex` uncompiled would hold every score at once, and so do blocks whose gradient is wanted."""
     B, H, T, D = q.shape
-    is_whole, is_plain = k.shape[2] == T, bias is None and sink is None
+    is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:
         return fused(q, k, v, scale)
     if not is_plain and is_whole and compiles and D >= FLEX_FROM:
         if torch.compiler.is_compiling():
-            return flex(q, k, v, bias, scale, sink, reads_rows)
+            return flex(q, k, v, bias, scale, sink, window, reads_rows)
         if T >= COMPILED_FROM and not torch.is_grad_enabled():
-            return _compiled_flex()(q, k, v, bias, scale, sink, reads_rows)
+            return _compiled_flex()(q, k, v, bias, scale, sink, window, reads_rows)
     if torch.is_grad_enabled():
-        return blocks(q, k, v, bias, scale, sink)
+        return blocks(q, k, v, bias, scale, sink, window)
     # Few and large blocks: each costs a dozen launches.
-    return blocks(q, k, v, bias, scale, sink, block=max(BLOCK, min(T, CUDA_SCORES // (B * H * k.shape[2]))))
+    most = T if window is None else max(window, BLOCK)
+    block = max(BLOCK, min(T, most, CUDA_SCORES // (B * H * k.shape[2])))
+    return blocks(q, k, v, bias, scale, sink, window, block=block)

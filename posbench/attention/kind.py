@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -33,8 +33,16 @@ class KVCache:
         if self.filled > self.length:
             raise ConfigError(f"{self.filled} tokens do not fit a cache made for {self.length}: make it longer")
 
-    def extended(self, *new: Tensor | None) -> tuple[Tensor | None, ...]:
-        """All rows so far of each tensor, the `new` ones [B, heads, t, .] included. None stays None."""
+    def extended(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
+        """All rows so far of each tensor, the `new` ones [B, heads, t, .] included. None stays None.
+
+        With a window: those that one of the new rows sees, of which the last `window` are kept.
+        """
+        if window is not None:
+            self.advance(next(x.shape[2] for x in new if x is not None))
+            rows = tuple(x if old is None or x is None else torch.cat((old, x), 2) for old, x in self._beside(new))
+            self.tensors = tuple(None if x is None else x[:, :, -window:].clone() for x in rows)
+            return rows
         if not self.tensors:
             self.tensors = tuple(None if x is None else x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
         start = self.filled
@@ -43,6 +51,10 @@ class KVCache:
             if tensor is not None and x is not None:
                 tensor[:, :, start : self.filled] = x
         return tuple(None if tensor is None else tensor[:, :, : self.filled] for tensor in self.tensors)
+
+    def _beside(self, new: tuple[Tensor | None, ...]) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """What is kept, and the new rows, of each tensor."""
+        return zip(self.tensors or len(new) * (None,), new, strict=True)
 
     @property
     def num_bytes(self) -> int:
@@ -71,6 +83,7 @@ class Kind(nn.Module, ABC):
     """
 
     has_keys: bool = True  # may a bias read them?
+    takes_windows: bool = False  # may a query see the last tokens alone?
     parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None: the best for the scheme and the device
     may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?

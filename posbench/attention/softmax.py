@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -29,19 +30,28 @@ class Softmax(Kind):
             raise ConfigError(f"scheme.attention.sink={sink!r} must be true or false")
         self.sink = nn.Parameter(torch.zeros(shape.num_heads)) if sink else None
 
+    takes_windows = True
+
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, reads_rows: bool = True
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Bias | None,
+        scale: float,
+        window: int | None = None,
+        reads_rows: bool = True,
     ) -> Tensor:
         """Attention behind the hooks, by `kernel` or the best there is: see `posbench.attention.kernels`."""
         if self.kernel is not None:
-            return self.kernel(q, k, v, bias, scale, self.sink)
-        return kernels.attend(q, k, v, bias, scale, self.sink, reads_rows, self.may_compile)
+            return self.kernel(q, k, v, bias, scale, self.sink, window)
+        return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile)
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = {"masked": kernels.masked, "short": kernels.short} if device.type == "cpu" else {}
-        is_plain = not has_bias and self.sink is None
+        is_plain = not has_bias and self.sink is None and not any(scheme.window for scheme in schemes)
         # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
         flex = {} if is_plain or self.shape.head_dim < kernels.FLEX_FROM else {"flex": kernels.flex}
         fused = {} if has_bias else {"fused": kernels.attend}
@@ -61,8 +71,11 @@ class Softmax(Kind):
         gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         is_one = self.shared_kv and scheme.moves_k_and_v_alike
         q, k, values = scheme.q(q, pos), scheme.k(k, pos_of_keys), None if is_one else scheme.v(v, pos_of_keys)
+        dropped = 0  # keys that no query sees any more
         if cache is not None:
-            k, values = cast(tuple[Tensor, Tensor | None], cache.extended(k, values))
+            window = None if scheme.reads_keys else scheme.window
+            k, values = cast(tuple[Tensor, Tensor | None], cache.extended(k, values, window=window))
+            dropped = cache.filled - k.shape[2]
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else slopes of heads alone
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(
@@ -71,8 +84,17 @@ class Softmax(Kind):
                 else f"{type(scheme).__name__}.bias must return None or a function (b, h, i, j), such as "
                 "lambda b, h, i, j: tensor[b, h, i, j]"
             )
-        o = self.attend(q, k, k if values is None else values, bias, self.scale, reads_rows)
+        if bias is not None and dropped:
+            bias = partial(_of_kept, bias, dropped)
+        o = self.attend(q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows)
         return scheme.o(o, pos)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        return 2.0 * self.shape.num_heads * self.shape.head_dim * length
+        window = min(length, scheme.window or length)
+        keys = window - window**2 / (2 * length)  # that a query meets on average
+        return 4.0 * self.shape.num_heads * self.shape.head_dim * keys
+
+
+def _of_kept(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The bias where row 0 of the keys is row `dropped` of the window."""
+    return bias(b, h, i, j + dropped)

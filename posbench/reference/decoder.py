@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -32,10 +33,13 @@ def logits(
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
     options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
-    layers = []
+    layers, windows = [], []
     for n in range(model.num_layers):
-        own = _below(W, f"scheme.layers.{n}.")
-        layers.append(define(row_of_layer(config.scheme, n), config, own))
+        own, row = _below(W, f"scheme.layers.{n}."), row_of_layer(config.scheme, n)
+        window = row.options.get("window")
+        windows.append({} if window is None else {"window": window})
+        unwindowed = {name: value for name, value in row.options.items() if name != "window"}
+        layers.append(define(replace(row, options=unwindowed), config, own))
         layers[n].window(len(tokens))
     positions = positions or range(offset, offset + len(tokens))
     x = np.stack([layers[0].embed(W["embedding.weight"][token], p) for token, p in zip(tokens, positions, strict=True)])
@@ -52,7 +56,7 @@ def logits(
                 [norm(head, w[f"attention.{part}_norm.weight"]) for head in of] for part, of in (("q", q), ("k", k))
             )
         learned = _below(w, "attention.kind.")
-        heads = KINDS[name](scheme, q, k, v, normed, positions, **options, **learned)
+        heads = KINDS[name](scheme, q, k, v, normed, positions, **options, **learned, **windows[n])
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T

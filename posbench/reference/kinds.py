@@ -28,10 +28,11 @@ def softmax(
     x: Array,
     positions: Sequence[int],
     sink: Sequence[float] | None = None,
+    window: int | None = None,
 ) -> list[Array]:
     """`o_i = sum_j a_ij v_j`, where a_i. is the softmax over j <= i of `q_i . k_j / sqrt(D) + bias_ij`, and the sink's.
 
-    Arguments: sink, a learned logit for each head.
+    Arguments: sink, a learned logit for each head; window, how many j a query sees at most, i - window < j <= i.
     """
     rows, places = _rows(scheme, q, k, x, positions, len(v))
     heads = []
@@ -39,10 +40,11 @@ def softmax(
         values = _values(scheme, v, h, place)
         o = []
         for t, p in enumerate(place):
-            products = rows.keys[h][: t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
-            scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(t + 1)])
+            first = 0 if window is None else max(0, t + 1 - window)
+            products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
+            scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
             weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
-            o.append(scheme.o(weights @ values[: t + 1], p, h))
+            o.append(scheme.o(weights @ values[first : t + 1], p, h))
         heads.append(np.stack(o))
     return heads
 

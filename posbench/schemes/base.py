@@ -101,6 +101,7 @@ class Scheme(nn.Module):
     is_streaming: bool = True  # do the tokens before a position decide its logits, however many come after it? measured
     per_layer: bool | tuple[str, ...] = False  # own parameters that each layer has for itself: none, all, or the names
     reads_keys: bool = False  # does `bias` look at the keys? A kind of attention without keys refuses it
+    window: int | None = None  # keys that a query sees, its own among them; None: all before it. Any row's option
     decayed: frozenset[str] = frozenset()  # own parameters that weight decay shrinks; a decayed table is pulled to 0
 
     def __init__(self, shape: Shape) -> None:

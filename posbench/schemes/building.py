@@ -17,8 +17,10 @@ from torch import nn
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Classes, check_options, class_named, option_names, with_packages
 from posbench.scheme_file import load, snake_case, split
-from posbench.schemes.base import Scheme, Shape, check_hooks
+from posbench.schemes.base import Scheme, Shape, check_hooks, whole
 from posbench.schemes.composite import Interleaved, Together
+
+WINDOW = "window"  # an option of every row: see `Scheme.window`
 
 
 def _ours() -> dict[str, type[Scheme]]:
@@ -117,8 +119,10 @@ class _Builder:
     def build(self, row: SchemeConfig, n: int) -> Scheme:
         """The scheme of layer `n`, which has this row."""
         cls = scheme_class(row.kind)
-        check_options("scheme", row.kind, cls, row.options)
-        options = {name: self._with_members(value, n) for name, value in row.options.items()}
+        given = dict(row.options)
+        window = None if WINDOW in option_names(cls) else given.pop(WINDOW, None)
+        check_options("scheme", row.kind, cls, given)
+        options = {name: self._with_members(value, n) for name, value in given.items()}
         first = self.first.get(_key(row))
         if first is not None and not cls.per_layer and not _differ(first, options):
             return first
@@ -126,6 +130,8 @@ class _Builder:
             # Rounded once: float32 draws differ in their last bits between kinds of CPU.
             torch.manual_seed(seed_of(self.seed, f"{row.kind}/{n}"))
             scheme = cls(self.shape, **options).float()
+        if window is not None:
+            scheme.window = whole(WINDOW, window, 1, "tokens that a query sees")
         if first is None:
             self.first[_key(row)] = scheme
         elif cls.per_layer is not True:
@@ -208,4 +214,7 @@ def with_option(row: Mapping[str, Any], option: str, value: Any) -> dict[str, An
 
 def _has(row: Mapping[str, Any], option: str) -> bool:
     kind = str(row.get("kind"))
-    return (split(kind) is not None or kind in SCHEMES) and option in option_names(scheme_class(kind))
+    if split(kind) is None and kind not in SCHEMES:
+        return False
+    cls = scheme_class(kind)
+    return option in option_names(cls) or (option == WINDOW and cls is not Interleaved)

@@ -74,6 +74,8 @@ class Combined(Together, Scheme):  # type: ignore[override]
         super().__init__(shape)
         if not (isinstance(of, Sequence) and of and all(isinstance(member, Scheme) for member in of)):
             raise ConfigError("scheme.of must be a list of schemes, such as scheme.of=[qk_rope,nope]")
+        if any(member.window for member in of):
+            raise ConfigError("scheme.of holds a scheme with a window: give the window beside scheme.of")
         self.members = nn.ModuleList(dict.fromkeys(of))
 
     @property

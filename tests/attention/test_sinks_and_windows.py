@@ -1,12 +1,17 @@
-"""Sinks, held to transformers' gpt-oss, and to every kernel."""
+"""Sinks and windows, held to transformers' gpt-oss on every kernel; what windows compute and keep."""
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
+from posbench.attention import kernels
 from posbench.config import ConfigError
 from posbench.model import build_model, checked_scheme
+from posbench.size import CacheSize, cache_size
 from posbench.training.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 
@@ -31,23 +36,70 @@ def gpt_oss(attention):
 
 
 @pytest.mark.parametrize("kernel", ["usual", "without a gradient", "blocks", "masked"])
-def test_sinks_are_those_of_gpt_oss(kernel):
+@pytest.mark.parametrize("window", [None, 1, 40, 64, 149])
+def test_sinks_and_windows_are_those_of_gpt_oss(window, kernel):
     """Outputs, and gradients by the stream and by the sinks, which the kernels that have one compute."""
     model, T = built("sink_qk_rope"), 150
     attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), 7, 0, T, None)
-    theirs = gpt_oss(attention)
-    attention.kind.kernel = attention.kind.kernels([model.scheme[0]], True, torch.device("cpu")).get(kernel)
+    theirs, scheme = gpt_oss(attention), model.scheme[0]
+    scheme.window = window
+    attention.kind.kernel = attention.kind.kernels([scheme], True, torch.device("cpu")).get(kernel)
     x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     leaves = [[x.clone().requires_grad_(), sink] for sink in (attention.kind.sink, theirs.sinks)]
-    causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    seen = sliding_window_causal_mask_function(window or T)(0, 0, i, j)
+    mask = torch.zeros(T, T, dtype=torch.float64).masked_fill(~seen, -torch.inf)
     with torch.set_grad_enabled(kernel != "without a gradient"):
-        ours = attention(leaves[0][0], at, model.scheme[0])
-        expected = theirs(leaves[1][0], tuple(half[None] for half in at.pos), causal)[0]
+        ours = attention(leaves[0][0], at, scheme)
+        expected = theirs(leaves[1][0], tuple(half[None] for half in at.pos), mask)[0]
         assert expected.abs().max() > 0.5 and (ours - expected).abs().max() < 1e-12
         if ours.requires_grad:
             pairs = zip((ours, expected), leaves, strict=True)
             for one, other in zip(*(torch.autograd.grad((o * weight).sum(), of) for o, of in pairs), strict=True):
                 assert other.abs().max() > 0.1 and (one - other).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("kernel", [kernels.blocks, kernels.short])
+def test_operations_grow_with_the_window_and_not_with_the_length(kernel):
+    def operations(T):
+        q, k, v = torch.randn(3, 1, 2, T, 8, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            kernel(q, k, v, None, 1.0, window=50).sum().backward()
+        return counter.get_total_flops()
+
+    assert operations(2048) - operations(1024) == operations(3072) - operations(2048)
+    assert operations(2048) < 2.1 * operations(1024)
+
+
+@pytest.mark.parametrize("T, window", [(1, 1), (128, 5), (300, 1), (384, 128), (500, 129), (1024, 300)])
+def test_the_tiles_of_windows_are_those_that_pytorch_finds_pair_by_pair(T, window):
+    made = kernels.window_tiles(T, window, torch.device("cpu"))
+    theirs = create_block_mask(made.mask_mod, None, None, T, T, device="cpu")
+    assert made.seq_lengths == theirs.seq_lengths and torch.equal(made.to_dense(), theirs.to_dense())
+
+
+@torch.no_grad()
+def test_layers_with_windows_keep_no_more_than_these():
+    config = certificate_config("window_rope_nope")
+    model = build_model(config, VOCAB)
+    caches = model.caches(100)
+    for start in range(0, 100, 20):
+        model.hidden(random_tokens(100)[:, start : start + 20], 3, caches)
+    row = 2 * HKV * D  # numbers of keys and values
+    assert [cache.num_bytes for cache in caches] == [4 * row * tokens for tokens in (64, 64, 64, 100)]
+    assert cache_size(config) == CacheSize(bytes_per_token=2 * row, state_bytes=3 * 2 * row * 64)
+
+
+def test_where_a_window_may_not_be():
+    for name, options, says in (
+        ("linear_nope", {"window": 8}, "scheme.window is for attention of the kind softmax, and this is linear"),
+        ("nope", {"window": 0}, "scheme.window=0 must be a whole number, 1 or more"),
+        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "give the window beside scheme.of"),
+    ):
+        config = certificate_config(name)
+        config.scheme.options |= options
+        with pytest.raises(ConfigError, match=says):
+            checked_scheme(config)
 
 
 def test_a_sink_begins_at_zero_and_is_not_decayed_and_other_weights_are_as_without():
