@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist l
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop reproduce-table test test-all torture style lint lock clean
+.PHONY: help install develop reproduce-table test test-all torture style lint site lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,18 +37,21 @@ torture: $(VENV)/.developed ## Kill runs 200 times and damage 1,000 checkpoints;
 	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000
 
 style: $(VENV)/.developed ## Format the code
-	$(BIN)/ruff format posbench hydra_plugins tests benchmarks
-	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks
+	$(BIN)/ruff format posbench hydra_plugins tests benchmarks docs/site
+	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks docs/site
 
 lint: $(VENV)/.developed ## Check format, lint and types
-	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks
-	$(BIN)/ruff check posbench hydra_plugins tests benchmarks
+	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks docs/site
+	$(BIN)/ruff check posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/mypy
+
+site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); two minutes
+	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 lock: $(VENV)/.developed ## Resolve constraints.txt anew (torch stays as pinned)
 	$(PIP) uv
 	grep '^torch==' constraints.txt > $(VENV)/torch.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header pyproject.toml --extra dev \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header pyproject.toml --extra dev --extra site \
 		--constraint $(VENV)/torch.txt --upgrade --output-file $(VENV)/resolved.txt
 	grep -vE '^(triton|cuda-|nvidia-)' $(VENV)/resolved.txt > constraints.txt
 
@@ -65,4 +68,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.developed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.sited: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --constraint constraints.txt --editable '.[site]'
 	@touch $(VENV)/.installed $@

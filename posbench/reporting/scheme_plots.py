@@ -25,7 +25,7 @@ from torch import Tensor
 from posbench.attention import Softmax
 from posbench.composition import choices, compose
 from posbench.model import build_model
-from posbench.reporting.figures import INK, encoded, new_figure, style
+from posbench.reporting.figures import INK, WIDTH, encoded, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
 
@@ -67,7 +67,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
             config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
             scheme = build_model(config, 2).scheme
         if not config.scheme.attention:  # else its row without a kind of attention says the same
-            drawn |= _titled(name, scheme, name in trained)
+            drawn |= titled(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
     paths, rows = [], []
     for what in _LABELS:
@@ -75,7 +75,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         lines = {title: of for title, of in lines.items() if of[1] is not None}
         if lines:
             paths.append(folder / f"{what}s.svg")
-            paths[-1].write_bytes(encoded(_grid(lines, _LABELS[what]), "svg"))
+            paths[-1].write_bytes(encoded(grid(lines, _LABELS[what]), "svg"))
         rows += [
             {"scheme": title, "what": what, "head": head, "distance": distance, "value": value}
             for title, (distances, heads) in lines.items()
@@ -95,7 +95,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     return paths
 
 
-def _titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
+def titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
     """The curves by their title; of a trained scheme those of each layer that has its own."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
@@ -160,12 +160,13 @@ def _unless_flat(curve: Tensor) -> Curve | None:
     return None if np.ptp(array, axis=1).max() < FLAT else array
 
 
-def _grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
+def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
     """A panel a scheme, a line a head (the first dark, the last pale), one line where all heads agree."""
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
     with style():
-        figure, panels = new_figure(0.5 + (1.35 if rows > 1 else 2.0) * rows, rows, columns)
+        height, width = 0.5 + (1.35 if rows > 1 else 2.0) * rows, WIDTH * columns / COLUMNS
+        figure, panels = new_figure(height, rows, width, ncols=columns)
         for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
             alike = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
             shades = [INK] if alike else colormaps["viridis"](np.linspace(0, 0.85, len(heads)))

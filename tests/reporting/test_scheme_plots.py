@@ -43,11 +43,13 @@ def test_of_a_rotation_equal_content_scores_the_sum_of_cosines() -> None:
 
 @pytest.mark.slow
 def test_pictures_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = ["nope", "alibi", "qk_rope", "vo_rope"]  # of 45
+    drawn = ["nope", "alibi", "qk_rope", "vo_rope", "kerple", "t5"]  # of 45
     monkeypatch.setattr("posbench.reporting.scheme_plots.choices", lambda *_: drawn)
     said = StringIO()
     files = plot_schemes(tmp_path, [], Console(file=said, width=200))
     assert {file.name for file in files} == {"scores.svg", "values.svg", "curves.csv"}
     curves = pd.read_csv(tmp_path / "curves.csv")
-    assert {"alibi", "qk_rope", "vo_rope"} == set(curves["scheme"])
+    assert {"alibi", "qk_rope", "vo_rope", "kerple"} == set(curves["scheme"])
+    scores = (tmp_path / "scores.svg").read_text(encoding="utf-8")
+    assert all(f">{name}<" in scores for name in ("alibi", "qk_rope", "kerple")), "a panel each"
     assert "nothing to draw for" in said.getvalue() and set(curves["what"]) == {"score", "value"}

@@ -1,0 +1,291 @@
+"""The pages of the site, as a hook of MkDocs: the documents as they are, and what code and packs say, written anew.
+
+Every number is read from a pack while the site is built. Pages keep the paths that their files have in the repository,
+so links between documents need no change; the made ones are `schemes/`, `tasks/`, `results/` and `api.md`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import posbench
+from posbench.composition import choices, compose, description, read_row
+from posbench.config import ConfigError
+from posbench.console import console
+from posbench.data.tasks import tasks
+from posbench.model import build_model
+from posbench.reference.schemes import definitions
+from posbench.reporting import scheme_plots, tables
+from posbench.reporting.comparison import Comparison, build
+from posbench.reporting.figures import encoded, inline_svg
+from posbench.reporting.published import agreements, all_published
+from posbench.reporting.report import report
+from posbench.reporting.tasks import is_of_tasks
+from posbench.runs.finding import folder_of
+from posbench.schemes import scheme_class
+from posbench.table import read
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "scaling")
+GUIDES += ("huggingface",)
+PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
+
+# ---------------------------------------------------------------- pages
+
+
+def pages(root: Path = ROOT) -> dict[str, str]:
+    """Path -> Markdown of every page. Arguments: root, the folder with README.md, docs/ and runs/reference/."""
+    documents = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "runs" / "reference").glob("*.md")]
+    written = {
+        file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
+    }
+    packs = sorted({folder_of(file) for file in (root / "runs" / "reference").rglob("*.zip")})
+    names = {pack.relative_to(root / "runs" / "reference").as_posix(): pack for pack in packs}
+    reports = {name: report_of(pack, name) for name, pack in names.items()}
+    written |= {f"results/{name}.md": page for name, page in reports.items()}
+    written["results/published.md"] = published_page(packs)
+    rows = {name: list(rows_of(page)) for name, page in reports.items()}
+    written |= {f"schemes/{name}.md": scheme_page(name, rows) for name in choices("scheme")}
+    guide = (root / "docs" / "tasks.md").read_text("utf-8")
+    written |= {f"tasks/{name}.md": task_page(name, guide, reports) for name in tasks()}
+    lines = [f"| [{name}]({name}.md) | {description('scheme', name)} |" for name in choices("scheme")]
+    written["schemes/index.md"] = "\n".join(["# Schemes", "", "| scheme | what it does |", "|---|---|", *lines])
+    written["api.md"] = api_page()
+    return written
+
+
+def with_pictures(text: str, folder: Path) -> str:
+    """The page with its drawings in it, so that they take its colours."""
+
+    def drawn(match: re.Match[str]) -> str:
+        file = folder / match[2]
+        drawing = re.sub(r"\n\s*", "\n", inline_svg(file.read_text("utf-8"), file.stem))
+        return f'<figure class="picture {file.stem}">{drawing}<figcaption>{match[1]}</figcaption></figure>'
+
+    return PICTURE.sub(drawn, text)
+
+
+def report_of(pack: Path, name: str) -> str:
+    """The report of a pack's runs, as `posbench report` writes it, under a title."""
+    with tempfile.TemporaryDirectory() as folder:
+        report(pack, output=folder, console=console(quiet=True), title=name)
+        page = (Path(folder) / "report.md").read_text("utf-8").replace("# posbench: ", "# ", 1)
+        return with_pictures(page, Path(folder))
+
+
+def rows_of(page: str) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of a report's tables of schemes: the table's title, its heading, the scheme, and the row."""
+    title = heading = ""
+    for line in page.splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        elif line.startswith("scheme | "):
+            heading = line
+        elif not line:
+            heading = ""
+        elif heading and not line.startswith(":--"):
+            yield title, heading, re.split(r" [|(·]", line)[0], line
+
+
+def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]]) -> str:
+    """What a scheme is, its code, how it looks, and its row in every table."""
+    kind = read_row(name).kind
+    cls = scheme_class(kind)
+    parts = [f"# {name}", description("scheme", name), f"## {cls.__name__}", prose(cls), picture(name)]
+    found: dict[tuple[str, str], list[str]] = {}
+    for pack, of_pack in rows.items():
+        for title, heading, scheme, line in of_pack:
+            if scheme == name:
+                title = "Loss" if title == pack else title
+                figures = line.partition(" | ")[2]
+                found.setdefault((title, heading), []).append(f"[{pack}](../results/{pack}.md) | {figures}")
+    parts.append("## Its row in every table")
+    for title in dict.fromkeys(title for title, _ in found):
+        parts.append(f"### {title}")
+        for (of_title, heading), lines in found.items():
+            if of_title == title:
+                rule = "|".join([":--", *["--:"] * heading.count("|")])
+                parts.append("\n".join([heading.replace("scheme", "runs", 1), rule, *lines]))
+    parts += ["## Code", fenced("yaml", choices("scheme")[name].read_text("utf-8"))]
+    parts.append(fenced("python", Path(inspect.getfile(cls)).read_text("utf-8")))
+    if kind in definitions():
+        parts += [
+            "The definition that it is held to, in NumPy:",
+            fenced("python", inspect.getsource(definitions()[kind])),
+        ]
+    return "\n\n".join(filter(None, parts))
+
+
+def picture(name: str) -> str:
+    """What the scheme does before it learns, by distance; empty where nothing can be drawn."""
+    config = compose([f"scheme={name}", *scheme_plots.MODEL, f"train.context_length={scheme_plots.LONGEST}"])
+    try:
+        drawn = scheme_plots.titled(name, build_model(config, 2).scheme, False)
+    except (ConfigError, AttributeError):
+        return ""
+    curves = {what: (of.distances, getattr(of, what)) for of in drawn.values() for what in ("score", "value")}
+    curves = {what: line for what, line in curves.items() if line[1] is not None}
+    if not curves or config.scheme.attention:
+        return ""
+    drawing = inline_svg(encoded(scheme_plots.grid(curves, ""), "svg").decode(), name)
+    caption = (
+        "Before training, by distance: what the scheme adds to a score, and how much of a value arrives unchanged."
+    )
+    return f'<figure class="picture curves-{len(curves)}">{drawing}<figcaption>{caption}</figcaption></figure>'
+
+
+def task_page(name: str, guide: str, reports: dict[str, str]) -> str:
+    """What a task is, with a problem, as the guide has it; its tables, options and code."""
+    cls = tasks()[name]
+    section = next(part for part in guide.split("\n## ") if name in part.partition("\n")[0].split(", "))
+    parts = [f"# {name}", prose(cls), section.partition("\n")[2].strip("\n")]
+    for pack, page in reports.items():
+        if own := re.search(rf"^## {name}\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL):
+            parts += [f"## [{pack}](../results/{pack}.md)", own[1].strip()]
+    options = choices("data")[name].read_text("utf-8")
+    parts += ["## Code", fenced("yaml", options), fenced("python", Path(inspect.getfile(cls)).read_text("utf-8"))]
+    return "\n\n".join(parts)
+
+
+def published_page(packs: list[Path]) -> str:
+    """Each publication beside those of our runs that have most of its schemes."""
+    ours: list[Comparison] = []
+    for pack in packs:
+        summary, rows = read([pack])
+        if not is_of_tasks(summary):
+            ours.append(build(summary, rows))
+    parts = ["# Published results beside ours", "Other models, text and sizes: compare orders and signs, never levels."]
+    for published in all_published().values():
+        schemes = {scheme for each in published.measurements for scheme in each.values}
+        comparison = max(ours, key=lambda c: (len(schemes & set(c.schemes)), len(c.seeds)))
+        shown = agreements(published, comparison)
+        if shown:
+            name = Path(comparison.runs["path"].iloc[0]).parents[1].name
+            facts = [f"- {what}: {text}" for what, text in published.setup.items()]
+            parts += [f"## {published.title}", f"[Source]({published.source}). Ours: [{name}]({name}.md)."]
+            parts += ["\n".join([*facts, *(f"- {note}" for note in published.notes)])]
+        for each in shown:
+            parts += [f"{each.theirs.what}; ours: {each.where}.", tables.markdown(tables.published_table(each))]
+    return "\n\n".join(parts)
+
+
+def api_page() -> str:
+    """Every public name with its signature and its docstring."""
+    parts = ["# The Python API", prose(posbench)]
+    for name in posbench.__all__:
+        value = getattr(posbench, name)
+        if callable(value):
+            signature = str(inspect.signature(value)) if inspect.isfunction(value) else ""
+            signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", signature)
+            parts += [f"## {name}", fenced("python", f"posbench.{name}{signature}"), prose(value)]
+    return "\n\n".join(parts)
+
+
+def prose(thing: Any) -> str:
+    """A docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
+    text = inspect.getdoc(thing) or ""
+    return re.sub(r"\n(Arguments|Returns|Raises|Example):", r"\n\n**\1:**", text)
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.strip()}\n```"
+
+
+# ---------------------------------------------------------------- MkDocs
+
+
+def on_config(config: Any) -> Any:
+    """Called first: the order of the pages."""
+    written = on_config.pages = pages()  # type: ignore[attr-defined]
+    below = {group: sorted(name for name in written if name.startswith(f"{group}/")) for group in ("tasks", "results")}
+    schemes = ["schemes/index.md", *sorted(f"schemes/{name}.md" for name in choices("scheme"))]
+    internals = sorted(name for name in written if name.startswith("docs/internals/"))
+    config.nav = [
+        {"Home": "README.md"},
+        {"Guides": [f"docs/{name}.md" for name in GUIDES]},
+        {"Results": ["docs/results.md", *below["results"], "runs/reference/README.md"]},
+        {"Schemes": schemes},
+        {"Tasks": below["tasks"]},
+        {"Reference": ["api.md", *internals, "CONTRIBUTING.md", "CHANGELOG.md"]},
+    ]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called with the files of assets/: adds the pages, and what they link to in the repository."""
+    from mkdocs.structure.files import File
+
+    written: dict[str, str] = on_config.pages  # type: ignore[attr-defined]
+    for path, text in written.items():
+        files.append(File.generated(config, path, content=text))
+        for link in re.findall(r"\]\(([^)#\s:]+)", text):
+            target = (ROOT / path).parent / link
+            if target.is_file() and target.suffix not in (".md", ".svg"):
+                name = target.resolve().relative_to(ROOT).as_posix()
+                if files.get_file_from_path(name) is None:
+                    files.append(File.generated(config, name, content=target.read_bytes()))
+    return files
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Called with each page: the theme would fetch a script for search without a server; worker.js takes its place."""
+    base = "../" * page.url.count("/")
+    return output.replace("https://unpkg.com/iframe-worker/shim", f"{base}worker.js")
+
+
+def on_post_build(config: Any) -> None:
+    """Called last. Raises: SystemExit where a link of the site is dead, or a page would fetch something."""
+    (Path(config.site_dir) / "404.html").unlink()  # its links work at one address alone
+    faults = broken(Path(config.site_dir))
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+class _Page(HTMLParser):
+    """What a page links to, what it fetches, and its anchors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = {name: value or "" for name, value in attrs}
+        self.anchors |= {of[name] for name in ("id", "name") if name in of}
+        if tag == "a" and "href" in of:
+            self.links.append(of["href"])
+        elif tag not in ("use", "clippath"):
+            self.fetched += [of[name] for name in ("src", "href", "poster") if of.get(name)]
+
+
+def broken(site: Path) -> list[str]:
+    """Dead links and anchors of a built site, and what a page would fetch from elsewhere."""
+    found = {file: _Page(file.read_text("utf-8")) for file in sorted(site.rglob("*.html"))}
+    faults = []
+    for file, page in found.items():
+        for link in page.links + page.fetched:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.fetched and parts.scheme != "data":
+                    faults.append(f"{file}: fetches {link}")
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            is_dead = not target.is_file() or link.startswith("/")
+            if is_dead or (parts.fragment and target in found and unquote(parts.fragment) not in found[target].anchors):
+                faults.append(f"{file}: {link} leads nowhere")
+    for file in (*site.rglob("*.css"),):
+        faults += [
+            f"{file}: fetches {url}" for url in re.findall(r"url\([\"']?(https?:[^)]+)", file.read_text("utf-8"))
+        ]
+    return faults

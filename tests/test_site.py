@@ -1,0 +1,98 @@
+"""The notebook and the site are what their generators make of the documents and the packs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+
+import build  # noqa: E402
+import notebook  # noqa: E402
+
+from posbench.runs.finding import find_runs, pack_experiment  # noqa: E402
+from tests.cli.commands import Give, posbench  # noqa: E402, F401
+from tests.reporting.fabricate import World, fabricate  # noqa: E402
+
+
+def test_the_notebook_is_the_page() -> None:
+    page = (ROOT / "docs/first-ablation.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/first-ablation.ipynb").read_text(encoding="utf-8")
+    assert written == notebook.notebook(page), "python docs/site/notebook.py"
+    code = ["".join(cell["source"]) for cell in json.loads(written)["cells"] if cell["cell_type"] == "code"]
+    assert len(code) == 8 and sum(text.startswith("!posbench") for text in code) == 5
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F811
+    """Its cells in their order, with a tiny model of bytes and two steps in place of 500k tokens."""
+    small = ["model=tiny", "tokenizer=bytes", "data.cache_dir=cache", "train.context_length=32", "train.batch_size=4"]
+    small += ["train.validation_tokens=256", "hydra/launcher=basic"]
+    exec(notebook.TEXT, {})
+    for file in sorted(Path("notes").iterdir())[::3]:
+        file.unlink()
+    for kind, text in notebook.cells((ROOT / "docs/first-ablation.md").read_text(encoding="utf-8")):
+        for line in text.replace("\\\n", "").splitlines() if kind == "code" and text.startswith("!posbench") else ():
+            words = shlex.split(line)[1:]
+            shorter = {"train.tokens=500k": "train.steps=2", "seed=0,1,2": "seed=0"}
+            words = [shorter.get(word, word) for word in words]
+            if words[0] in ("train", "prepare"):
+                words += small if words[0] == "train" else small[1:3]
+            said = posbench(*(word for word in words if word not in ("--jobs", "2")))
+            assert said.status == 0, (line, said)
+    assert Path("runs/mine/report/gaps.svg").is_file()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A checkout's documents and one pack."""
+    for name in ("README.md", "docs/tasks.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# A page\n" if "README" in name else (ROOT / name).read_text("utf-8"), "utf-8")
+    return tmp_path
+
+
+def packed(root: Path, effect: float) -> dict[str, str]:
+    """The pages of a pack in which vo_rope's loss is this much above 3 nats."""
+    random = np.random.default_rng(7)
+    world = World({"qk_rope": 0.0, "vo_rope": effect}, (0, 1, 2), lengths=(256, 512), probes=False, random=random)
+    (root / "runs/reference").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(root / "runs/reference")
+    folder = fabricate(root / "runs/reference", world)
+    pack_experiment(folder, None, print)
+    shutil.rmtree(folder)
+    assert len(find_runs(folder)) == 6
+    return build.pages(root)
+
+
+def test_a_number_that_changes_in_a_pack_changes_the_pages(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "choices", lambda group: {"vo_rope": ROOT / "conf/scheme/vo_rope.yaml"})
+    monkeypatch.setattr(build, "picture", lambda name: "")
+    monkeypatch.setattr(build, "tasks", dict)
+    before, after = packed(tiny, 0.25), packed(tiny, 0.35)
+    assert {name for name in before if before[name] != after[name]} == {
+        "results/demo.md",
+        "results/published.md",
+        "schemes/vo_rope.md",
+    }
+    row = next(
+        line for line in after["schemes/vo_rope.md"].splitlines() if line.startswith("[demo](../results/demo.md")
+    )
+    assert "| +0.35" in row and row.partition(" | ")[2] in after["results/demo.md"]
+
+
+def test_dead_links_and_what_would_be_fetched_are_found(tmp_path: Path) -> None:
+    page = '<h1 id="top"></h1><a href="b.html#here">b</a> <a href="https://elsewhere.org">allowed</a>'
+    (tmp_path / "a.html").write_text(page, encoding="utf-8")
+    (tmp_path / "b.html").write_text('<p id="here"></p><a href="a.html#top">a</a>', encoding="utf-8")
+    assert build.broken(tmp_path) == []
+    faulty = '<a href="c.html"></a><a href="b.html#there"></a><a href="/b.html"></a><img src="https://elsewhere.org/x">'
+    (tmp_path / "a.html").write_text(faulty, encoding="utf-8")
+    assert len(build.broken(tmp_path)) == 5
