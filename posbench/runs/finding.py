@@ -133,7 +133,9 @@ def rates_of(run: Run) -> str | None:
     """
     experiment = run.path.parents[1]
     tables: list[str | None] = []
-    for folder in (experiment, experiment.with_name(run.config.trunk_name or experiment.name)):
+    tokens = [run.manifest.identity.get(f"train.{name}") for name in ("tokens", "trunk_tokens")]
+    trunk = run.config.trunk_name if tokens[0] != tokens[1] else None  # a configuration needs Hydra: read for branches
+    for folder in (experiment, experiment.with_name(trunk or experiment.name)):
         if (file := folder / RATES).is_file():
             tables.append(file.read_text(encoding="utf-8"))
         tables += [pack.index.get("rates") for pack in reversed(packs_of(folder))]
