@@ -8,7 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run on every core, one thread each; a file's tests stay in one process, which makes its fixtures once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# What pip does with one core.
+COMPILE := @$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .PHONY: help install develop reproduce-table test test-all torture style lint site lock clean
@@ -64,10 +66,12 @@ $(VENV)/bin/python:
 # Versions are pinned. Triton's and NVIDIA's are not: each build of torch (CUDA, ROCm, CPU) pins its own.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.developed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(COMPILE)
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.sited: pyproject.toml constraints.txt | $(VENV)/bin/python
