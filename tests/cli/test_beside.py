@@ -11,7 +11,7 @@ import pytest
 from posbench.composition import compose
 from posbench.reporting.beside import baseline_of, words_of
 from posbench.runs.fingerprints import config_fingerprint, identity
-from tests.cli.commands import Give, posbench, runs, short, trained  # noqa: F401
+from tests.cli.commands import Give
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 STEEP = """from posbench.schemes.alibi import Alibi
@@ -20,14 +20,14 @@ class Steep(Alibi):
 """
 
 
-@pytest.mark.parametrize("name", ["demo_cpu", "ladder_m-1.02M", "ladder_s-own", "tasks/copy"])
+@pytest.mark.parametrize("name", ["ladder_m-1.02M", "tasks/copy"])
 def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
     run = baseline_of(REFERENCE / f"{name}.zip")
     config = compose([*words_of(run.config), f"scheme={run.manifest.scheme}"])
     assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
 
 
-def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:  # noqa: F811
+def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:
     words = [*short, "experiment_name=mine"]
     Path("steep.py").write_text(STEEP, encoding="utf-8")
     advice = posbench("report", "mine", "--beside", "demo").error
@@ -45,7 +45,7 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
     assert "train.lr: " in refusal and "scheme=steep.py:Steep,vo_rope" in refusal
 
 
-def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -> None:  # noqa: F811
+def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -> None:
     file = runs / "demo/nope/seed=0/metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     next(row for row in rows if row["kind"] == "train")["loss"] += 2e-5
