@@ -296,8 +296,9 @@ def evaluate(
         typer.Option(
             metavar="KEY=VALUE",
             help="Change an option for this evaluation only. Of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
-            "yarn_code (factor=4; default: length / training length), base=1e6. Of the task: ignored=0.98. Values "
-            "separated by commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
+            "yarn_code (factor=4; default: length / training length), base=1e6. The scheme itself: "
+            "scheme=nope, or another that learns nothing of its own. Of the task: ignored=0.98. Values separated by "
+            "commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
             show_default=False,
         ),
     ] = None,

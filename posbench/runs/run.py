@@ -197,8 +197,9 @@ class Run:
     ) -> Decoder:
         """The trained model with the weights of the run's last step, in float32 on the CPU.
 
-        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`; at_step, the step of an
-        older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was.
+        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme without
+        parameters of its own, `scheme=nope` (what the trained one learned for itself is left out); at_step, the step of
+        an older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was.
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
         or if those options change the model's parameters.
         """
@@ -207,7 +208,10 @@ class Run:
 
         self.check_scheme_files(scheme_changed)
         model = build_model(self.config_under(under) if under else self.config, self.manifest.vocab_size)
-        put_weights(model, self.load_weights(at_step))
+        weights = self.load_weights(at_step)
+        if any(option.startswith("scheme=") for option in under):
+            weights = {name: tensor for name, tensor in weights.items() if not name.startswith("scheme.")}
+        put_weights(model, weights)
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
@@ -219,19 +223,25 @@ class Run:
     def config_under(self, options: Sequence[str]) -> Config:
         """The configuration with other options of its task, of its scheme, or else of its member schemes.
 
-        Raises: ConfigError for what is not an option.
+        Or with another scheme (`scheme=nope`), whose options then follow. Raises: ConfigError for what is not an
+        option, and for a scheme with another kind of attention.
         """
         from omegaconf import OmegaConf
 
-        from posbench.composition import checked
+        from posbench.composition import checked, read_row
         from posbench.schemes import with_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
         of_task = self.config.data.options if self.config.is_task else {}
-        for option in options:
+        for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
-            if name in of_task:
+            if name == "scheme":
+                row = read_row(str(changed[name]))
+                if row.attention not in ({}, self.config.scheme.attention):
+                    raise ConfigError(f"--under {option} has another attention than {self.name} was trained with")
+                scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping()
+            elif name in of_task:
                 data = data | {name: changed[name]}
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from posbench.config import ConfigError
+from posbench.composition import compose
+from posbench.config import ConfigError, SchemeConfig
+from posbench.model import build_model
 from posbench.runs import Run
 from posbench.runs.results import ResultKey
-from tests.runs.conftest import Evaluate
+from posbench.training import train
+from tests.conftest import small_run
+from tests.runs.conftest import WORDS, Evaluate
 
 
 def torn(file: Path) -> None:
@@ -137,3 +143,24 @@ def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, eva
     assert header.read_bytes() == before
     (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
+
+
+def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
+    run: Run, evaluate: Evaluate, documents: Path, cache: Path, tmp_path: Path
+) -> None:
+    [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
+    [read] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("scheme=nope",))
+    assert read.key.under == ("scheme=nope",) and read.header["weights"] == trained.header["weights"]
+    tokens = torch.arange(40)[None]
+    nope = build_model(replace(run.config, scheme=SchemeConfig("nope", "nope")), run.manifest.vocab_size)
+    nope.load_state_dict(run.load_weights())
+    assert torch.equal(run.load_model(["scheme=nope"])(tokens), nope(tokens))
+    turned = run.load_model(["base=1e2", "scheme=qk_rope"])  # options are of the scheme that is named, in any order
+    assert turned.scheme[0].sites == {"q", "k"} and turned.scheme[0].base == 100
+    learned = train(compose([*small_run(documents, cache, tmp_path), *WORDS, "scheme=t5"]))
+    nope.load_state_dict({name: of for name, of in learned.load_weights().items() if not name.startswith("scheme.")})
+    assert torch.equal(learned.load_model(["scheme=nope"])(tokens), nope(tokens))
+    with pytest.raises(ConfigError, match="--under changes the parameters"):
+        run.load_model(["scheme=t5"])
+    with pytest.raises(ConfigError, match="scheme=sink_nope has another attention than demo/vo_rope/seed=0"):
+        run.load_model(["scheme=sink_nope"])
