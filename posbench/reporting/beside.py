@@ -23,7 +23,6 @@ from posbench.model import build_model, checked_scheme
 from posbench.reporting.comparison import differences, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
-from posbench.runs.finding import folder_of
 from posbench.runs.fingerprints import flat
 from posbench.scheme_file import names_file
 from posbench.training.step import TrainingStep
@@ -37,16 +36,17 @@ _ASIDE = "device compile checkpoint_every keep_checkpoints validate_every log_ev
 def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
     """The finished runs of a summary that holds the reference's runs and one's own, once they belong in one table.
 
-    A run of one's own that the reference has too is left out, and a line says what both lost.
+    Arguments: reference, the folder of an experiment, which may lie in a pack (`posbench.runs.finding.folder_of`).
+    Returns: the runs without those of one's own that the reference has too; a line says what both lost.
     Raises: ConfigError, with the command that trains a comparable row, where they do not agree.
     """
     runs, left_out = finished(summary)
     for line in left_out:
         console.out(f"left out: {line}")
-    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(folder_of(reference)))
+    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
     both = runs[~is_theirs].merge(runs[is_theirs], on=["scheme", "seed"])
     for run in both.itertuples():
-        same = f"{reference.stem} has too (loss {run.loss_y:.4f})"
+        same = f"{reference.name} has too (loss {run.loss_y:.4f})"
         console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), which {same}")
     runs = runs[~runs["path"].isin(both["path_x"])]
     schemes = runs.loc[~is_theirs[runs.index], ["scheme", "scheme.kind"]].drop_duplicates()
@@ -56,7 +56,7 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     if found:
         lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
         raise ConfigError(
-            f"these runs cannot stand beside {reference.stem}, because they differ in{lines}\n"
+            f"these runs cannot stand beside {reference.name}, because they differ in{lines}\n"
             f"{how_to_train(reference, own)}"
         )
     return runs
@@ -78,7 +78,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     if corpus.fingerprint != manifest.fingerprints.data:
         python = f"the standard library of Python {versions['python']}: use that Python"
         raise ConfigError(
-            f"{reference.stem} was trained on another text, so nothing here can be compared with it. Its text is "
+            f"{reference.name} was trained on another text, so nothing here can be compared with it. Its text is "
             + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was then")
         )
     device = choose_device(config.train)
@@ -90,11 +90,11 @@ def check_same_losses(reference: Path, console: Console) -> None:
     if not abs(mean - recorded) <= TOLERANCE:
         commit = f", commit {versions['commit']}" if "commit" in versions else ""
         raise ConfigError(
-            f"this posbench does not compute what {reference.stem} recorded: the {what} is {mean:.6f} here and "
+            f"this posbench does not compute what {reference.name} recorded: the {what} is {mean:.6f} here and "
             f"{recorded:.6f} there. Use the release that trained it: posbench {versions['posbench']}{commit}, torch "
             f"{versions['torch']}"
         )
-    console.out(f"{what}: {mean:.6f}, recorded in {reference.stem}: {recorded:.6f}")
+    console.out(f"{what}: {mean:.6f}, recorded in {reference.name}: {recorded:.6f}")
 
 
 def baseline_of(reference: Path) -> Run:

@@ -23,6 +23,7 @@ from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
 from posbench.reporting.statistics import MARGIN, allowance, conclusions, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
+from posbench.runs.finding import folder_of
 from posbench.table import ONSET, config_of, read, settings_of
 from posbench.tracking import log_report
 from posbench.units import count_of, short_count
@@ -66,14 +67,15 @@ def report(
     if beside:
         from posbench.reporting.beside import check_same_losses, how_to_train, joined  # it computes: torch, Hydra
 
-        check_same_losses(Path(beside), console)
-        places = [beside, *places]  # the first run says what the experiment is
+        reference = folder_of(Path(beside))
+        check_same_losses(reference, console)
+        places = [reference, *places]  # the first run says what the experiment is
     summary, rows = read(places)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, schemes, seeds)
     if beside:
-        chosen = joined(chosen, Path(beside), console)
+        chosen = joined(chosen, reference, console)
     target.mkdir(parents=True, exist_ok=True)
     published = load_published(against) if against else _own_published(chosen)
     if is_of_tasks(chosen):
@@ -103,7 +105,7 @@ def report(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
     if beside:
-        console.out(how_to_train(Path(beside)))
+        console.out(how_to_train(reference))
     if wandb:
         run = finished(chosen)[0].iloc[0]
         told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})

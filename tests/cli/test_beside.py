@@ -22,7 +22,7 @@ class Steep(Alibi):
 
 @pytest.mark.parametrize("name", ["ladder_m-1.02M", "tasks/copy"])
 def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
-    run = baseline_of(REFERENCE / f"{name}.zip")
+    run = baseline_of(REFERENCE / name)
     config = compose([*words_of(run.config), f"scheme={run.manifest.scheme}"])
     assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
 
