@@ -139,10 +139,10 @@ def zeros_for(kernel):
 def forgetful(extended):
     """`KVCache.extended` whose keys and values of earlier pieces are gone."""
 
-    def broken(self, *new):
+    def broken(self, *new, window=None):
         return tuple(
             None if part is None else torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
-            for x, part in zip(extended(self, *new), new, strict=True)
+            for x, part in zip(extended(self, *new, window=window), new, strict=True)
         )
 
     return broken
