@@ -274,6 +274,7 @@ class DataConfig(_Group):
     validation_fraction: float = ruled(between(0, 0.5), 0.05)  # of the documents, where a split is cut by hash
     test_fraction: float = ruled(between(0, 0.5), 0.10)
     tuning_fraction: float = ruled(between(0, 0.5), 0.0)  # for tuning: of train, becomes validation
+    document_mask: bool = False  # attention and positions begin anew at each document within a window
     cache_dir: str | None = ruled(user_path, None)  # null: $POSBENCH_CACHE, else the user's cache folder
 
     def __post_init__(self) -> None:
@@ -601,6 +602,11 @@ class Config(_Group):
     def is_task(self) -> bool:
         """Whether problems of a task stand in place of text."""
         return isinstance(self.data, TaskConfig)
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether a token sees its own document alone, at positions counted from its beginning."""
+        return not self.is_task and bool(self.data.document_mask)
 
     @property
     def class_mappings(self) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Decoder(nn.Module):
         self.piece: int | None = (
             None  # tokens from which on a sequence is read in pieces of as many, without a gradient
         )
+        self.bos_id: int | None = None  # the token that begins documents, where each is read alone
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, make_kind()) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -95,8 +96,11 @@ class Decoder(nn.Module):
         """The stream after the last norm, [B, T, C] in the compute dtype.
 
         Arguments: caches, from `self.caches`, what each layer keeps of the tokens before these, one a layer; it is
-        extended by these. `offset` stays the position of the window's first token.
+        extended by these. `offset` stays the position of the window's first token; with caches, of one document.
         """
+        if caches is None and self.bos_id is not None:
+            row = torch.arange(tokens.shape[1], device=tokens.device)
+            positions = offset + row - torch.where(tokens == self.bos_id, row, 0).cummax(1).values
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
@@ -120,7 +124,12 @@ class Decoder(nn.Module):
         """
         first, end = offset + begin, begin + tokens.shape[1]
         # Of tasks the same in every batch, so that a compiled step compiles once.
-        reach = 0 if positions is None else self.scheme.shape.longest or int(positions.max()) + 1
+        reach, documents = 0, None
+        if positions is not None and self.bos_id is not None:
+            reach = offset + length
+            documents = torch.arange(end, device=tokens.device) - positions[:, :end]  # where each begins
+        elif positions is not None:
+            reach = self.scheme.shape.longest or int(positions.max()) + 1
         longest = self.scheme.longest
         if longest is not None and (reach or offset + end) > longest:
             raise ConfigError(
@@ -135,7 +144,7 @@ class Decoder(nn.Module):
         for row in self.scheme.rows:
             if row not in ats:
                 prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
-                ats[row] = Placement(prepared, first, offset, length, positions, reach)
+                ats[row] = Placement(prepared, first, offset, length, positions, reach, documents)
         x = self.scheme.first.embed(self.embedding(tokens), ats[0].pos)
         return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
 
@@ -282,7 +291,10 @@ def checked_scheme(config: Config) -> Layers:
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length="
             f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
         )
-    _check_attention(config.model, build_kind(config.scheme, shape), layers)
+    kind = build_kind(config.scheme, shape)
+    _check_attention(config.model, kind, layers)
+    if config.masks_documents and not kind.takes_windows:
+        raise ConfigError("data.document_mask=true is for attention of the kind softmax: leave it out")
     return layers
 
 
@@ -296,11 +308,13 @@ def _check_attention(model: ModelConfig, kind: Kind, layers: Layers) -> None:
         )
 
 
-def build_model(config: Config, vocab_size: int, scheme: Layers | None = None) -> Decoder:
+def build_model(
+    config: Config, vocab_size: int, scheme: Layers | None = None, bos_id: int | None = None
+) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 
     Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table; scheme, where it is
-    built already.
+    built already; bos_id, the token that begins documents, for `data.document_mask`.
     Raises: ConfigError where the table is too small for the tokenizer, or the scheme or the kind of attention refuses
     its options.
     """
@@ -314,5 +328,6 @@ def build_model(config: Config, vocab_size: int, scheme: Layers | None = None) -
     scheme = scheme or build_scheme(config.scheme, shape, config.seed)
     _check_attention(config.model, build_kind(config.scheme, shape), scheme)
     model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
+    model.bos_id = bos_id if config.masks_documents else None
     initialise(model, config.seed)
     return model

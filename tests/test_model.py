@@ -146,6 +146,30 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", rows())
+def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
+    plain = certificate_config(name)
+    config = replace(plain, data=replace(plain.data, document_mask=True))
+    if config.scheme.attention.get("kind", "softmax") != "softmax":
+        with pytest.raises(ConfigError, match=r"data\.document_mask=true is for attention of the kind softmax"):
+            checked_scheme(config)
+        return
+    model, bos = build_model(config, VOCAB, bos_id=VOCAB - 1), VOCAB - 1
+    randomise(model)
+    model, tokens = model.double(), random_tokens(80).view(2, 40) % bos
+    starts = ([0, 11, 12, 33, 40], [0, 5, 30, 40])
+    for row, of in zip(tokens, starts, strict=True):
+        row[list(of[1:-1])] = bos
+    model.bos_id = None
+    alone = [torch.cat([model(row[None, s:e]) for s, e in pairwise(of)], 1) for row, of in zip(tokens, starts, strict=True)]
+    model.bos_id = bos
+    for model.piece in (None, 9):
+        assert (model(tokens) - torch.cat(alone)).abs().max() < 1e-12
+    with torch.enable_grad():
+        assert (model(tokens) - torch.cat(alone)).abs().max() < 1e-12
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope"])
 def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name):
     both = certificate_config(name, ("model.qk_norm=true", "model.qkv_bias=true"))

@@ -83,7 +83,7 @@ class Kind(nn.Module, ABC):
     """
 
     has_keys: bool = True  # may a bias read them?
-    takes_windows: bool = False  # may a query see the last tokens alone?
+    takes_windows: bool = False  # may a query see a part of the tokens before it alone, a window or a document?
     parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None: the best for the scheme and the device
     may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?

@@ -84,6 +84,8 @@ class Softmax(Kind):
                 else f"{type(scheme).__name__}.bias must return None or a function (b, h, i, j), such as "
                 "lambda b, h, i, j: tensor[b, h, i, j]"
             )
+        if at.documents is not None:
+            bias, reads_rows = partial(_within_documents, bias, at.documents, at.query - at.key), True
         if bias is not None and dropped:
             bias = partial(_of_kept, bias, dropped)
         o = self.attend(q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows)
@@ -93,6 +95,14 @@ class Softmax(Kind):
         window = min(length, scheme.window or length)
         keys = window - window**2 / (2 * length)  # that a query meets on average
         return 4.0 * self.shape.num_heads * self.shape.head_dim * keys
+
+
+def _within_documents(
+    bias: Bias | None, documents: Tensor, before: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+) -> Tensor:
+    """The bias where query and key are of one document, [B, keys], else -inf. `before`: keys before the first query."""
+    added = torch.zeros((), device=documents.device) if bias is None else bias(b, h, i, j)
+    return torch.where(documents[b, i + before] == documents[b, j], added, -float("inf"))
 
 
 def _of_kept(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

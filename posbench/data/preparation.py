@@ -59,7 +59,7 @@ _FORMAT = 3
 _MEASURED = 50  # documents by which is measured what a tokenizer loses
 _NOTICE_SECONDS = 10.0  # between lines about a long preparation
 # Fields that do not decide what the text is; the paths are in the source's identity.
-_NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path"}
+_NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
 
 def prepare(config: Config, quiet: bool = False, notice: Notice = say, check: bool = False) -> Corpus:

@@ -82,7 +82,8 @@ def check_same_losses(reference: Path, console: Console) -> None:
             + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was then")
         )
     device = choose_device(config.train)
-    step = TrainingStep(config, build_model(config, corpus.vocab_size, checked_scheme(config)), device)
+    model = build_model(config, corpus.vocab_size, checked_scheme(config), corpus.bos_id)
+    step = TrainingStep(config, model, device)
     batches = batches_of(config, corpus)
     losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
     mean, recorded = math.fsum(losses) / len(losses), row["loss"]

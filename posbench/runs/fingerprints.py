@@ -57,6 +57,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
     if config.is_task:
         fields["data"] = mapping["data"]
+    elif config.masks_documents:
+        fields["data"] = {"document_mask": True}
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model

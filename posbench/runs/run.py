@@ -203,11 +203,14 @@ class Run:
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
         or if those options change the model's parameters.
         """
+        from posbench.data.tokenizer import find_bos
         from posbench.model import build_model
         from posbench.runs.checkpoint import put_weights
 
         self.check_scheme_files(scheme_changed)
-        model = build_model(self.config_under(under) if under else self.config, self.manifest.vocab_size)
+        config = self.config_under(under) if under else self.config
+        bos_id = find_bos(self.tokenizer) if config.masks_documents else None
+        model = build_model(config, self.manifest.vocab_size, bos_id=bos_id)
         weights = self.load_weights(at_step)
         if any(option.startswith("scheme=") for option in under):
             weights = {name: tensor for name, tensor in weights.items() if not name.startswith("scheme.")}

@@ -101,7 +101,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
                 batches = batches_of(config, corpus)
-                model = build_model(config, corpus.vocab_size, scheme)
+                model = build_model(config, corpus.vocab_size, scheme, corpus.bos_id)
                 manifest = processes.broadcast(
                     first_manifest(config, corpus, model, device, before) if processes.is_first else None
                 )

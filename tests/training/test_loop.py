@@ -88,6 +88,16 @@ def test_order_is_scored_every_so_many_tokens_and_changes_nothing_else(config: M
         config(*words, "train.order_every=600", "train.context_length=64")
 
 
+def test_a_run_that_reads_each_document_alone_is_another_run_of_the_same_text(config: Make) -> None:
+    plain = train(config("scheme=qk_rope", "train.steps=2"))
+    alone = train(config("scheme=qk_rope", "train.steps=2", "data.document_mask=true", "experiment_name=alone"))
+    one, other = alone.manifest.identity, plain.manifest.identity
+    assert {key: one[key] for key in one.keys() - other.keys()} == {"data.document_mask": True}
+    prints = [run.manifest.fingerprints for run in (alone, plain)]
+    assert prints[0].data == prints[1].data and prints[0].batches == prints[1].batches
+    assert alone.load_model().bos_id == 256 and alone.manifest.loss != plain.manifest.loss
+
+
 def test_a_run_records_its_flops(config: Make) -> None:
     made = config("scheme=qk_rope")
     model, tokens = made.model, 12 * 4 * 32
