@@ -96,11 +96,10 @@ class Decoder(nn.Module):
         """The stream after the last norm, [B, T, C] in the compute dtype.
 
         Arguments: caches, from `self.caches`, what each layer keeps of the tokens before these, one a layer; it is
-        extended by these. `offset` stays the position of the window's first token; with caches, of one document.
+        extended by these. `offset` stays the position of the window's first token.
         """
-        if caches is None and self.bos_id is not None:
-            row = torch.arange(tokens.shape[1], device=tokens.device)
-            positions = offset + row - torch.where(tokens == self.bos_id, row, 0).cummax(1).values
+        if self.bos_id is not None:
+            positions = self._positions_in_documents(tokens, offset, caches[0] if caches else None)
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
@@ -109,6 +108,20 @@ class Decoder(nn.Module):
         for block, scheme, at, cache in zip(self.blocks, self.scheme, ats, given, strict=True):
             x = block(x, at, scheme, cache)
         return self.norm(x)
+
+    def _positions_in_documents(self, tokens: Tensor, offset: int, cache: KVCache | None) -> Tensor:
+        """Positions [B, tokens so far] that begin anew, at `offset`, with each document; the cache carries them on."""
+        before = None if cache is None else cache.positions
+        begin = 0 if before is None else before.shape[1]
+        row = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+        first: Tensor | int = (
+            0 if before is None else begin - 1 + offset - before[:, -1:]
+        )  # row of the unfinished document
+        positions = offset + row - torch.where(tokens.eq(cast(int, self.bos_id)), row, first).cummax(1).values
+        if cache is not None:
+            cache.positions = positions if before is None else torch.cat((before, positions), 1)
+            positions = cache.positions
+        return positions
 
     def caches(self, length: int) -> list[KVCache]:
         """Room for what each layer keeps of a window of `length` tokens that comes piece by piece."""
@@ -127,7 +140,7 @@ class Decoder(nn.Module):
         reach, documents = 0, None
         if positions is not None and self.bos_id is not None:
             reach = offset + length
-            documents = torch.arange(end, device=tokens.device) - positions[:, :end]  # where each begins
+            documents = torch.arange(offset, offset + end, device=tokens.device) - positions[:, :end]
         elif positions is not None:
             reach = self.scheme.shape.longest or int(positions.max()) + 1
         longest = self.scheme.longest
@@ -308,9 +321,7 @@ def _check_attention(model: ModelConfig, kind: Kind, layers: Layers) -> None:
         )
 
 
-def build_model(
-    config: Config, vocab_size: int, scheme: Layers | None = None, bos_id: int | None = None
-) -> Decoder:
+def build_model(config: Config, vocab_size: int, scheme: Layers | None = None, bos_id: int | None = None) -> Decoder:
     """The decoder of `config`, initialised from its seed, in float32 on the CPU.
 
     Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table; scheme, where it is

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -161,12 +162,20 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     for row, of in zip(tokens, starts, strict=True):
         row[list(of[1:-1])] = bos
     model.bos_id = None
-    alone = [torch.cat([model(row[None, s:e]) for s, e in pairwise(of)], 1) for row, of in zip(tokens, starts, strict=True)]
+    alone = torch.cat(
+        [
+            torch.cat([model(row[None, begin:end]) for begin, end in pairwise(of)], 1)
+            for row, of in zip(tokens, starts, strict=True)
+        ]
+    )
     model.bos_id = bos
     for model.piece in (None, 9):
-        assert (model(tokens) - torch.cat(alone)).abs().max() < 1e-12
+        assert (model(tokens) - alone).abs().max() < 1e-12
     with torch.enable_grad():
-        assert (model(tokens) - torch.cat(alone)).abs().max() < 1e-12
+        assert (model(tokens) - alone).abs().max() < 1e-12
+    caches = model.caches(40)
+    decoded = [model.hidden(piece, caches=caches) for piece in tokens.split([13, 1, 1, 17, *8 * [1]], 1)]
+    assert (model.unembedding(torch.cat(decoded, 1)) - alone).abs().max() < 1e-12
 
 
 @torch.no_grad()

@@ -322,18 +322,19 @@ def _is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def window_tiles(length: int, window: int, device: torch.device) -> BlockMask:
-    """... where each query sees a window: the tiles from the first key of a row's first query on, all cut."""
+def later_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
+    """... where each query sees a window, or keys from `first` [B, T] on: tiles from a row's first query's, all cut."""
     from torch.nn.attention.flex_attention import BlockMask
 
     n = -(-length // TILE)
     row = torch.arange(n, dtype=torch.int32, device=device)
-    first = (row * TILE + 1 - window).clamp(min=0) // TILE
+    begin = row.new_zeros(1) if window is None else (row * TILE + 1 - window).clamp(min=0) // TILE
+    begin = begin[None] if first is None else torch.maximum(begin, first[:, ::TILE].int() // TILE)  # [1 or B, n]
     return BlockMask.from_kv_blocks(
-        (row - first + 1)[None, None].int(),
-        ((first[:, None] + row) % n)[None, None].int(),
+        (row - begin + 1)[:, None].int(),
+        ((begin[..., None] + row) % n)[:, None].int(),
         BLOCK_SIZE=TILE,
-        mask_mod=lambda b, h, i, j: (i >= j) & (j > i - window),
+        mask_mod=_is_seen if window is None else lambda b, h, i, j: (i >= j) & (j > i - window),
         seq_lengths=(length, length),
     )
 
@@ -347,10 +348,12 @@ def flex(
     sink: Tensor | None = None,
     window: int | None = None,
     reads_rows: bool = True,
+    first: Tensor | None = None,
 ) -> Tensor:
     """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
 
-    Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`).
+    Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`); first, the first
+    key [B, T] that each query sees, where the bias hides those before it: their tiles are left out.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -358,13 +361,13 @@ def flex(
         assert bias is not None
         return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
 
-    T = q.shape[2]
+    T, is_causal = q.shape[2], window is None and first is None
     result: Any = flex_attention(
         q,
         k,
         v,
         score_mod=None if bias is None else score,
-        block_mask=causal_tiles(T, q.device) if window is None else window_tiles(T, window, q.device),
+        block_mask=causal_tiles(T, q.device) if is_causal else later_tiles(T, window, first, q.device),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),
@@ -404,20 +407,21 @@ def attend(
     window: int | None = None,
     reads_rows: bool = True,
     may_compile: bool = False,
+    first: Tensor | None = None,
 ) -> Tensor:
     """Causal attention by the fastest of the kernels above that can carry `bias`, `sink` and `window`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
     are kept; bias, None or a function of rows; scale, what multiplies q . k; sink, None or [H]; window, tokens that a
-    query sees, or None; reads_rows, as in `flex`; may_compile, whether long windows may compile their attention on CUDA
-    where the code around it is not compiled.
+    query sees, or None; reads_rows and first, as in `flex`; may_compile, whether long windows may compile their
+    attention on CUDA where the code around it is not compiled.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
     B, H, T, _ = q.shape
     window = None if window is None or window >= k.shape[2] else window
     if q.is_cuda:
-        return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling)
+        return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
     if k.shape[2] > T:
         return masked(q, k, v, bias, scale, sink, window)
     cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
@@ -441,6 +445,7 @@ def _attend_on_cuda(
     window: int | None,
     reads_rows: bool,
     compiles: bool,
+    first: Tensor | None,
 ) -> Tensor:
     """`flex` uncompiled would hold every score at once, and so do blocks whose gradient is wanted."""
     B, H, T, D = q.shape
@@ -449,9 +454,9 @@ def _attend_on_cuda(
         return fused(q, k, v, scale)
     if not is_plain and is_whole and compiles and D >= FLEX_FROM:
         if torch.compiler.is_compiling():
-            return flex(q, k, v, bias, scale, sink, window, reads_rows)
+            return flex(q, k, v, bias, scale, sink, window, reads_rows, first)
         if T >= COMPILED_FROM and not torch.is_grad_enabled():
-            return _compiled_flex()(q, k, v, bias, scale, sink, window, reads_rows)
+            return _compiled_flex()(q, k, v, bias, scale, sink, window, reads_rows, first)
     if torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
     # Few and large blocks: each costs a dozen launches.

@@ -26,6 +26,7 @@ class KVCache:
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
         self.state: tuple[Tensor, ...] = ()  # of fixed size
         self.gates: dict[tuple[int, ...], KVCache] = {}  # by member where schemes are combined
+        self.positions: Tensor | None = None  # [B, filled], in the first layer's where each document is read alone
 
     def advance(self, tokens: int) -> None:
         """So many more tokens are in. Raises: ConfigError where they are more than the cache was made for."""

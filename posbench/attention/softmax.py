@@ -41,11 +41,12 @@ class Softmax(Kind):
         scale: float,
         window: int | None = None,
         reads_rows: bool = True,
+        first: Tensor | None = None,
     ) -> Tensor:
         """Attention behind the hooks, by `kernel` or the best there is: see `posbench.attention.kernels`."""
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
-        return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile)
+        return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
@@ -88,7 +89,9 @@ class Softmax(Kind):
             bias, reads_rows = partial(_within_documents, bias, at.documents, at.query - at.key), True
         if bias is not None and dropped:
             bias = partial(_of_kept, bias, dropped)
-        o = self.attend(q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows)
+        o = self.attend(
+            q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
+        )
         return scheme.o(o, pos)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:

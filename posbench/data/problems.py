@@ -48,6 +48,7 @@ class Problems:
     """A task's problems, and what stands for the corpus of text: fingerprints, vocabulary, splits."""
 
     overlap: Mapping[str, Any] = {"splits": {}}  # nothing that is scored is trained on
+    bos_id: int | None = None  # there are no documents
 
     def __init__(self, config: TaskConfig) -> None:
         self.config, self.task = config, build_task(config)

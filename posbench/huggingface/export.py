@@ -54,10 +54,16 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
     """Write the model that `config` describes to `folder`, which does not exist yet or is empty.
 
     Arguments: name, what the model is called in the folder's README.
-    Raises: ConfigError if the folder cannot be written, or if the written model does not give our logits.
+    Raises: ConfigError if the folder cannot be written, if the model reads each document alone, or if the written one
+    does not give our logits.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
+    if model.bos_id is not None:
+        raise ConfigError(
+            f"{name} reads each document alone (data.document_mask=true), which no class of transformers does: it "
+            "cannot be exported"
+        )
     stock = stock_of(model.eval())
     logging.disable_progress_bar()  # for what takes a second
     with folder_beside(folder) as beside:

@@ -76,7 +76,7 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv or kind.sink is not None for kind in kinds):
         return None
-    if "embed" in model.scheme.acts_on or any(scheme.window for scheme in model.scheme) or model.bos_id is not None:
+    if "embed" in model.scheme.acts_on or any(scheme.window for scheme in model.scheme):
         return None
     rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
     if any(scheme is not None and not _rotates_alone(scheme) for scheme in rotations):

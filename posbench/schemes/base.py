@@ -44,7 +44,7 @@ class Placement(NamedTuple):
     length: int  # of the whole window, tokens
     positions: Tensor | None = None  # of all keys that are kept, [B, keys] int64, where a batch has its own
     reach: int = 0  # above all positions of a batch that has its own
-    documents: Tensor | None = None  # of all keys, a number for each document, [B, keys] int64, where each is alone
+    documents: Tensor | None = None  # the row where each key's document begins, [B, keys] int64, where each is alone
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Tokens from key row `j` to query row `i` in sequence `b`; below 0 for later keys, which are masked."""

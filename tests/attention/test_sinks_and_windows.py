@@ -1,5 +1,7 @@
 """Sinks and windows, held to transformers' gpt-oss on every kernel; what windows compute and keep."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
@@ -9,6 +11,7 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 from posbench.attention import kernels
+from posbench.attention.softmax import _within_documents
 from posbench.config import ConfigError
 from posbench.model import build_model, checked_scheme
 from posbench.size import CacheSize, cache_size
@@ -73,9 +76,28 @@ def test_operations_grow_with_the_window_and_not_with_the_length(kernel):
 
 @pytest.mark.parametrize("T, window", [(1, 1), (128, 5), (300, 1), (384, 128), (500, 129), (1024, 300)])
 def test_the_tiles_of_windows_are_those_that_pytorch_finds_pair_by_pair(T, window):
-    made = kernels.window_tiles(T, window, torch.device("cpu"))
+    made = kernels.later_tiles(T, window, None, torch.device("cpu"))
     theirs = create_block_mask(made.mask_mod, None, None, T, T, device="cpu")
     assert made.seq_lengths == theirs.seq_lengths and torch.equal(made.to_dense(), theirs.to_dense())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [None, 150])
+def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
+    T, starts = 500, torch.zeros(2, 500, dtype=torch.long)
+    starts[0, [1, 130, 300, 420]], starts[1, 256] = torch.tensor([1, 130, 300, 420]), 256
+    first = starts.cummax(1).values
+    least = 0 if window is None else torch.arange(T) + 1 - window
+
+    def is_seen(b, h, i, j):
+        return (j <= i) & (j >= torch.maximum(first, torch.as_tensor(least))[b, i])
+
+    made = kernels.later_tiles(T, window, first, torch.device("cpu"))
+    assert torch.equal(made.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
+    q, k, v = torch.randn(3, 2, 2, T, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bias = partial(_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
+    expected = kernels.blocks(q, k, v, bias, 0.25, None, window)
+    assert (kernels.flex(q, k, v, bias, 0.25, None, window, first=first) - expected).abs().max() < 1e-12
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ def written(folder, scheme, *overrides, options=None):
     config = certificate_config(scheme, ("train.context_length=48", "model.init_std=0.02", *overrides))
     if options:
         config = replace(config, scheme=SchemeConfig.from_mapping({**config.scheme.to_mapping(), **options}))
-    model = build_model(config, 257)
+    model = build_model(config, 257, bos_id=256)
     randomise(model)
     result = export_model(model.eval(), config, byte_tokenizer(), folder / "exported", "a test")
     return model, result
@@ -122,6 +122,12 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "exported" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="exported is not an empty folder"):
         written(tmp_path, "nope")
+
+
+def test_a_model_that_reads_each_document_alone_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.document_mask=true.* cannot be exported"):
+        written(tmp_path, "qk_rope", "data.document_mask=true")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):

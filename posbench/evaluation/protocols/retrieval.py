@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.windows import choose_evenly
 
@@ -48,6 +48,14 @@ class Retrieval(Protocol):
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
     headline: ClassVar[str] = "benefit of repetition, nats/token,"
     headline_key: ClassVar[str] = "drop"
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.masks_documents:
+            raise ConfigError(
+                "protocol retrieval reads a passage again behind other documents, which data.document_mask=true hides: "
+                "take another, such as fixed"
+            )
 
     def score(
         self,
