@@ -50,7 +50,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "at_step": ("the step whose weights were scored; 0: the last", ""),
     "task": ("digest of what was scored: two with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
-    "first": ("first position, distance or gap of the group", "tokens"),
+    "first": ("first position, distance, gap or channel pair of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
     "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop, by_order, accuracy or exact", ""),
     "value": (
@@ -93,6 +93,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "change": ("value minus that at the training length, same runs", "nats a token"),
     "documents": ("documents scored", ""),
     "targets": ("tokens scored for each seed", ""),
+    "measure": ("what a head does, as in posbench/evaluation/protocols/mechanism.py", ""),
+    "layer": ("counted from 0", ""),
+    "head": ("counted from 0; of k_norm, a key head", ""),
+    "value_windows": ("half the 95 % interval over windows", ""),
     "left": ("the scheme with the lower loss", ""),
     "right": ("the scheme with the higher loss", ""),
     "difference": ("right minus left, same seeds", "nats a token"),
@@ -274,7 +278,7 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> Iterator[str]:
     """Add the tidy rows of stored results; yield what is wrong with those that cannot be used."""
     for result in stored:
-        if result.protocol not in PROTOCOLS or result.protocol == NGRAM.name:
+        if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
         protocol, known_by = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}

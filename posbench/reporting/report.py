@@ -17,7 +17,7 @@ from rich.console import Console
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
-from posbench.reporting import tables
+from posbench.reporting import mechanism, tables
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, agreements, link_verdict, load_published
@@ -130,7 +130,8 @@ def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template is filled with, and the CSV files."""
-    drawn = pictures.draw_all(c)
+    heads = mechanism.read(c)
+    drawn = pictures.draw_all(c) | mechanism.draw(heads)
     said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
@@ -159,12 +160,14 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
         "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
         "figures": drawn,
+        "heads_figures": mechanism.FIGURES,
         "tables": {
             "loss": losses,
             "costs": costs,
             "context": None if context.empty else context,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
             "onset": tables.onset_table(c) if c.has_onsets else None,
+            "heads": None if heads.empty else mechanism.heads_table(heads),
         },
         "same_costs": same,
         "onset": ONSET,
@@ -188,6 +191,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
     if len(c.rates):
         files["rates.csv"] = c.rates
+    if len(heads):
+        files["mechanism.csv"] = heads
     if len(c.ngrams):
         files["ngrams.csv"] = c.ngrams
     if against:

@@ -8,6 +8,7 @@ position        loss by position within non-overlapping windows, in log-spaced b
 retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
 ngram           what a model of the last few tokens loses on the same targets (once a seed, no trained model)
 accuracy        of a task: by length in items, the share of answers that are right
+mechanism       where heads look, which frequencies they use, what the scheme adds to their scores
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
 A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols.accuracy import Accuracy
+from posbench.evaluation.protocols.mechanism import Mechanism
 from posbench.evaluation.protocols.ngram import Ngram
 from posbench.evaluation.protocols.order import Order
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
@@ -28,6 +30,7 @@ from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Positi
 
 __all__ = [
     "ACCURACY",
+    "MECHANISM",
     "NGRAM",
     "NONOVERLAPPING",
     "PROTOCOLS",
@@ -39,7 +42,8 @@ __all__ = [
 ]
 
 # Those that are asked for by name.
-VALIDATION, NONOVERLAPPING, NGRAM, ACCURACY = Validation(), Nonoverlapping(), Ngram(), Accuracy()
+VALIDATION, NONOVERLAPPING, NGRAM = Validation(), Nonoverlapping(), Ngram()
+ACCURACY, MECHANISM = Accuracy(), Mechanism()
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
@@ -50,6 +54,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         Position(),
         Retrieval(),
         Order(),
+        MECHANISM,
         NGRAM,
         ACCURACY,
     )

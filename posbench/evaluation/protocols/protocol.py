@@ -46,6 +46,8 @@ class Protocol(ABC):
     has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
     shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
 
+    is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
+
     # The settings that decide what is scored.
     decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
 

@@ -1,0 +1,239 @@
+"""What heads do: attention by distance, previous-token and induction scores, frequencies in use, biases by distance.
+
+Stored rows, for each window, layer and head; `value` is a sum over `queries`, so their ratio is the figure:
+
+    attention    the share of the weights that falls on distances `first` to `last`, tokens; 0 is the query itself, and
+                 1, the token before, is the previous-token score (Olsson et al. 2022, arXiv 2209.11895)
+    first_token  the share that falls on the window's first token (an attention sink, arXiv 2309.17453)
+    induction    in random tokens that come twice: the share that falls on the token behind the query's earlier self
+                 (the prefix-matching score of Olsson et al.)
+    bias         what the scheme adds to the scores at distances `first` to `last`, nats
+    q_norm, k_norm   of a rotated site: the norm of the channel pair `first`, counted from the fastest (Barbero et al.
+                 2024, arXiv 2410.06205)
+
+Queries are those of a window's second half, so that all meet distances up to half the length; norms are of all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+import pandas as pd
+
+from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.evaluation.protocols.order import bucket_edges, places
+from posbench.evaluation.protocols.protocol import Advance, Protocol
+from posbench.schemes.rotary import Rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posbench.data import Corpus, Split
+    from posbench.layers import Block
+    from posbench.model import Decoder
+    from posbench.schemes import Bias
+
+WINDOWS = 32
+CELLS = 2**24  # attention weights of a layer that stand in memory at a time
+
+Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # measure, layer, first, last, queries, sums
+
+
+class Mechanism(Protocol):
+    """The length is that of the windows: by default the training length."""
+
+    name = "mechanism"
+    caption = "What heads do: where they look, which frequencies they use, what the scheme adds to their scores."
+    columns: ClassVar[tuple[str, ...]] = ("start", "measure", "layer", "head", "first", "last", "queries", "value")
+    follows_lengths: ClassVar[bool] = False
+    is_compared: ClassVar[bool] = False
+    decided_by: ClassVar[tuple[str, ...]] = ()
+    figure_names: ClassVar[tuple[str, ...]] = ("previous_token", "induction")
+    headline: ClassVar[str] = "induction score of the best head,"
+    headline_key: ClassVar[str] = "induction"
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        kind = config.scheme.attention.get("kind", "softmax")
+        if kind != "softmax":
+            raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kind} has none")
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Corpus,
+        split: Split,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        starts = places(split, length, WINDOWS)
+        text = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
+        repeated = np.stack([_twice(start, length, model.embedding.num_embeddings, corpus.bos_id) for start in starts])
+        parts, losses = [], []
+        size = max(1, CELLS // (model.config.num_heads * length**2))
+        for n in range(0, len(starts), size):
+            each = slice(n, n + size)
+            nll, measured = measure(model, text[each])
+            _, induced = measure(model, repeated[each], are_repeated=True)
+            losses.append(nll)
+            parts += [_table(starts[each], *of) for of in (*measured, *induced)]
+            advance(text[each].size + repeated[each].size)
+        rows = pd.concat(parts, ignore_index=True)
+        nll = np.concatenate(losses)
+        figures = {"windows": len(starts), "targets_total": nll.size, "nll_mean": float(nll.mean())}
+        return rows, figures | {name: float(of.max()) for name, of in scores(rows).items()}
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return 2 * WINDOWS * length
+
+    def lengths(
+        self, asked: Sequence[int], context_length: int, split: Any = None, configured: Sequence[int] = ()
+    ) -> list[int]:
+        """Those asked for by name, else the training length."""
+        return sorted(set(asked)) or [context_length]
+
+
+def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """`previous_token`, `first_token` and `induction` of each head, from 0 to 1: series by (layer, head)."""
+    found = {}
+    places_of = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
+    for name, (measure, first) in places_of.items():
+        of = rows[(rows["measure"] == measure) & (rows["first"] == first)].groupby(["layer", "head"])
+        sums = of[["value", "queries"]].sum()
+        found[name] = sums["value"] / sums["queries"]
+    return found
+
+
+def measure(model: Decoder, tokens: np.ndarray, are_repeated: bool = False) -> tuple[np.ndarray, list[Measured]]:
+    """Losses of the second halves of windows [B, T + 1], nats, and what heads do there; sums are [B, H, places].
+
+    Arguments: are_repeated, whether the second half of a window repeats its first: then `induction` alone is measured.
+    """
+    import torch
+
+    given = torch.from_numpy(tokens).to(model.embedding.weight.device)
+    length = tokens.shape[1] - 1
+    with torch.no_grad(), _recording(model) as layers:
+        nll = model.nll(given[:, :-1], given[:, 1:], last=length - length // 2)
+    measured: list[Measured] = []
+    for n, layer in enumerate(layers):
+        weights = layer["weights"][:, :, length // 2 :]
+        if are_repeated:
+            looked = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
+            measured.append(_one("induction", n, looked))
+        else:
+            measured += [_one("first_token", n, weights[..., 0]), *_by_distance(n, weights, layer.get("bias"))]
+            measured += _norms(n, model.scheme[n], layer)
+    return nll.double().cpu().numpy(), measured
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Weights [B, H, T, T], and the bias as far as there is one; q [B, H, T, .], k [B, Hkv, T, .] behind the hooks."""
+    import torch
+
+    B, H, T = q.shape[:3]
+    i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None]
+    scores, added = (q.double() @ k.double().repeat_interleave(H // k.shape[1], dim=1).mT) * scale, None
+    if bias is not None:
+        b, h = torch.arange(B, device=q.device).view(-1, 1, 1, 1), torch.arange(H, device=q.device).view(-1, 1, 1)
+        added = bias(b, h, i, j).double().expand(B, H, T, T)
+        scores = scores + added
+    is_hidden = (j > i) if window is None else (j > i) | (i - j >= window)
+    scores = scores.masked_fill(is_hidden, float("-inf"))
+    if sink is not None:
+        scores = torch.cat((scores, sink.double().view(-1, 1, 1).expand(B, H, T, 1)), dim=-1)
+    return scores.softmax(-1)[..., :T], added
+
+
+@contextmanager
+def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
+    """Attention as it is defined in place of the usual kernels, and what passed it: q, k, weights, bias, by layer."""
+    kinds = [cast("Block", block).attention.kind for block in model.blocks]
+    layers: list[dict[str, Any]] = []
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
+    ) -> Tensor:
+        weights, added = attention_weights(q, k, bias, scale, sink, window)
+        layers.append({"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
+        return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
+
+    before = [kind.kernel for kind in kinds], model.piece
+    for kind in kinds:
+        kind.kernel = kernel
+    model.piece = None
+    try:
+        yield layers
+    finally:
+        for kind, own in zip(kinds, before[0], strict=True):
+            kind.kernel = own
+        model.piece = before[1]
+
+
+def _one(measure: str, layer: int, shares: Tensor) -> Measured:
+    """A measure of one figure a head, of shares [B, H, queries]."""
+    zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
+    return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
+
+
+def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
+    """Attention and bias in buckets of distance, of weights [B, H, queries, T]."""
+    import torch
+
+    queries, length = weights.shape[2:]
+    edges = np.concatenate(([0], bucket_edges(length - 1)))
+    first, last = edges[:-1], edges[1:] - 1
+    at = torch.arange(length, device=weights.device)
+    distance = at[length - queries :, None] - at
+    bucket = torch.bucketize(distance, torch.from_numpy(last).to(at.device))
+
+    def summed(values: Tensor) -> np.ndarray:
+        flat = torch.where(distance >= 0, values, 0.0).flatten(2)
+        index = bucket.clamp(max=len(first) - 1).flatten()
+        return flat.new_zeros(*flat.shape[:2], len(first)).index_add_(2, index, flat).cpu().numpy()
+
+    yield "attention", layer, first, last, np.full(len(first), queries), summed(weights)
+    if bias is not None:
+        pairs = torch.bincount(bucket[distance >= 0].flatten(), minlength=len(first)).cpu().numpy()
+        yield "bias", layer, first, last, pairs, summed(bias[:, :, -queries:])
+
+
+def _norms(layer: int, scheme: Any, kept: dict[str, Tensor]) -> Iterator[Measured]:
+    """Norms of the channel pairs of q and k that the scheme rotates. A rotation changes none."""
+    for site in ("q", "k"):
+        if isinstance(scheme, Rotary) and site in scheme.sites:
+            x, half = kept[site][..., : scheme.width].double(), scheme.width // 2
+            norms = (x[..., :half].square() + x[..., half:].square()).sqrt()
+            pair = np.arange(half)
+            yield f"{site}_norm", layer, pair, pair, np.full(half, x.shape[2]), norms.sum(2).cpu().numpy()
+
+
+def _table(
+    starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
+) -> pd.DataFrame:
+    """The rows of sums [B, heads, places]."""
+    B, heads, count = sums.shape
+    return pd.DataFrame(
+        {
+            "start": np.repeat(starts, heads * count),
+            "measure": measure,
+            "layer": layer,
+            "head": np.tile(np.repeat(np.arange(heads), count), B),
+            **{name: np.tile(of, B * heads) for name, of in (("first", first), ("last", last), ("queries", queries))},
+            "value": sums.ravel(),
+        }
+    )
+
+
+def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
+    """`length` + 1 tokens: random ones, none of which begins a document, and the same again."""
+    half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
+    half += half >= bos_id
+    return np.resize(half, length + 1)
