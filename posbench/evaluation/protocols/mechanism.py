@@ -26,7 +26,6 @@ import pandas as pd
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.order import bucket_edges, places
 from posbench.evaluation.protocols.protocol import Advance, Protocol
-from posbench.schemes.rotary import Rotary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -207,6 +206,8 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 def _norms(layer: int, scheme: Any, kept: dict[str, Tensor]) -> Iterator[Measured]:
     """Norms of the channel pairs of q and k that the scheme rotates. A rotation changes none."""
+    from posbench.schemes.rotary import Rotary
+
     for site in ("q", "k"):
         if isinstance(scheme, Rotary) and site in scheme.sites:
             x, half = kept[site][..., : scheme.width].double(), scheme.width // 2
