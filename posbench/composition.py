@@ -241,6 +241,8 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
+    if mapping["train"].get("from_run"):
+        _continue(mapping)
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     config = checked(mapping)
@@ -283,6 +285,25 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
                 f"(data.lengths={task.lengths}, data.longest={task.longest}): give {group}.{name}=null"
             )
         mapping[group][name] = computed
+
+
+def _continue(mapping: dict[str, Any]) -> None:
+    """Write what follows from the model that a run begins with: its sizes, a tokenizer in its folder, the row's name.
+
+    Raises: ConfigError where there is no such model, and where other sizes are given.
+    """
+    from posbench.runs.origin import origin_of
+
+    given = HydraConfig.get().overrides.task
+    if sizes := [word for word in given if word.startswith(("model=", "model."))]:
+        raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
+    origin = origin_of(mapping["train"]["from_run"], mapping["seed"], mapping["runs_dir"])
+    assert origin is not None
+    mapping["model"] = origin.model
+    if origin.tokenizer_file is not None and not any(word.startswith("tokenizer") for word in given):
+        mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)}
+    if not any(word.startswith("scheme.name=") for word in given):
+        mapping["scheme"]["name"] = f"{origin.scheme}_then_{mapping['scheme']['name']}"
 
 
 def _without_references(value: Any) -> Any:

@@ -382,6 +382,7 @@ class TrainConfig(_Group):
     beta2: float = ruled(between(0, 0.9999999), 0.95)
     eps: float = ruled(between(1e-30, 1), 1e-8)
     grad_clip: float = ruled(at_least(0), 1.0)  # global norm; 0 switches clipping off
+    from_run: str | None = None  # the model to begin with: a finished run, a checkpoint or a Hugging Face folder
     device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto: bfloat16 where it is fast
     compile: bool | None = None  # null: where it pays

@@ -67,6 +67,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "perplexity": ("exp of the mean loss", ""),
     "order_beyond_32": ("what order more than 32 tokens back is worth at the end (train.order_every)", "nats a token"),
     "onset_tokens": ("trained until order more than 32 tokens back was worth 0.05 nats; inf: not by the end", "tokens"),
+    "continues": ("the model that the run began with (train.from_run)", ""),
+    "tokens_before": ("of these, trained on by the model that the run began with", "tokens"),
     "is_relative": ("whether the scheme promises to depend on distances only", ""),
     "tokens": ("trained on", "tokens"),
     "num_steps": ("optimizer steps", ""),
@@ -217,13 +219,18 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "seed": manifest.seed,
         "status": status,
         "reason": manifest.reason,
-        "diverged": _divergence(manifest, status, loss, _number(first), lost),
+        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else _number(first), lost),
         "loss": loss,
         "initial_loss": _number(first),
         "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
         **_onset([row for row in logged if row["kind"] == "order"]),
         "is_relative": manifest.is_relative,
+        **(
+            {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}
+            if manifest.continued
+            else {}
+        ),
         **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
         "epochs": _number(manifest.epochs),
         "parameters": sum(manifest.num_parameters.values()),

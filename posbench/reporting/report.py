@@ -6,7 +6,7 @@ import math
 import re
 import webbrowser
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
         "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
+        "continued": dict(_continued(c.runs)),
         "figures": drawn,
         "heads_figures": mechanism.FIGURES,
         "tables": {
@@ -247,6 +248,14 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
         f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))
     }
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
+
+
+def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Rows that began with another model's weights, and what to say of each."""
+    for scheme, of in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
+        before, tokens = int(of["tokens_before"].iloc[0]), int(of["tokens"].iloc[0])
+        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in of["continues"]})
+        yield str(scheme), f"{short_count(before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
 
 
 def _models(c: Comparison) -> str:

@@ -166,9 +166,9 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
     return load_tensors(checkpoint, MODEL)
 
 
-def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Set the parameters of `model`, all of them, by name."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
+    """Set the parameters of `model` by name, all but those that stay `fresh`."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name not in fresh}
     given = {name: tuple(value.shape) for name, value in weights.items()}
     if shapes != given:
         differing = sorted(name for name, _ in shapes.items() ^ given.items())
@@ -178,7 +178,8 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once
-            shard_of(parameter).copy_(shard_like(weights[name], parameter))
+            if name not in fresh:
+                shard_of(parameter).copy_(shard_like(weights[name], parameter))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

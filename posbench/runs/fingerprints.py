@@ -14,6 +14,7 @@ from typing import Any
 from posbench.config import Config
 from posbench.model import Decoder
 from posbench.runs.manifest import Fingerprints
+from posbench.runs.origin import Origin
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
@@ -32,6 +33,7 @@ _ASIDE_IN_TRAIN = (
     "branch_tokens",
     "trunk_tokens",
     "lr_of",  # what of it holds for a run is `scheme.lr`
+    "from_run",  # see `_continued`
 )
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -41,11 +43,11 @@ def digest(content: bytes | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
 
-def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
+def identity(config: Config, device: dict[str, Any], origin: Origin | None = None) -> dict[str, Any]:
     """What a run computes, as flat `group.field` -> value: its configuration without names, places and watching.
 
     The text and the tokenizer are not in it (they have fingerprints of their own), a task and its lengths are, and the
-    device's number format.
+    device's number format. Arguments: origin, the model that the run begins with (`train.from_run`).
     """
     mapping = config.to_mapping()
     train = mapping["train"]
@@ -66,7 +68,30 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
+    if origin is not None:
+        _continued(fields, config, origin)
     return dict(json.loads(json.dumps(flat(fields))))
+
+
+def _continued(fields: dict[str, Any], config: Config, origin: Origin) -> None:
+    """Make `fields` those of a run that continues another: it stands in a table with runs trained as that one was.
+
+    So `train` is that run's with the tokens of both, and what differs is a setting of the row, `scheme.continued`.
+    """
+    own, before = fields["train"], origin.identity or {}
+    was = {key: before.get(f"train.{key}", value) for key, value in own.items()}
+    tokens = origin.tokens + own["tokens"]
+    differing = {key: value for key, value in own.items() if value != was[key] and key not in ("lr", "trunk_tokens")}
+    fields["scheme"] |= {
+        "lr": config.row_train.lr,
+        "continued": {"scheme": origin.scheme, **differing, "tokens": own["tokens"]},
+    }
+    per_step = own["tokens"] // own["num_steps"]
+    fields["train"] = was | {
+        "tokens": tokens,
+        "num_steps": tokens // per_step,
+        "trunk_tokens": max(tokens, was["trunk_tokens"]),
+    }
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -103,10 +128,16 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
 
 
-def facts(identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str]) -> dict[str, Any]:
-    """What a run is, and stays when it is resumed: its identity, text, tokenizer, and the user's own files."""
+def facts(
+    identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
+) -> dict[str, Any]:
+    """What a run is, and stays when it is resumed: its identity, text, tokenizer, the user's own files.
+
+    And the digest of the weights that it began with in place of initial ones.
+    """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
-    return {**identity, "fingerprint of data": data, "fingerprint of tokenizer": tokenizer, **files}
+    texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
+    return {**identity, **texts, **files} | ({} if began_with is None else {"train.from_run": began_with[:12]})
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:

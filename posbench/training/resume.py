@@ -28,6 +28,7 @@ from posbench.machine.device import Device
 from posbench.model import Decoder
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
+from posbench.runs.origin import Origin
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.step import Died, TrainingStep
 
@@ -107,16 +108,27 @@ def now() -> str:
 
 
 def first_manifest(
-    config: Config, corpus: Dataset, model: Decoder, device: Device, before: Manifest | None
+    config: Config,
+    corpus: Dataset,
+    model: Decoder,
+    device: Device,
+    before: Manifest | None,
+    origin: Origin | None = None,
 ) -> Manifest:
     """What `run.json` says of a run before its first step. `model` holds the initial weights.
 
     A run that was cut off keeps when it began, and its wandb run.
     """
-    identity = fingerprints.identity(config, device.describe())
+    identity = fingerprints.identity(config, device.describe(), origin)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
     commit = fingerprints.commit()
+    flops = tokens * training_flops_per_token(config, entries) if has_stated_flops else None
+    initial_weights = fingerprints.weights_fingerprints(model)
+    if origin is not None:
+        tokens += origin.tokens
+        flops = None if flops is None or origin.training_flops is None else flops + origin.training_flops
+        initial_weights = origin.initial_weights or {"train.from_run": origin.digest[:16]}
     return Manifest(
         format=runs.FORMAT,
         status=runs.RUNNING,
@@ -134,7 +146,7 @@ def first_manifest(
             tokenizer=corpus.tokenizer_fingerprint,
             config=fingerprints.config_fingerprint(identity),
             code=fingerprints.code_fingerprint(),
-            initial_weights=fingerprints.weights_fingerprints(model),
+            initial_weights=initial_weights,
         ),
         identity=identity,
         versions={
@@ -145,14 +157,17 @@ def first_manifest(
         num_steps=config.train.num_steps,
         tokens=tokens,
         text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
-        training_flops=tokens * training_flops_per_token(config, entries) if has_stated_flops else None,
+        training_flops=flops,
+        continued=None if origin is None else origin.record,
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
         scheme_files=scheme_file.recorded_files(config.class_mappings),
     )
 
 
-def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, say: Say) -> Manifest | None:
+def manifest_before(
+    run: Run, config: Config, corpus: Dataset, device: Device, say: Say, origin: Origin | None = None
+) -> Manifest | None:
     """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
 
     Raises: ConfigError naming what differs where the folder holds another run; Died where the run cannot continue.
@@ -165,11 +180,13 @@ def manifest_before(run: Run, config: Config, corpus: Dataset, device: Device, s
             return None
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         before = checkpoint.manifest_in(newest)
-    identity = fingerprints.identity(config, device.describe())
+    identity = fingerprints.identity(config, device.describe(), origin)
     files = scheme_file.recorded_files(config.class_mappings)
-    facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files)
+    digest: str | None = None if origin is None else origin.digest
+    facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
     prints = before.fingerprints
-    recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files)
+    digest = before.continued["weights"] if before.continued else None
+    recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files, digest)
     changes = fingerprints.differences(recorded, facts)
     has_ended = before.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not run.has_weights:

@@ -43,6 +43,7 @@ from posbench.machine.signals import StopSignals
 from posbench.model import build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
+from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.results import ResultKey, perplexity
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
@@ -92,7 +93,10 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             for name in config.evaluation.protocols:
                 protocol_named(name).check(config)
             corpus = _prepared_data(config, processes, console.out)
-            before = manifest_before(run, config, corpus, device, console.out)
+            origin = origin_of(config.train.from_run, config.seed, config.runs_dir)
+            if origin is not None:
+                origin.check_tokenizer(config, corpus.tokenizer_fingerprint)
+            before = manifest_before(run, config, corpus, device, console.out, origin)
             if before is not None and before.status == runs.FINISHED:
                 console.out(f"{run.name} is finished (loss {before.loss or math.nan:.4f}): nothing to do")
                 return run
@@ -103,7 +107,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                 batches = batches_of(config, corpus)
                 model = build_model(config, corpus.vocab_size, scheme, corpus.bos_id)
                 manifest = processes.broadcast(
-                    first_manifest(config, corpus, model, device, before) if processes.is_first else None
+                    first_manifest(config, corpus, model, device, before, origin) if processes.is_first else None
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
@@ -113,7 +117,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                 console.out(line)
                 if before is not None:
                     say_what_changed(before, manifest, console.out)
-                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe)
+                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, origin)
                 with training.reason_recorded(), exhaustion_explained(device, training_advice(config.train)):
                     training.begin()
                     training.take_steps()
@@ -165,11 +169,14 @@ class Training:
         signals: StopSignals,
         console: Console,
         observe: Observer,
+        origin: Origin | None = None,
     ) -> None:
         self.config, self.run, self.manifest, self.corpus, self.batches = config, run, manifest, corpus, batches
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
-        self.state = LoopState()
+        self.state, self.origin = LoopState(), origin
+        self.tokens_before = 0 if origin is None else origin.tokens
+        self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
         # A process on a CPU has one resident set: later runs find its peak as the first run left it.
@@ -189,6 +196,15 @@ class Training:
             if newest is None:
                 trunk = trunk_checkpoint(self.config, self.manifest, self.console.out)
         newest, trunk = self.processes.broadcast((newest, trunk))
+        if self.origin is not None and newest is None:
+            fresh, left = begin_with(self.step.model, self.origin.load())
+            self.state.batches = self.origin.batches
+            self.console.out(
+                f"{self.run.name}: begins with the weights of {self.origin.name} ({short_count(self.tokens_before)} "
+                "tokens); AdamW's moments begin at zero, the schedule anew"
+                + (f"; from the seed: {', '.join(fresh)}" if fresh else "")
+                + (f"; not taken over: {', '.join(left)}" if left else "")
+            )
         if found := newest or trunk:
             before, versions = checkpoint.manifest_in(found), self.manifest.versions.items()
             take_over(found, self.step, self.state)
@@ -234,7 +250,7 @@ class Training:
             began = time.perf_counter()
             for n in range(first, train.num_steps):
                 # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
-                batch = self.batches.batch(n)
+                batch = self.batches.batch(self.first_batch + n)
                 state.batches = chained(state.batches, batch)
                 sent = batch.each(self.device.send)
                 self.observe("batch", n, step)
@@ -305,7 +321,7 @@ class Training:
             {
                 "kind": "train",
                 "step": state.steps_done,
-                "tokens": state.steps_done * train.tokens_per_step,
+                "tokens": self.tokens_done,
                 "lr": learning_rate(state.steps_done - 1, train),
                 **state.take_row(),
                 "skipped_steps": state.skipped_steps,
@@ -335,7 +351,7 @@ class Training:
             {
                 "kind": "validation",
                 "step": step,
-                "tokens": step * self.config.train.tokens_per_step,
+                "tokens": self.tokens_done,
                 "loss": header["nll_mean"],
                 **{name: header[name] for name in ("bits_per_byte", "accuracy") if name in header},
             }
@@ -348,8 +364,12 @@ class Training:
         worth = worth_beyond_near(self.step.model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
         if not math.isfinite(worth):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
-        tokens = step * self.config.train.tokens_per_step
-        self._append({"kind": "order", "step": step, "tokens": tokens, "order_beyond_32": worth})
+        self._append({"kind": "order", "step": step, "tokens": self.tokens_done, "order_beyond_32": worth})
+
+    @property
+    def tokens_done(self) -> int:
+        """Tokens trained on so far, with those of the model that the run began with."""
+        return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl, to the tracker and to what is shown."""
@@ -417,7 +437,7 @@ class Training:
             f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
         )
         initial = self.run.initial_loss
-        if initial is not None and loss > initial:
+        if initial is not None and loss > initial and self.origin is None:
             self.console.out(
                 f"{self.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
                 "Lower train.lr"

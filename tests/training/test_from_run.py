@@ -1,0 +1,160 @@
+"""A run that begins with another model's weights, under its own scheme or another."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from posbench.composition import compose
+from posbench.config import Config, ConfigError
+from posbench.machine.signals import Stopped
+from posbench.reporting.comparison import differences
+from posbench.runs import Run
+from posbench.table import results
+from posbench.training import train
+from tests.conftest import small_run
+from tests.training.conftest import after_step
+
+Make = Callable[..., Config]
+STEPS = ["train.steps=4", "train.lr=1e-2"]
+STILL = ["train.lr=1e-12", "train.weight_decay=0"]  # weights stay as they are
+
+
+@pytest.fixture(scope="session")
+def _trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 steps under three schemes, of which a checkpoint after 8 is kept."""
+    runs = tmp_path_factory.mktemp("trained") / "runs"
+    for scheme in ("qk_rope", "nope", "t5"):
+        train(compose([*small_run(documents, cache, runs), f"scheme={scheme}"]))
+    return runs
+
+
+@pytest.fixture
+def runs(_trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_trained, tmp_path / "runs"))
+
+
+@pytest.fixture
+def words(documents: Path, cache: Path, runs: Path) -> Callable[..., list[str]]:
+    def make(from_run: str | Path, *more: str) -> list[str]:
+        # What decides the sizes stays out: they are those of the run that is continued.
+        usual = [word for word in small_run(documents, cache, runs) if not word.startswith("model")]
+        return [*usual, *STEPS, f"train.from_run={from_run}", *more]
+
+    return make
+
+
+Words = Callable[..., list[str]]
+
+
+def losses(run: Run) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in run.logged if row["kind"] == "validation"}
+
+
+def test_it_begins_where_the_other_run_ended(runs: Path, words: Words) -> None:
+    source = Run(runs / "demo/qk_rope/seed=0")
+    run = train(compose(words(source.path, "scheme=qk_rope")))
+    assert run.path.parent.name == "qk_rope_then_qk_rope"
+    assert losses(run)[0] == losses(source)[12]
+    assert run.manifest.tokens == (12 + 4) * 128 and run.logged[-1]["tokens"] == 16 * 128
+    assert run.manifest.continued == {
+        "name": "demo/qk_rope/seed=0",
+        "scheme": "qk_rope",
+        "tokens": 12 * 128,
+        "weights": source.manifest.weights,
+    }
+    assert run.load_model().embedding.weight.shape == source.load_model().embedding.weight.shape
+
+
+def test_under_another_scheme_it_begins_as_that_reads_the_weights(runs: Path, words: Words) -> None:
+    source = Run(runs / "demo/qk_rope/seed=0")
+    run = train(compose(words("demo/qk_rope", "scheme=nope", *STILL)))  # a row: its run of the same seed
+    tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, rotated = source.load_model(["scheme=nope"])(tokens), source.load_model()(tokens)
+        found = run.load_model()(tokens)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert (found - rotated).abs().max() > 1e-3
+
+
+def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has_read(runs: Path, words: Words) -> None:
+    """So that the three stand in one table: trained through with and without rotations, and without them at the end."""
+    checkpoint = runs / "demo/qk_rope/seed=0/checkpoints/step=00000008"
+    run = train(compose(words(checkpoint, "scheme=nope", "train.schedule=constant", "train.warmup_ratio=0")))
+    whole = Run(runs / "demo/nope/seed=0").manifest
+    assert run.manifest.tokens == whole.tokens
+    assert run.manifest.fingerprints.batches == whole.fingerprints.batches
+    table = results(runs / "demo")
+    assert list(differences(table[table["scheme"] != "t5"])) == []
+    row = table.set_index("scheme").loc["qk_rope_then_nope"]
+    assert (
+        row["tokens_before"] == 8 * 128 and row["train.lr"] == 1e-2 and row["scheme.continued.schedule"] == "constant"
+    )
+
+
+def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs: Path, words: Words) -> None:
+    names = Run(runs / "demo/t5/seed=0").load_weights()
+    same = train(compose(words("demo/t5", "scheme=t5", *STILL))).load_weights()
+    own = [name for name in names if name.startswith("scheme.")]
+    assert own and all(torch.allclose(same[name], names[name], atol=1e-9) for name in names)
+    fresh = train(compose(words("demo/nope", "scheme=t5", *STILL))).load_weights()
+    assert not any(torch.allclose(fresh[name], names[name], atol=1e-9) for name in own)
+    without = train(compose(words("demo/t5", "scheme=nope", *STILL))).load_weights()
+    assert without.keys() == names.keys() - {*own}
+
+
+@pytest.mark.slow
+def test_one_that_was_cut_off_ends_with_the_same_bytes(runs: Path, words: Words) -> None:
+    def config(name: str) -> Config:
+        return compose(words("demo/qk_rope", "scheme=nope", f"experiment_name={name}", "train.checkpoint_every=1"))
+
+    def interrupt() -> None:
+        raise Stopped(2, "now")
+
+    whole = train(config("whole"))
+    with pytest.raises(Stopped):
+        train(config("cut"), observe=after_step(2, interrupt))
+    resumed = train(config("cut"))
+    assert resumed.manifest.weights == whole.manifest.weights
+    prints = [replace(run.manifest.fingerprints, code="") for run in (whole, resumed)]
+    assert prints[0] == prints[1]
+
+
+def test_another_source_is_another_run(runs: Path, words: Words) -> None:
+    train(compose(words("demo/qk_rope", "scheme=nope", "scheme.name=mine")))
+    with pytest.raises(ConfigError, match=r"train.from_run: [0-9a-f]{12} -> [0-9a-f]{12}"):
+        train(compose(words("demo/nope", "scheme=nope", "scheme.name=mine")))
+
+
+def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"leave out model\.d_model=64"):
+        compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
+    with pytest.raises(ConfigError, match="no run or experiment 'demo/absent'"):
+        compose(words("demo/absent", "scheme=nope"))
+    with pytest.raises(ConfigError, match=r"another tokenizer than that of train\.from_run=demo/qk_rope"):
+        train(compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")))
+    with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.qkv\.weight differs"):
+        train(compose(words("demo/qk_rope", "scheme=shared_kv_nope")))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ConfigError, match="model_type=gpt2"):
+        compose(words(tmp_path / "gpt2", "scheme=nope"))
+
+
+def test_a_shell_completes_the_path_with_its_seed(runs: Path, words: Words) -> None:
+    path = runs / "demo/nope/seed=0"
+    config = compose(words(f"{path}/", "scheme=qk_rope"))
+    assert config.train.from_run == f"{path}/" and config.scheme.name == "nope_then_qk_rope"
+
+
+def test_a_loss_above_the_first_is_not_divergence(runs: Path, words: Words) -> None:
+    run = train(compose(words("demo/qk_rope", "scheme=qk_rope", "train.lr=0.5", "scheme.name=worse")))
+    assert losses(run)[4] > losses(run)[0]
+    row = results(runs / "demo/worse").iloc[0]
+    assert row["diverged"] is None and math.isfinite(row["loss"])
