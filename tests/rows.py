@@ -22,6 +22,7 @@ ONE_OF_EACH_KIND = (
     "linear_qk_rope",
     "nope",
     "p_rope_25",
+    "path",
     "pope",
     "qk_rope_learned",
     "qk_rope_learned_base",

@@ -48,6 +48,29 @@ class Dape(Definition):
         return float(a[h] + W["outer"][h] @ hidden + W["outer_constant"][h])
 
 
+class Path(Definition):
+    """The query reflected by its own token and each one back to the key's successor (arXiv 2505.16381)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
+        super().__init__(config, weights)
+        model = config.model
+        assert model.head_dim is not None and model.num_kv_heads is not None
+        self.D, self.group = model.head_dim, model.num_heads // model.num_kv_heads
+
+    def gate(self, x: Array, h: int) -> Array:
+        W, g = self.weights, h // self.group
+        w = W["B"][g * self.D : (g + 1) * self.D] @ (W["A"] @ x)
+        b = 2 / (1 + np.exp(-(W["u"][g] @ x + W["c"][g])))
+        direction = w / sqrt(float(w @ w))
+        return np.asarray(np.eye(self.D) - b * np.outer(direction, direction))
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        q = rows.queries[h][t]
+        for between in range(t, s, -1):
+            q = rows.gates[h][between] @ q
+        return float(rows.keys[h][s] @ (q - rows.queries[h][t])) / sqrt(self.D)
+
+
 class SelectiveRope(Definition):
     """q and k turned by sums, from the first token on, of what each token adds to the angles (arXiv 2511.17388)."""
 

@@ -23,6 +23,7 @@ from posbench.config import SchemeConfig
 from posbench.model import build_model
 from posbench.schemes import Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
+from posbench.schemes.path import reflected
 from posbench.schemes.t5 import buckets_of
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 
@@ -212,6 +213,27 @@ def dape_by_loops(scheme, q, k):
         made = torch.einsum("hw,bwj->bhj", scheme.outer, hidden) + scheme.outer_constant[:, None]
         out.append((alibi + made)[:, :, None])
     return out
+
+
+@pytest.mark.parametrize("rows", [70, 33, 1])
+def test_path_is_its_authors_decoding_step_with_its_gradients(rows):
+    """As flash-linear-attention decodes: each token takes from every kept key its part along the token's w."""
+    T, D = 70, 8
+    q, k, w = (random(2, H, T, D, seed=seed).requires_grad_() for seed in range(3))
+    b = (2 * random(2, H, T, 1, seed=3).sigmoid()).detach().requires_grad_()
+    direction, kept, scores = F.normalize(w, dim=-1), k[:, :, :0], []
+    for i in range(T):
+        w_i = direction[:, :, i : i + 1]
+        kept = torch.cat((kept - b[:, :, i : i + 1] * (kept * w_i).sum(-1, keepdim=True) * w_i, k[:, :, i : i + 1]), 2)
+        scores.append(F.pad(q[:, :, i : i + 1] @ kept.mT, (0, T - 1 - i)))
+    theirs = (torch.cat(scores, 2) - (q @ k.mT).tril())[:, :, T - rows :]
+    seen = torch.ones(T, T, dtype=torch.bool).tril()[T - rows :]
+    ours = reflected(q[:, :, T - rows :], k, direction, b) * seen
+    assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
+    leaves = (q, k, w, b)
+    grads = [torch.autograd.grad(s.sin().sum(), leaves, retain_graph=True) for s in (ours, theirs)]
+    pairs = zip(*grads, strict=True)
+    assert all(one.abs().max() > 1e-3 and (one - other).abs().max() < 1e-10 for one, other in pairs)
 
 
 @pytest.mark.parametrize(

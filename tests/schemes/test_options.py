@@ -36,6 +36,7 @@ REFUSED = [
     ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must lie between 0 and 1"),
     ("xpos", {"span": 0}, "scheme.span=0 must lie between 0.001 and"),
     ("pope", {"base": 1}, "scheme.base=1 must lie between"),
+    ("path", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (32 is the authors')"),
     ("selective_rope", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (16 is the authors')"),
     ("nope", {"base": 10000}, "(options: none)"),
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
