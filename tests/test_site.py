@@ -72,6 +72,7 @@ def packed(root: Path, effect: float) -> dict[str, str]:
     return build.pages(root)
 
 
+@pytest.mark.slow
 def test_a_number_that_changes_in_a_pack_changes_the_pages(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "choices", lambda group: {"vo_rope": ROOT / "conf/scheme/vo_rope.yaml"})
     monkeypatch.setattr(build, "picture", lambda name: "")

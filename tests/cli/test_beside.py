@@ -27,6 +27,7 @@ def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
     assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
 
 
+@pytest.mark.slow
 def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:
     words = [*short, "experiment_name=mine"]
     Path("steep.py").write_text(STEEP, encoding="utf-8")

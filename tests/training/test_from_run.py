@@ -98,6 +98,7 @@ def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has
     )
 
 
+@pytest.mark.slow
 def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs: Path, words: Words) -> None:
     names = Run(runs / "demo/t5/seed=0").load_weights()
     same = train(compose(words("demo/t5", "scheme=t5", *STILL))).load_weights()
@@ -132,6 +133,7 @@ def test_another_source_is_another_run(runs: Path, words: Words) -> None:
         train(compose(words("demo/nope", "scheme=nope", "scheme.name=mine")))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"leave out model\.d_model=64"):
         compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
@@ -153,6 +155,7 @@ def test_a_shell_completes_the_path_with_its_seed(runs: Path, words: Words) -> N
     assert config.train.from_run == f"{path}/" and config.scheme.name == "nope_then_qk_rope"
 
 
+@pytest.mark.slow
 def test_a_loss_above_the_first_is_not_divergence(runs: Path, words: Words) -> None:
     run = train(compose(words("demo/qk_rope", "scheme=qk_rope", "train.lr=0.5", "scheme.name=worse")))
     assert losses(run)[4] > losses(run)[0]
