@@ -29,7 +29,7 @@ install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbe
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need
 
-test: $(VENV)/.developed ## The fast tests: three minutes on two cores
+test: $(VENV)/.developed ## The fast tests: two minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 11 minutes

@@ -136,6 +136,7 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
     assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("factor, slope, best, pilots", [(1, 1000, 1, 2), (2, 1000, 2, 0), (2, 0.01, 1, 2)])
 def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
