@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -245,19 +246,23 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Eva
     console.out(f"\n{heading}")
     seeds = {row: sorted({a.seed for a in evaluations if a.row == row}) for row in rows}
     uneven = len(set(map(tuple, seeds.values()))) > 1
+    fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
+    shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
     table = Table(box=None, pad_edge=False)
     table.add_column("scheme", overflow="fold")
     if uneven:
         table.add_column("seeds")
-    for length in lengths:
+    for length in shown:
         table.add_column(short_length(length), justify="right")
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
-        for length in lengths:
+        for length in shown:
             headers = [a.result.header for a in evaluations if (a.row, a.result.length) == (row, length)]
             cells.append(asked.headline_of(headers) if headers else "–")
         table.add_row(Text(row), *cells)
     console.print(table)
+    if len(shown) < len(lengths):
+        console.out(f"{len(shown)} of {len(lengths)} lengths fit this terminal; all are stored, for `posbench report`.")
     if uneven:
         console.print(
             "Each row is the mean over its own seeds; `posbench report` compares over the seeds that all rows have."

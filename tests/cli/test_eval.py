@@ -65,6 +65,9 @@ def test_words_of_the_scheme_and_older_weights_are_said_in_the_table(posbench: G
     said = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "base=1e2")
     assert said.status == 0 and "(fixed, 3,264 targets)" in said.out and "\nvo_rope · base=1e2 " in said.out
     assert (runs / "demo/vo_rope/seed=0/eval/fixed/64@base=1e2.json").is_file()
+    dropped = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "scheme=nope")
+    assert dropped.status == 0 and "\nvo_rope · scheme=nope " in dropped.out
+    assert (runs / "demo/vo_rope/seed=0/eval/fixed/64@scheme=nope.parquet").is_file()
     assert "scheme.base" in posbench("eval", *ASKED, "--under", "base").refusal
     assert (
         "weights of step 1 in runs/demo/nope/seed=0/checkpoints cannot be used: SHA256SUMS is missing"
