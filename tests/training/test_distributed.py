@@ -86,6 +86,18 @@ def assert_same(run: Run, alone: Run) -> None:
 
 
 @pytest.mark.slow
+def test_two_processes_that_share_the_parameters_begin_with_another_runs_weights(words: list[str], alone: Run) -> None:
+    own = [word for word in words if not word.startswith(("model", "scheme", "train.steps"))]
+    own += ["scheme=nope", f"train.from_run={alone.path}", "train.steps=4"]
+    expected = train(compose([*own, "experiment_name=one"]))
+    subprocess.run(command(own, "two", 2, "fsdp"), check=True, capture_output=True, env=environment())
+    shared = load_run(Path(compose([*own, "experiment_name=two"]).runs_dir, "two", *expected.path.parts[-2:]))
+    assert losses(shared) == pytest.approx(losses(expected), abs=1e-5)
+    assert column(shared, "loss", "validation")[0] == pytest.approx(column(expected, "loss", "validation")[0], abs=1e-6)
+    assert shared.manifest.continued == expected.manifest.continued
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_several_processes_train_as_one(words: list[str], alone: Run, strategy: str) -> None:
     done = subprocess.run(
