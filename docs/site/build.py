@@ -47,7 +47,9 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     written = {
         file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
     }
-    packs = sorted({folder_of(file) for file in (root / "runs" / "reference").rglob("*.zip")})
+    packs = sorted(
+        {folder_of(file) for file in (root / "runs" / "reference").rglob("*.zip") if file.parent.name != "recipe"}
+    )
     names = {pack.relative_to(root / "runs" / "reference").as_posix(): pack for pack in packs}
     reports = {name: report_of(pack, name) for name, pack in names.items()}
     written |= {f"results/{name}.md": page for name, page in reports.items()}
