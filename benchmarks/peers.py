@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
-from posbench.composition import choices
+from posbench.choices import choices
 from posbench.data import Batch
 from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder

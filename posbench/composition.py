@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -43,47 +41,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from posbench.choices import choices, conf_dir, conf_dirs, expand, no_choice
 from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
-_MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type
 _OF_TASKS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
 _EXPERIMENT = "experiment=task"
-_LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
 _CONFIG_DIR = "--config-dir="
 
-# ---------------------------------------------------------------- the YAML files of choices
-
-
-def conf_dir() -> Path:
-    """The folder of YAML files: inside the installed package, else beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-@cache
-def _conf_dirs() -> tuple[Path, ...]:
-    """`conf_dir()`, and the `conf/` of each package that registers schemes. None of them is imported."""
-    modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
-    specs = [find_spec(module) for module in sorted(modules - {"posbench"})]
-    folders = [Path(place, "conf") for spec in specs if spec for place in spec.submodule_search_locations or ()]
-    return (conf_dir(), *(folder for folder in folders if (folder / "scheme").is_dir()))
-
-
-def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """The names that `group=` accepts, in order, and their files: ours, of packages, of `folders`; the first counts."""
-    places = [*_conf_dirs(), *folders]
-    return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
-
-
-def description(group: str, name: str, *folders: Path) -> str:
-    """The comment in the first line of a choice: what it is, and its source; empty where there is none."""
-    file = choices(group, *folders).get(name)
-    line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
-    return line.removeprefix("#").strip() if line.startswith("#") else ""
+# ---------------------------------------------------------------- files of one's own, and packages' folders
 
 
 class OwnFiles(ConfigSource):
@@ -124,7 +92,7 @@ class OwnChoices(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra."""
-        for folder in _conf_dirs()[1:]:
+        for folder in conf_dirs()[1:]:
             search_path.append("posbench", f"file://{folder}")
         search_path.append("posbench", f"{OwnFiles.scheme()}://")
 
@@ -235,7 +203,7 @@ def typed(composed: DictConfig) -> Config:
     """
     content = copy.deepcopy(composed)
     with explained():
-        scheme = expand(OmegaConf.to_container(content, resolve=False)["scheme"])  # type: ignore[call-overload,index]
+        scheme = expand(OmegaConf.to_container(content, resolve=False)["scheme"], _row)  # type: ignore[call-overload,index]
         with read_write(content), open_dict(content):
             content.pop("hydra", None)
             content["scheme"] = tidy(scheme)
@@ -245,24 +213,11 @@ def typed(composed: DictConfig) -> Config:
         _continue(mapping)
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
-    config = checked(mapping)
+    with explained():
+        config = Config.from_mapping(mapping)
     name_files(config.class_mappings)
     if names_file(config.scheme.kind):
         _check_row_name(config.scheme)
-    return config
-
-
-def checked(mapping: dict[str, Any]) -> Config:
-    """A mapping of plain data, such as a run folder's config.yaml, as a checked `Config`; `${...}` in it is text.
-
-    Raises: as `typed`.
-    """
-    with explained():
-        plain, schema = OmegaConf.create(_without_references(mapping)), OmegaConf.structured(Config)
-        if mapping.get("data", {}).get("source") != "task":
-            schema.data = OmegaConf.structured(DataConfig)
-        config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
-    assert isinstance(config, Config)
     return config
 
 
@@ -306,15 +261,6 @@ def _continue(mapping: dict[str, Any]) -> None:
         mapping["scheme"]["name"] = f"{origin.scheme}_then_{mapping['scheme']['name']}"
 
 
-def _without_references(value: Any) -> Any:
-    """`value` with each `${` escaped, so that OmegaConf looks nothing up."""
-    if isinstance(value, dict):
-        return {key: _without_references(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_references(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
 def _check_row_name(scheme: SchemeConfig) -> None:
     """Raises: ConfigError where the row of a file has the name of one of ours, whose results it would be taken for."""
     from posbench.schemes import SCHEMES
@@ -326,49 +272,14 @@ def _check_row_name(scheme: SchemeConfig) -> None:
         )
 
 
-def expand(row: Any) -> Any:
-    """A scheme's mapping with the rows themselves in place of their names in `layers` and `of`.
-
-    So a run folder's `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` needs no other file. Mappings in
-    those lists stay, with theirs expanded. A kind that is a class in a file is looked up there, and names its row.
-
-    Arguments: row, a mapping, or the name of one. Raises: ConfigError for an unknown row.
-    """
-    if isinstance(row, str):
-        hydra = HydraConfig.get()
-        words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
-        loader = GlobalHydra.instance().config_loader()
-        composed = loader.load_configuration(hydra.job.config_name, [*words, hydra_word(f"scheme={row}")], RunMode.RUN)
-        row = OmegaConf.to_container(composed, resolve=False)["scheme"]  # type: ignore[call-overload,index]
-    if not isinstance(row, dict):
-        return row
-    if names_file(row.get("kind")):
-        own = row_of_file(row["kind"])
-        row = {"name": own["name"], **row, "kind": own["kind"]}
-    return {
-        option: [expand(value) for value in values] if option in _LISTS_OF_ROWS and isinstance(values, list) else values
-        for option, values in row.items()
-    }
-
-
-def read_row(name: str, *folders: Path) -> SchemeConfig:
-    """A row of `conf/scheme` or of `folders`, or of a file of one's own, without a whole configuration around it.
-
-    Raises: ConfigError for an unknown name, and for what its file says wrongly.
-    """
-    if names_file(name):
-        row = tidy(row_of_file(name))
-        name_files(row)
-        return SchemeConfig.from_mapping(row)
-    files = choices("scheme", *folders)
-    if name not in files:
-        raise ConfigError(_no_choice("scheme", name, files))
-    with explained():
-        content: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
-    if any(option in content for option in _LISTS_OF_ROWS):
-        with session([f"--config-dir={folder}" for folder in folders]):
-            content = expand(content)
-    return SchemeConfig.from_mapping(content)
+def _row(name: str) -> dict[str, Any]:
+    """A row as Hydra finds it, within a session: ours, or one of the folders of its search path."""
+    hydra = HydraConfig.get()
+    words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+    loader = GlobalHydra.instance().config_loader()
+    composed = loader.load_configuration(hydra.job.config_name, [*words, hydra_word(f"scheme={name}")], RunMode.RUN)
+    row: dict[str, Any] = OmegaConf.to_container(composed, resolve=False)["scheme"]  # type: ignore[call-overload,index,assignment]
+    return row
 
 
 # ---------------------------------------------------------------- what was refused, in plain words
@@ -388,7 +299,7 @@ def _explanation(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return _no_choice(group, name, error.options or choices(group))
+        return no_choice(group, name, error.options or choices(group))
     if isinstance(error, OverrideParseException) and "=" not in str(error.override):
         return _no_override(str(error.override))
     if isinstance(error, ConfigKeyError):
@@ -399,13 +310,6 @@ def _explanation(error: BaseException) -> str:
         return text
     file = re.match(r"In '(.+?)'", text)
     return _explanation(error.__cause__) + (f" (in {file[1]})" if file else "")
-
-
-def _no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
-    own = f"{group}=my_{group}.py:Name for a class of yours, or " if group in ("scheme", "data") else ""
-    hint = nearest(_MEANT.get(name, name), known)
-    return f"{group}={name} does not exist{hint} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
 
 
 def _no_override(word: str) -> str:

@@ -649,7 +649,36 @@ class Config(_Group):
             for tokens in self.train.branch_tokens
         ]
 
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> Config:
+        """From plain nested dicts, such as a run folder's `config.yaml`; `${...}` in them is text.
+
+        Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import ConfigKeyError
+
+        schema = OmegaConf.structured(cls)
+        if mapping.get("data", {}).get("source") != "task":
+            schema.data = OmegaConf.structured(DataConfig)
+        try:
+            merged = OmegaConf.merge(schema, OmegaConf.create(_without_references(mapping)))
+        except ConfigKeyError as error:
+            raise ConfigError(f"there is no setting {error.full_key!r}") from error
+        config = OmegaConf.to_object(merged)
+        assert isinstance(config, cls)
+        return config
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain nested dicts, as written to `config.yaml` of the run folder."""
         flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
         return asdict(self) | flat
+
+
+def _without_references(value: Any) -> Any:
+    """`value` with each `${` escaped, so that OmegaConf looks nothing up."""
+    if isinstance(value, dict):
+        return {key: _without_references(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_references(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

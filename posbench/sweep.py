@@ -31,16 +31,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.table import Table
 
-from posbench.composition import (
-    VERSION_BASE,
-    conf_dir,
-    explained,
-    hydra_word,
-    register,
-    session,
-    typed,
-    with_experiment,
-)
+from posbench.choices import conf_dir
+from posbench.composition import VERSION_BASE, explained, hydra_word, register, session, typed, with_experiment
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 

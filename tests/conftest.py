@@ -15,7 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line does, bef
 import pytest
 from omegaconf import OmegaConf
 
-from posbench.composition import checked, compose
+from posbench.composition import compose
 from posbench.config import Config
 
 
@@ -95,6 +95,6 @@ def config(documents: Path, cache: Path, tmp_path: Path) -> Callable[..., Config
         others = [word for word in overrides if word not in plain]
         mapping = _composed((*small_run(documents, cache, Path("runs")), *others)).to_mapping()
         changed = OmegaConf.merge(mapping, {"runs_dir": str(tmp_path / "runs")}, OmegaConf.from_dotlist(plain))
-        return checked(OmegaConf.to_container(changed))  # type: ignore[arg-type]
+        return Config.from_mapping(OmegaConf.to_container(changed))  # type: ignore[arg-type]
 
     return configure

@@ -12,8 +12,9 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from posbench import composition
-from posbench.composition import checked, choices, complete, compose, description, hydra_word, read_row
+import posbench.choices as files_of_choices
+from posbench.choices import choices, description, read_row
+from posbench.composition import complete, compose, hydra_word
 from posbench.config import Config, ConfigError, parse_length, token_count
 from posbench.sweep import run_application, sweep_of
 
@@ -130,7 +131,9 @@ def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
     layers = [QK, {"name": "x", "kind": "y", "of": [NOPE, 3]}]
     for config in (compose(words), *trained("-m", *words, "seed=0", "hydra/launcher=basic")):
         assert (config.scheme.kind, config.scheme.options) == ("layered", {"layers": layers})
-        assert checked(yaml.safe_load(yaml.safe_dump(config.to_mapping()))) == config, "it needs no other file"
+        assert Config.from_mapping(yaml.safe_load(yaml.safe_dump(config.to_mapping()))) == config, (
+            "it needs no other file"
+        )
     assert compose(["scheme=derived", "--config-dir=own"]).scheme.options == {"layers": [NOPE]}
     assert compose(["scheme=nope", "scheme.of=[qk_rope]"]).scheme.options == {"of": [QK]}
     long = compose(["scheme=nope", "scheme.of=[long]", "--config-dir=own"]).scheme.options["of"]
@@ -177,14 +180,14 @@ def test_a_package_brings_the_yaml_of_its_schemes(here: Path, monkeypatch: pytes
     (here / "faded_package/conf/scheme/packaged.yaml").write_text("# Of a package.\nname: packaged\nkind: packaged\n")
     point = EntryPoint("packaged", "faded_package.schemes:Packaged", "posbench.schemes")
     monkeypatch.syspath_prepend(str(here))
-    monkeypatch.setattr(composition, "entry_points", lambda group: [point])
-    composition._conf_dirs.cache_clear()
+    monkeypatch.setattr(files_of_choices, "entry_points", lambda group: [point])
+    files_of_choices.conf_dirs.cache_clear()
     try:
         assert "packaged" in choices("scheme") and description("scheme", "packaged") == "Of a package."
         assert compose(["scheme=packaged"]).scheme.kind == "packaged"
         assert sweep_of(["scheme=glob(pack*)"]) == {"scheme": ["packaged"]}
     finally:
-        composition._conf_dirs.cache_clear()
+        files_of_choices.conf_dirs.cache_clear()
 
 
 # ---------------------------------------------------------------- beside Hydra

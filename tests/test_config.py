@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from posbench import compose
-from posbench.composition import checked
+from posbench.config import Config
 from posbench.runs.fingerprints import identity
 
 DEVICE = {"type": "cpu", "dtype": "float32", "compiled": False}
@@ -34,7 +34,7 @@ def test_a_run_is_identified_by_what_its_settings_came_to() -> None:
     model, spelled_out = config.model, config.to_mapping()
     spelled_out["model"] |= {"num_kv_heads": 4, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     spelled_out["scheme"]["lr"] = 5e-3  # as older runs recorded it
-    assert identity(checked(spelled_out), DEVICE) == identity(config, DEVICE)
+    assert identity(Config.from_mapping(spelled_out), DEVICE) == identity(config, DEVICE)
     assert identity(config, DEVICE)["scheme.lr"] == 5e-3 and identity(config, DEVICE)["model.num_kv_heads"] == 4
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.composition import choices, compose
+from posbench.choices import choices
+from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme
 from posbench.size import num_parameters

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from posbench.composition import choices, compose, conf_dir
+from posbench.choices import choices, conf_dir
+from posbench.composition import compose
 from posbench.plan import plan
 from posbench.runs import find_runs
 from posbench.training import train
@@ -81,7 +82,7 @@ def test_committed_packs_are_few_small_and_whole() -> None:
     files = [file for file in (ROOT / "runs/reference").rglob("*") if file.is_file()]
     assert len(files) < 50 and sum(file.stat().st_size for file in files) < 12_000_000
     runs = find_runs(ROOT / "runs/reference", pytest.fail)
-    assert len(runs) == 928
+    assert len(runs) == 944
     for run in (run for run in runs if run.manifest.seed == 0):
         results, damaged = run.results()
         [final] = [each for each in results if each.protocol == "validation" and not each.key.under]

@@ -17,16 +17,18 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import posbench
-from posbench.composition import choices, compose, description, read_row
+from posbench.choices import choices, description, read_row
+from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.console import console
 from posbench.data.tasks import tasks
 from posbench.model import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import scheme_plots, tables
+from posbench.reporting.against import agreements
 from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import encoded, inline_svg
-from posbench.reporting.published import agreements, all_published
+from posbench.reporting.published import all_published
 from posbench.reporting.report import report
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs.finding import folder_of

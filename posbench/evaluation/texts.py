@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from posbench.composition import choices, compose
+from posbench.choices import choices
+from posbench.composition import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap

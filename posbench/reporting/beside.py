@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.composition import choices, compose
+from posbench.choices import choices
+from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.console import Console
 from posbench.data import dataset_of

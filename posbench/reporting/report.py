@@ -18,9 +18,10 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
+from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
-from posbench.reporting.published import Published, agreements, link_verdict, load_published
+from posbench.reporting.published import Published, load_published
 from posbench.reporting.statistics import MARGIN, allowance, conclusions, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of

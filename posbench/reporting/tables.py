@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
-from posbench.reporting.published import Agreement
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
 from posbench.units import short_count, short_length
 

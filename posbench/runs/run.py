@@ -62,15 +62,15 @@ class Run:
     @cached_property
     def config(self) -> Config:
         """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
-        from posbench.composition import checked
+        from omegaconf.errors import OmegaConfBaseException
 
         content = self.content("config.yaml")
         try:
             mapping = yaml.safe_load(content)
             for group, name in _REMOVED:
                 mapping.get(group, {}).pop(name, None)
-            return checked(mapping)
-        except (ValueError, AttributeError, yaml.YAMLError) as error:
+            return Config.from_mapping(mapping)
+        except (ValueError, AttributeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(
                 f"{self.path / 'config.yaml'} is not a configuration of this posbench: {error}. If another version "
                 "wrote it, use that one"
@@ -231,7 +231,7 @@ class Run:
         """
         from omegaconf import OmegaConf
 
-        from posbench.composition import checked, read_row
+        from posbench.choices import read_row
         from posbench.schemes import with_option
 
         mapping = self.config.to_mapping()
@@ -250,7 +250,7 @@ class Run:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))
             else:
                 scheme = with_option(scheme, name, changed[name])
-        return checked({**mapping, "scheme": scheme, "data": data})
+        return Config.from_mapping({**mapping, "scheme": scheme, "data": data})
 
 
 def _origin(manifest: Manifest, key: ResultKey) -> dict[str, Any]:

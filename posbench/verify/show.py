@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.attention import KINDS
-from posbench.composition import choices, description, read_row
+from posbench.choices import choices, description, read_row
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.units import count_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from posbench import reference
 from posbench.attention import Kind
-from posbench.composition import compose, read_row
+from posbench.choices import read_row
+from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.model import Block, Decoder, build_model
 from posbench.schemes import Placement, Scheme

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posbench.composition import choices, compose
+from posbench.choices import choices
+from posbench.composition import compose
 from posbench.config import Config
 from posbench.runs import run_folder
 from tests.conftest import small_run, write_documents

@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.composition import checked, choices, compose, read_row
+from posbench.choices import choices, read_row
+from posbench.composition import compose
+from posbench.config import Config
 from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
 from posbench.runs.fingerprints import identity
@@ -121,7 +123,7 @@ def _composed(experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def _identity(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    config = checked(_configuration(scheme, experiment, overrides))
+    config = Config.from_mapping(_configuration(scheme, experiment, overrides))
     return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
 
 

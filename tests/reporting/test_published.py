@@ -9,8 +9,9 @@ from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
 from posbench.config import ConfigError
+from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
-from posbench.reporting.published import agreements, all_published, link_verdict, load_published
+from posbench.reporting.published import all_published, load_published
 
 KEXUE = load_published("kexue-10862")
 

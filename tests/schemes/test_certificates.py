@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from posbench.attention import KVCache, kernels
-from posbench.composition import choices, compose
+from posbench.choices import choices
+from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, alibi, rotary, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify

@@ -1,0 +1,84 @@
+"""A comparison of ours beside published results (`posbench report --against`): the orders, and each claimed link."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
+from posbench.reporting.comparison import Comparison
+from posbench.reporting.published import Published, PublishedMeasurement
+from posbench.reporting.statistics import Link, equivalent, kendall, verdict
+
+NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One published column beside ours, and how far the two orders agree."""
+
+    theirs: PublishedMeasurement
+    where: str  # ours: protocol and length
+    baseline: str | None  # of both gaps
+    table: pd.DataFrame  # scheme, published, published_gap, gap, gap_low, gap_high; best of theirs first
+    tau: float  # Kendall's; NaN below two schemes
+    p: float  # of unrelated orders
+
+
+def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
+    """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
+    found = []
+    for theirs in published.measurements:
+        ours = _counterpart(theirs, comparison)
+        both = sorted(set(theirs.values) & set(ours.index), key=lambda scheme: theirs.losses[scheme])
+        if not both:
+            continue
+        table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
+        base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
+        if base != comparison.baseline:  # ours has no gaps to that one
+            table[["gap", "gap_low", "gap_high"]] = math.nan
+            table["gap"] = table["value"] - table["value"].get(base, math.nan)
+        losses = np.array([theirs.losses[scheme] for scheme in both])
+        their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
+        table.insert(0, "published", [theirs.values[scheme] for scheme in both])
+        table.insert(1, "published_gap", their_gap)
+        tau, p = kendall(losses, table["value"].to_numpy()) if len(both) > 1 else (math.nan, math.nan)
+        where = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
+        found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))
+    return found
+
+
+def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
+    """Our cells by scheme; empty where no length of ours is near theirs."""
+    cells = comparison.at(metric="loss", last=0)
+    if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
+        protocols = [VALIDATION.name]
+    elif theirs.protocol:
+        protocols = [theirs.protocol]
+    else:
+        protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
+    wanted = theirs.ratio * comparison.training_length
+    for protocol in protocols:
+        lengths = set(cells.loc[cells["protocol"] == protocol, "length"])
+        near = min(sorted(lengths), key=lambda n: abs(math.log(n / wanted)), default=None)
+        if near and 1 / NEAR <= near / wanted <= NEAR:
+            return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
+    return cells.set_index("scheme").iloc[:0]
+
+
+def link_verdict(comparison: Comparison, link: Link) -> str:
+    """Whether our runs say so too: `holds`, `fails` or `open`; empty where the pair was not tested.
+
+    ">" holds if `better` is significantly better, and fails if `worse` is or both are equal within the margin. "~"
+    holds if both are equal, and fails if one is significantly better.
+    """
+    better, sign, worse = link
+    ours = verdict(comparison.pairs, better, worse, "published")
+    if ours in ("", "open"):
+        return ours
+    if sign in "~/":
+        return "holds" if frozenset((better, worse)) in equivalent(comparison.pairs, "published") else "fails"
+    return "holds" if ours == "better" else "fails"
