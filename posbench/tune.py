@@ -28,7 +28,7 @@ from posbench.evaluation.protocols import ACCURACY
 from posbench.machine.files import write_text
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
-from posbench.runs import DIED, FINISHED, Run, state_of
+from posbench.runs import DIED, FINISHED, Run, run_at, state_of
 from posbench.runs.pack import RATES
 from posbench.sweep import run_application, sweep_of
 from posbench.training import Died
@@ -55,9 +55,9 @@ class Tuning:
     seeds: int  # of pilots
 
     def runs(self, scheme: str, lr: float) -> list[Run]:
-        """The pilots of a scheme at a rate."""
+        """The pilots of a scheme at a rate, in folders or packs."""
         folder = self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme
-        return [Run(folder / f"seed={SEED + n}") for n in range(self.seeds)]
+        return [run_at(folder / f"seed={SEED + n}") for n in range(self.seeds)]
 
 
 def tune(

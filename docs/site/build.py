@@ -38,6 +38,7 @@ from posbench.table import read
 ROOT = Path(__file__).parents[2]
 GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "scaling")
 GUIDES += ("huggingface",)
+PILOTS = ("recipe", "headline-tune")  # folders of packs without a page: their losses are not compared
 PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
 
 # ---------------------------------------------------------------- pages
@@ -49,9 +50,8 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     written = {
         file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
     }
-    packs = sorted(
-        {folder_of(file) for file in (root / "runs" / "reference").rglob("*.zip") if file.parent.name != "recipe"}
-    )
+    files = (root / "runs" / "reference").rglob("*.zip")
+    packs = sorted({folder_of(file) for file in files if file.parent.name not in PILOTS})
     names = {pack.relative_to(root / "runs" / "reference").as_posix(): pack for pack in packs}
     reports = {name: report_of(pack, name) for name, pack in names.items()}
     written |= {f"results/{name}.md": page for name, page in reports.items()}

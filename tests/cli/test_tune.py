@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -46,6 +47,11 @@ def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
     again = posbench("tune", *words, "--fraction", "0.3")
     assert again.out == said.out and again.error.count("is finished") == 8
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert posbench("pack", "demo-tune/lr=0.0064", "runs/demo-tune/lr=0.0064.zip").status == 0
+    shutil.rmtree("runs/demo-tune/lr=0.0064")
+    packed = posbench("tune", *words, "--fraction", "0.3")
+    assert packed.error.count("is finished") == 8 and not Path("runs/demo-tune/lr=0.0064").exists()
+    assert packed.out == said.out
 
     assert posbench("train", "-m", *words, "train.lr_of={nope:0.0064,vo_rope:0.0032}", "seed=0,1").status == 0
     assert posbench("pack", "demo", "elsewhere/demo.zip").status == 0
