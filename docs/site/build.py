@@ -24,7 +24,7 @@ from posbench.console import console
 from posbench.data.tasks import tasks
 from posbench.model import build_model
 from posbench.reference.schemes import definitions
-from posbench.reporting import scheme_plots, tables
+from posbench.reporting import mechanism, scheme_plots, tables
 from posbench.reporting.against import agreements
 from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import encoded, inline_svg
@@ -55,9 +55,11 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     names = {pack.relative_to(root / "runs" / "reference").as_posix(): pack for pack in packs}
     reports = {name: report_of(pack, name) for name, pack in names.items()}
     written |= {f"results/{name}.md": page for name, page in reports.items()}
-    written["results/published.md"] = published_page(packs)
+    ours = [build(*of) for of in (read([pack]) for pack in packs) if not is_of_tasks(of[0])]
+    written["results/published.md"] = published_page(ours)
+    heads = heads_of(ours)
     rows = {name: list(rows_of(page)) for name, page in reports.items()}
-    written |= {f"schemes/{name}.md": scheme_page(name, rows) for name in choices("scheme")}
+    written |= {f"schemes/{name}.md": scheme_page(name, rows, heads.get(name, "")) for name in choices("scheme")}
     guide = (root / "docs" / "tasks.md").read_text("utf-8")
     written |= {f"tasks/{name}.md": task_page(name, guide, reports) for name in tasks()}
     lines = [f"| [{name}]({name}.md) | {description('scheme', name)} |" for name in choices("scheme")]
@@ -99,11 +101,11 @@ def rows_of(page: str) -> Iterator[tuple[str, str, str, str]]:
             yield title, heading, re.split(r" [|(·]", line)[0], line
 
 
-def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]]) -> str:
-    """What a scheme is, its code, how it looks, and its row in every table."""
+def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]], heads: str) -> str:
+    """What a scheme is, how it looks, what trained heads do with it, its row in every table, and its code."""
     kind = read_row(name).kind
     cls = scheme_class(kind)
-    parts = [f"# {name}", description("scheme", name), f"## {cls.__name__}", prose(cls), picture(name)]
+    parts = [f"# {name}", description("scheme", name), f"## {cls.__name__}", prose(cls), picture(name), heads]
     found: dict[tuple[str, str], list[str]] = {}
     for pack, of_pack in rows.items():
         for title, heading, scheme, line in of_pack:
@@ -146,6 +148,30 @@ def picture(name: str) -> str:
     return f'<figure class="picture curves-{len(curves)}">{drawing}<figcaption>{caption}</figcaption></figure>'
 
 
+def heads_of(ours: list[Comparison]) -> dict[str, str]:
+    """Scheme -> the pictures of its heads, of the first of our experiments whose runs were scored by `mechanism`."""
+    found: dict[str, str] = {}
+    for comparison in ours:
+        for scheme, heads in mechanism.read(comparison).groupby("scheme"):
+            if scheme not in found:
+                name = pack_of(comparison)
+                figures = [
+                    f'<figure class="picture">{inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{what}")}'
+                    f"<figcaption>{mechanism.FIGURES[what]}</figcaption></figure>"
+                    for what, figure in mechanism.draw(heads).items()
+                ]
+                trained = (
+                    f"After training, seed {heads['seed'].iloc[0]} of [{name}](../results/{name}.md); a line a head."
+                )
+                found[str(scheme)] = "\n\n".join(["## What its heads do", trained, *figures])
+    return found
+
+
+def pack_of(comparison: Comparison) -> str:
+    """The name of the experiment whose runs these are."""
+    return Path(comparison.runs["path"].iloc[0]).parents[1].name
+
+
 def task_page(name: str, guide: str, reports: dict[str, str]) -> str:
     """What a task is, with a problem, as the guide has it; its tables, options and code."""
     cls = tasks()[name]
@@ -159,20 +185,15 @@ def task_page(name: str, guide: str, reports: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def published_page(packs: list[Path]) -> str:
+def published_page(ours: list[Comparison]) -> str:
     """Each publication beside those of our runs that have most of its schemes."""
-    ours: list[Comparison] = []
-    for pack in packs:
-        summary, rows = read([pack])
-        if not is_of_tasks(summary):
-            ours.append(build(summary, rows))
     parts = ["# Published results beside ours", "Other models, text and sizes: compare orders and signs, never levels."]
     for published in all_published().values():
         schemes = {scheme for each in published.measurements for scheme in each.values}
         comparison = max(ours, key=lambda c: (len(schemes & set(c.schemes)), len(c.seeds)))
         shown = agreements(published, comparison)
         if shown:
-            name = Path(comparison.runs["path"].iloc[0]).parents[1].name
+            name = pack_of(comparison)
             facts = [f"- {what}: {text}" for what, text in published.setup.items()]
             parts += [f"## {published.title}", f"[Source]({published.source}). Ours: [{name}]({name}.md)."]
             parts += ["\n".join([*facts, *(f"- {note}" for note in published.notes)])]
