@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from posbench.products import product, summed_outer
 
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -54,13 +55,13 @@ class _MeanLoss(torch.autograd.Function):
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
         for part, wanted, slot in zip(x.split(rows), targets.split(rows), of_x.split(rows), strict=True):
             if divisor is None:
-                losses, gradient = gradient_of(F.linear(part, rounded), wanted)
+                losses, gradient = gradient_of(product(part, rounded), wanted)
             else:
-                losses, gradient = gradient_of(F.linear(part, rounded), wanted.clamp(min=0))
+                losses, gradient = gradient_of(product(part, rounded), wanted.clamp(min=0))
                 losses, gradient = losses * (wanted >= 0), gradient * (wanted >= 0)[:, None]
             total += losses.sum()
-            torch.mm(gradient, rounded, out=slot)
-            of_weight += gradient.T @ part
+            slot.copy_(product(gradient, rounded.T))
+            of_weight += summed_outer(gradient, part)
         ctx.save_for_backward(of_x, of_weight)
         ctx.divisor = len(x) if divisor is None else divisor
         return total / ctx.divisor

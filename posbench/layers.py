@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
+from posbench.products import linear
 from posbench.schemes import Placement, Scheme
 
 
@@ -27,7 +27,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(fan_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class RMSNorm(nn.Module):

@@ -7,7 +7,7 @@ import posbench
 
 TIERS = """__main__ | cli | api | plan bench tune listing | reporting training | table | evaluation huggingface sampling
 | tracking verify | sweep | composition | runs | size | model | layers | attention cross_entropy reference | schemes
-| choices | data machine scheme_file | config console | units | __init__ | version"""
+| choices | data machine scheme_file | config console products | units | __init__ | version"""
 TIER_OF = {room: number for number, tier in enumerate(TIERS.split("|")) for room in tier.split()}
 
 

@@ -221,10 +221,10 @@ class _Short(torch.autograd.Function):
             end = start + weights.shape[-2]
             keys = slice(end - weights.shape[-1], end)
             part = g[:, start:end]
-            of_v[:, keys].baddbmm_(weights.transpose(1, 2), part)
+            of_v[:, keys] += torch.bmm(weights.transpose(1, 2), part)
             of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
             torch.bmm(of_scores, k[:, keys], out=of_q[:, start:end])
-            of_k[:, keys].baddbmm_(of_scores.transpose(1, 2), q[:, start:end])
+            of_k[:, keys] += torch.bmm(of_scores.transpose(1, 2), q[:, start:end])
             of_masks.append(of_scores if ctx.needs_input_grad[5 + n] else None)
             start = end
         return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, None, *of_masks

@@ -28,6 +28,7 @@ from torch import device as TorchDevice
 from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
+from posbench.products import product
 
 # Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
 # quoted against.
@@ -163,7 +164,7 @@ def bfloat16_speedup() -> float:
     for _ in range(6):
         for dtype, factor in factors.items():
             began = time.perf_counter()
-            factor @ factor
+            product(factor, factor)
             seconds[dtype] = min(seconds.get(dtype, math.inf), time.perf_counter() - began)
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
@@ -191,7 +192,7 @@ def matmul_rate(device: Device) -> float:
         device.wait()
         began = time.perf_counter()
         for _ in range(products):
-            a @ a
+            product(a, a)
         device.wait()
         best = max(best, products * 2 * size**3 / (time.perf_counter() - began))
     return best

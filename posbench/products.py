@@ -1,0 +1,79 @@
+"""Matrix products by weights, on whichever of torch's two libraries is the faster on this processor.
+
+torch multiplies float32 matrices by MKL, which on AMD's processors runs AVX2 code only. oneDNN, which torch has too, runs
+AVX-512 there: 250 GFLOP/s for 111 on a core of a Zen 5 (docs/internals/speed.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _is_amd_with_avx512() -> bool:
+    info = Path("/proc/cpuinfo")
+    is_amd = info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8", errors="replace")
+    return is_amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkldnn.is_available()
+
+
+ONEDNN_IS_FASTER = _is_amd_with_avx512()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
+    if _by_onednn(x):
+        return _Linear.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b.T` of a [N, K] and b [M, K], laid out in any way, without a gradient: [N, M]."""
+    if not _by_onednn(a):
+        return a @ b.T
+    return torch.ops.posbench.onednn_product(a, b) if torch.compiler.is_compiling() else _onednn_product(a, b)
+
+
+def _onednn_product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+
+# Inductor's own lowering of oneDNN's operation takes packed constant weights only.
+_LIBRARY = torch.library.Library("posbench", "DEF")
+_LIBRARY.define("onednn_product(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.impl("onednn_product", _onednn_product, "CPU")
+torch.library.register_fake("posbench::onednn_product", lambda a, b: a.new_empty(len(a), len(b)), lib=_LIBRARY)
+
+
+def summed_outer(a: Tensor, b: Tensor) -> Tensor:
+    """`a.T @ b` of a [K, N] and b [K, M], without a gradient: [N, M]."""
+    # oneDNN copies its first factor where that is transposed: the narrower one.
+    return product(a.T, b.T) if a.shape[1] <= b.shape[1] else product(b.T, a.T).T
+
+
+def _by_onednn(x: Tensor) -> bool:
+    return ONEDNN_IS_FASTER and x.dtype == torch.float32 and not x.is_cuda
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` by oneDNN, whose operation has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        g = above[0].reshape(-1, above[0].shape[-1])
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(g, weight.T).view_as(x) if of_x else None,
+            summed_outer(g, x.reshape(-1, x.shape[-1])) if of_weight else None,
+            g.sum(0) if of_bias else None,
+        )
