@@ -1,7 +1,7 @@
 """Matrix products by weights, on whichever of torch's two libraries is the faster on this processor.
 
-torch multiplies float32 matrices by MKL, which on AMD's processors runs AVX2 code only. oneDNN, which torch has too, runs
-AVX-512 there: 250 GFLOP/s for 111 on a core of a Zen 5 (docs/internals/speed.md).
+torch multiplies float32 matrices by MKL, which on AMD's processors runs AVX2 code only. oneDNN, which torch has too,
+runs AVX-512 there: 250 GFLOP/s for 111 on a core of a Zen 5 (docs/internals/speed.md).
 """
 
 from __future__ import annotations
