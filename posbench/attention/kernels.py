@@ -148,7 +148,7 @@ def short(
 ) -> Tensor:
     """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
     B, H, T = q.shape[:3]
-    groups = H // k.shape[1]
+    groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     dtype, masks = torch.promote_types(q.dtype, torch.float32), []
@@ -160,11 +160,11 @@ def short(
             i = torch.arange(start, end, device=q.device)[:, None]
             j = torch.arange(first, end, device=q.device)[None, :]
             mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
-            mask = mask.expand(B, H, end - start, end - first).flatten(0, 1)
         masks.append(mask)
-    o, logsumexp = _Short.apply(*(x.flatten(0, 1).to(dtype) for x in (q, k, v)), scale, sink is not None, *masks)
+    q, k, v = (q.to(dtype) * scale).flatten(0, 1), k.to(dtype).flatten(0, 1), v.to(dtype).flatten(0, 1)
+    o, logsumexp = _Short.apply(q, k, v, H, sink is not None, *masks)
     o = o.unflatten(0, (B, H))
-    return (o if sink is None else beside_sink(o, logsumexp.unflatten(0, (B, H)), sink)).to(q.dtype)
+    return (o if sink is None else beside_sink(o, logsumexp.unflatten(0, (B, H)), sink)).to(o_dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -184,29 +184,30 @@ def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
 
 
 class _Short(torch.autograd.Function):
-    """o = P v with P = softmax(scale q k' + mask), block by block of its rows, and the log-sum-exp l where it is asked.
+    """o = P v with P = softmax(q k' + mask), block by block of its rows, and the log-sum-exp l where it is asked.
 
-    With g above o and h above l: dv = P' g, and of the scaled scores dS = P (g v' - sum(g o) + h), so dq = scale dS k,
-    dk = scale dS' q.
+    q is scaled already; a mask is [rows, keys] or has [H] or [B, H] before them. With g above o and h above l:
+    dv = P' g, and of the scores dS = P (g v' - sum(g o) + h), so dq = dS k, dk = dS' q.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, with_sum: bool, *masks: Tensor
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, with_sum: bool, *masks: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         o, start, kept, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
         k_t = k.transpose(1, 2)
         for mask in masks:
             end = start + mask.shape[-2]
             keys = slice(end - mask.shape[-1], end)
-            weights = torch.baddbmm(mask, q[:, start:end], k_t[..., keys], alpha=scale)
+            weights = torch.bmm(q[:, start:end], k_t[..., keys])
+            weights.unflatten(0, (-1, heads)).add_(mask)
             sums += [weights.logsumexp(-1)] if with_sum else []
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, keys], out=o[:, start:end])
             kept.append(weights)
             start = end
         ctx.save_for_backward(q, k, v, o, *kept)
-        ctx.scale = scale
+        ctx.heads, ctx.shapes = heads, [mask.shape for mask in masks]
         return o, torch.cat(sums, dim=1) if with_sum else None
 
     @staticmethod
@@ -217,7 +218,7 @@ class _Short(torch.autograd.Function):
         v_t, sums, start = v.transpose(1, 2), -(g * o).sum(-1, keepdim=True), 0
         if above[1] is not None:
             sums += above[1][..., None]
-        for n, weights in enumerate(kept):
+        for n, (weights, shape) in enumerate(zip(kept, ctx.shapes, strict=True)):
             end = start + weights.shape[-2]
             keys = slice(end - weights.shape[-1], end)
             part = g[:, start:end]
@@ -225,9 +226,10 @@ class _Short(torch.autograd.Function):
             of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
             torch.bmm(of_scores, k[:, keys], out=of_q[:, start:end])
             of_k[:, keys] += torch.bmm(of_scores.transpose(1, 2), q[:, start:end])
-            of_masks.append(of_scores if ctx.needs_input_grad[5 + n] else None)
+            is_learned = ctx.needs_input_grad[5 + n]
+            of_masks.append(of_scores.unflatten(0, (-1, ctx.heads)).sum_to_size(shape) if is_learned else None)
             start = end
-        return of_q.mul_(ctx.scale), of_k.mul_(ctx.scale), of_v, None, None, *of_masks
+        return of_q, of_k, of_v, None, None, *of_masks
 
 
 def _sequences_and_heads(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
