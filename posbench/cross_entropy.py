@@ -60,7 +60,7 @@ class _MeanLoss(torch.autograd.Function):
                 losses, gradient = gradient_of(product(part, rounded), wanted.clamp(min=0))
                 losses, gradient = losses * (wanted >= 0), gradient * (wanted >= 0)[:, None]
             total += losses.sum()
-            slot.copy_(product(gradient, rounded.T))
+            product(gradient, rounded.T, out=slot)
             of_weight += summed_outer(gradient, part)
         ctx.save_for_backward(of_x, of_weight)
         ctx.divisor = len(x) if divisor is None else divisor
