@@ -325,7 +325,6 @@ def evaluate(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
-    samples: Annotated[int, typer.Option(help="Print this many problems of tasks with what was answered.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
     scheme_changed: SchemeChanged = False,
     config_dir: ConfigDir = None,
@@ -352,7 +351,7 @@ def evaluate(
         scheme_files=tuple(scheme_files or ()),
         scheme_changed=scheme_changed,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs, samples=samples)
+    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs)
 
 
 @app.command()
@@ -479,17 +478,6 @@ def list_runs(
     rows = [listing.listed(run) for run in own]
     listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
-    runs_dir: RunsDir = Path("runs"),
-) -> None:
-    """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
-    from posbench.reporting.compare import compare as compare_runs
-
-    compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
 
 
 @app.command()

@@ -34,6 +34,7 @@ from posbench.runs.results import Result, perplexity
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
+_OF_PILOTS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of rates.csv
 # Columns that say what was scored.
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 
@@ -80,7 +81,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "train_seconds": ("time of training", "s"),
     "first_step_seconds": ("time of the first step of each process", "s"),
     "peak_memory_bytes": ("of training", "bytes"),
-    "cache_bytes": ("KV cache for each token of context; empty where it needs the model", "bytes"),
     "device": ("the machine", ""),
     "dtype": ("number format of training", ""),
     "started": ("time", ""),
@@ -113,24 +113,19 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "p_equal_published": ("p_equal with Holm's correction over the links of the published chain", ""),
     "p_equal_all": ("p_equal with Holm's correction over all pairs", ""),
     "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats a token"),
-    "tokens_to_baseline": ("where the loss curve reaches the baseline's last point, as a share of its tokens", ""),
-    "reach": ("distance up to which the order of tokens is worth 0.01 nats or more", "tokens"),
     "published": ("their value", ""),
     "published_gap": ("their loss minus their baseline's", "nats a token"),
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
     "data": ("the task", ""),
     "accuracy": ("share of answers right, given the true tokens before each", ""),
-    "accuracy_at_twice": ("the same at twice the longest trained length", ""),
     "exact": ("share of problems with every answer right", ""),
     "problems": ("problems scored", ""),
-    "learnt": ("whether the seed has learnt the task; in limits.csv: how many seeds have", ""),
+    "learnt": ("whether the seed has learnt the task", ""),
     "chance": ("share of answers that guessing gets right", ""),
     "trained_at": ("train.lr of the runs", ""),
     "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
-    "limit": ("where accuracy falls below 0.9 of the way from chance to 1; inf: it does not", "items"),
-    "steps_until_learnt": ("until validation said so, median of the seeds that learnt", "steps"),
     "order": ("n of an n-gram model", ""),
     "better": ("schemes whose models are better than it, by their 95 % intervals", ""),
     "worse": ("schemes whose models are worse than it", ""),
@@ -236,7 +231,6 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "parameters": sum(manifest.num_parameters.values()),
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in costs.items()},
-        "cache_bytes": _cache_bytes(manifest),
         **next(({"chance": of["chance"], "goal": of["learnt"]} for of in headers if "learnt" in of), {}),
         "device": str(manifest.device.get("name") or manifest.device.get("type")),
         "dtype": str(manifest.device.get("dtype")),
@@ -348,37 +342,6 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
-def _cache_bytes(manifest: Manifest) -> float:
-    """Bytes of KV cache for each token of context, by the shapes of the model; NaN where these do not tell.
-
-    Keys and values of every layer; one of both where K and V are shared and the scheme treats them alike; of windows
-    those in a context of the training length; nothing for kinds of attention that keep a state.
-    """
-    config = manifest.identity
-    width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.get("device.dtype")))
-    kind, scheme, is_shared = (
-        config.get(name) for name in ("scheme.attention.kind", "scheme.kind", "scheme.attention.shared_kv")
-    )
-    context = config["train.context_length"]
-    sizes: list[Any] = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
-    kinds = {member["kind"] for member in config.get("scheme.of") or [{"kind": scheme}]}
-    if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= set(_PLAIN_CACHE.split()):
-        return 0.0 if kind in ("linear", "decay") else math.nan
-    sites = set(config.get("scheme.sites") or "")
-    copies = 1 if is_shared and len(sites & set("kv")) != 1 else 2
-    turns = config.get("scheme.layers") or [{"window": config.get("scheme.window")}]
-    windows = [turns[n % len(turns)].get("window") for n in range(int(sizes[0]))]
-    kept = sum(1.0 if window is None else min(1.0, window / context) for window in windows)
-    return float(copies * kept * math.prod(sizes[1:]) * width)
-
-
-# Kinds of schemes that keep plain keys and values, and nothing beside them.
-_PLAIN_CACHE = """
-    alibi fire hope interleaved kerple learned learned_base learned_frequencies nope p_rope partial_rotary rotary shaw
-    sinusoidal ssmax t5 xpos
-"""
-
-
 def curves(paths: Iterable[str], kind: str = "validation") -> pd.DataFrame:
     """What was scored while training of the runs at these paths, by the kind of rows of metrics.jsonl.
 
@@ -403,7 +366,7 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     for _, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
         if text := rates_of(run_at(of["path"].iloc[0])):
             own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
-            pilots = pd.read_csv(io.StringIO(text)).merge(own, on="scheme")
+            pilots = pd.read_csv(io.StringIO(text)).filter(items=_OF_PILOTS).merge(own, on="scheme")
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
     return pd.concat(frames[1:] or frames)
 

@@ -14,10 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.config import ConfigError
-from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import ACCURACY, PROTOCOLS
-from posbench.evaluation.protocols.accuracy import samples as samples_of
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -51,13 +49,13 @@ class Evaluation:
 
 
 def evaluate_runs(
-    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1, samples: int = 0
+    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
 ) -> list[Evaluation]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
     `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
-    many as there are cores); samples, how many problems of tasks are printed at each length, with what was answered.
+    many as there are cores).
     Returns: the results, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
@@ -98,8 +96,6 @@ def evaluate_runs(
                 protocol,
                 [evaluation for evaluation in evaluations if evaluation.table == (title, protocol)],
             )
-    for run in scorable if samples else ():
-        _show_samples(run, request, samples, console)
     if failures:
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
         raise ConfigError(
@@ -221,18 +217,6 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str],
             raise ConfigError(f"{why}. Name runs of a scheme that has this option (rotations have rescale)")
         notice(f"{scheme} is skipped: {why}")
     return taken if under else runs
-
-
-def _show_samples(run: Run, request: Request, number: int, console: Console) -> None:
-    """Problems of a run's task, with what it answered. Raises: ConfigError where it was trained on text."""
-    if not run.config.is_task:
-        raise ConfigError(f"--samples shows problems of tasks, and {run.name} was trained on text: leave it out")
-    split = Problems(run.config_under(request.under).data).splits[ACCURACY.split]
-    model = run.load_model(request.under, request.at_step, request.scheme_changed)
-    for length in request.lengths_of(ACCURACY, run.config, split):
-        console.out(f"\n{run.name} at {length} items; wrong answers are in brackets, before the right ones")
-        for line in samples_of(model, split, length, run.config.evaluation, number):
-            console.out(f"  {line}")
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:

@@ -29,10 +29,9 @@ from posbench.reporting.statistics import (
     document_error,
     interval,
 )
-from posbench.table import config_of, crossing, curves, rates, settings_of
+from posbench.table import config_of, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
-TWICE = "runs of one scheme and seed"
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
@@ -121,23 +120,6 @@ class Comparison:
             whole = f"≥ {last[-1]}"
             reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
         return reaches
-
-    @cached_property
-    def tokens_to_baseline(self) -> dict[str, float]:
-        """Scheme -> where its loss curve reaches the last point of the baseline's, as a share of the tokens.
-
-        The mean over seeds; infinity where a seed does not reach it; left out for curves of fewer than three points.
-        Losses in the middle of a run are those before the learning rate has come down, so a shorter run that is planned
-        as one would need fewer tokens.
-        """
-        shares: dict[str, list[float]] = {}
-        base = dict(list(self.curves[self.curves["scheme"] == self.baseline].groupby("seed")))
-        for scheme, seed in self.curves[["scheme", "seed"]].drop_duplicates().itertuples(index=False):
-            of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
-            if seed in base and len(base[seed]) > 2:
-                goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
-                shares.setdefault(str(scheme), []).append(crossing(of["tokens"], of["loss"], goal) / tokens)
-        return {scheme: float(np.mean(values)) for scheme, values in shares.items()}
 
 
 def build(
@@ -253,7 +235,7 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
-        yield TWICE, " and ".join(first["path"])
+        yield "runs of one scheme and seed", " and ".join(first["path"])
         own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
         return

@@ -82,7 +82,9 @@ def report(
     if is_of_tasks(chosen):
         if against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
-        content, files = _tasks_content(chosen, rows, by)
+        runs, left_out = finished(chosen)
+        content, files = content_of_tasks(runs, rows, by, left_out)
+        content["setup"] = _setup(runs)
         names, first = content["names"], content["tables"]["summary"]
     elif by:
         groups = _groups(chosen, rows, by, baseline, published, margin)
@@ -190,7 +192,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
     }
-    files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
         files["rates.csv"] = c.rates
     if len(heads):
@@ -277,24 +279,6 @@ def _other_sizes(c: Comparison) -> list[str]:
     return [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
 
 
-def _schemes_frame(c: Comparison) -> pd.DataFrame:
-    """One row a scheme: what it cost, and figures that are of schemes alone."""
-    columns = [
-        "parameters",
-        "tokens",
-        "epochs",
-        "training_flops",
-        "tokens_per_second",
-        "peak_memory_bytes",
-        "cache_bytes",
-    ]
-    runs = c.runs.reindex(columns=["scheme", *columns]).astype(dict.fromkeys(columns, float)).groupby("scheme")
-    frame = runs.mean().assign(tokens_per_second=runs["tokens_per_second"].median()).loc[c.schemes]
-    frame["tokens_to_baseline"] = pd.Series(c.tokens_to_baseline, dtype=float)
-    frame["reach"] = pd.Series(c.reach(c.training_length), dtype=object)
-    return frame.reset_index()
-
-
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """What was trained on what, and by which code."""
     config = config_of(str(runs["path"].iloc[0]))
@@ -304,6 +288,11 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     def distinct(column: str) -> str:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
+    if config["data"]["source"] == "task":
+        of_tasks = runs.groupby("data.name", sort=False)["path"].first()
+        data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in of_tasks.items()]
+    else:
+        data = [("data and tokenizer", _settings(config, "data", "tokenizer"))]
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
@@ -314,9 +303,9 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
             "experiment",
             ": ".join(filter(None, (experiment, _chosen_experiment(config, experiment).get("description")))),
         ),
-        _settings(config, "model"),
-        _settings(config, "data", "tokenizer"),
-        _settings(config, "train"),
+        *data,
+        ("model", _settings(config, "model")),
+        ("train", f"{distinct('num_steps')} steps, lr={distinct('train.lr')}, {_settings(config, 'train')}"),
         (
             "runs",
             f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
@@ -329,63 +318,23 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return facts
 
 
-def _settings(config: Mapping[str, Any], *groups: str) -> tuple[str, str]:
-    """These groups of the configuration, and their settings that say something."""
+def _settings(config: Mapping[str, Any], *groups: str) -> str:
+    """Those settings of these groups of the configuration that say something."""
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
-    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
-    return " and ".join(groups), ", ".join(shown)
+    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD]
+    return ", ".join(shown)
 
 
 _PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
 
 # Fields of the configuration that say nothing about the comparison, or are said elsewhere.
-_UNTOLD = """
-    name steps tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split
-    test_split validation_fraction test_fraction tuning_fraction cache_dir articles device dtype compile validate_every
-    checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
-    training_bytes validation_tokens order_every
-"""
-
-
-def _tasks_content(
-    chosen: pd.DataFrame, rows: pd.DataFrame, by: str | None
-) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """What the template of tasks is filled with, and its CSV files."""
-    runs, left_out = finished(chosen)
-    content, files = content_of_tasks(runs, rows, by, left_out)
-    parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
-    count = [count_of(runs[name].nunique(), what) for name, what in _COUNTED.items()]
-    lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
-    configs = {str(name): config_of(str(of["path"].iloc[0])) for name, of in runs.groupby("data.name", sort=False)}
-    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs.values()))
-    setup = [(f"data={name}", _settings(config, "data")[1]) for name, config in configs.items()]
-    models = {name: f"{_settings(of, 'model')[1]}, init_std={of['model']['init_std']}" for name, of in configs.items()}
-    setup.append(("model", _once(models)))
-    setup.append(("train", _once({name: _training(config, runs, name) for name, config in configs.items()})))
-    content |= {
-        "names": f"{names} by {by}" if by else names,
-        "lede": f"{lede} Accuracy is the share of answers right; lengths are in items.",
-        "setup": [*setup, *(fact for fact in _setup(runs) if fact[0] in ("experiment", "runs", "skipped steps"))],
-    }
-    return content, files
-
-
-def _once(texts: Mapping[str, str]) -> str:
-    """Each text behind the tasks that have it, `copy, index: lr=0.003; mqar: lr=0.001`; alone where all have one."""
-    tasks_of = {text: ", ".join(name for name in texts if texts[name] == text) for text in texts.values()}
-    return "; ".join(text if len(tasks_of) == 1 else f"{names}: {text}" for text, names in tasks_of.items())
-
-
-def _training(config: Mapping[str, Any], runs: pd.DataFrame, task: str) -> str:
-    """How a task was trained, with the learning rates of the schemes where they differ."""
-    own = runs[runs["data.name"] == task]
-    rates = {f"{rate:g}": sorted(set(of_rate["scheme"])) for rate, of_rate in own.groupby("train.lr")}
-    rate = ", ".join(rate if len(rates) == 1 else f"{rate} ({', '.join(names)})" for rate, names in rates.items())
-    settings = _settings({"train": {**config["train"], "lr": rate}}, "train")[1]
-    return f"{', '.join(map(str, sorted(set(own['num_steps']))))} steps, {settings}"
-
-
-_COUNTED = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
+_UNTOLD = {
+    "name", "steps", "tied_embeddings", "accumulation", "lr", "lr_end_ratio", "decay_ratio", "grad_clip", "text_column",
+    "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
+    "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
+    "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
+    "validation_tokens", "order_every",
+}  # fmt: skip
 
 
 def _groups(

@@ -146,23 +146,17 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     """What each scheme cost; what is the same for all is given once, beside the table."""
-    columns = ["scheme", "parameters", "training_flops", "cache_bytes", "tokens_per_second"]
+    columns = ["scheme", "parameters", "training_flops", "tokens_per_second"]
     runs = c.runs.reindex(columns=columns).groupby("scheme")
-    share = c.tokens_to_baseline
     rows = []
     for scheme in c.schemes:
         of = runs.get_group(scheme)
-        needed = share.get(scheme, math.nan)
         row = {
             "scheme": scheme,
             "parameters": count_text(of["parameters"].mean()),
             "training FLOPs": flops_text(of["training_flops"].mean()),
-            "KV cache, B/token": count_text(of["cache_bytes"].iloc[0]),
             "tokens/s": count_text(of["tokens_per_second"].astype(float).median()),
         }
-        if share:
-            reached = f"{needed:.0%}" if math.isfinite(needed) else DASH
-            row[f"tokens to {c.baseline}'s loss"] = reached
         rows.append(row)
     table = frame(rows)
     same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
@@ -213,14 +207,6 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
         trained_at = of["trained_at"].iloc[0]
         rows.append(row | ({} if trained_at == best else {"trained at": f"{trained_at:g}"}))
     return frame(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
-
-
-def rate_accuracy_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """Of tasks: accuracy at the longest trained length and, behind an arrow, at twice that, by pilot."""
-    pilots = rates.dropna(subset="accuracy")
-    texts = [f"{number(of.accuracy, 2)} → {number(of.accuracy_at_twice, 2)}" for of in pilots.itertuples()]
-    table = pilots.assign(text=texts).pivot(index=["experiment", "scheme"], columns="train.lr", values="text")
-    return table.rename(columns=text_of).fillna(DASH).reset_index()
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,8 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
-from posbench.table import crossing, curves, rates
+from posbench.table import config_of, crossing, curves, rates
+from posbench.units import count_of, short_count
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]
@@ -194,13 +195,15 @@ def content_of_tasks(
 
     Arguments: by, a setting that runs are grouped by, such as train.lr: then one table has a column a value of it.
     """
+    counted = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
+    counts = ", ".join(count_of(runs[name].nunique(), what) for name, what in counted.items())
+    parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
+    configs = map(config_of, runs.groupby("data.name", sort=False)["path"].first())
+    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs))
     groups = {value: measure(of, rows, notes, by or "") for value, of in runs.groupby(by or (lambda _: ""))}
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
-    of_tasks = {"limits.csv": pd.DataFrame(_limit_rows(tasks))} if tasks else {}
     pilots = rates(runs)
-    if len(pilots):
-        of_tasks["rates.csv"] = pilots
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -209,6 +212,9 @@ def content_of_tasks(
     return {
         "page": "tasks.md.j2",
         "paragraph": "tasks_conclusions.j2",
+        "names": f"{names} by {by}" if by else names,
+        "lede": f"{counts}; models of {parameters} parameters after {tokens} tokens. Accuracy is the share of answers "
+        "right; lengths are in items.",
         "KEPT": KEPT,
         "by": by,
         "tasks": list(tasks.values()),
@@ -216,27 +222,12 @@ def content_of_tasks(
         "tables": {
             "summary": summary,
             "rates": None if pilots.empty else tables.rate_table(pilots),
-            "rate_accuracy": tables.rate_accuracy_table(pilots) if "accuracy" in pilots else None,
             **{t.name: task_table(t) for t in tasks.values()},
         },
         "figures": draw_all(tasks),
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
-    }, {"accuracy.csv": pd.concat(scores), **of_tasks}
-
-
-def _limit_rows(tasks: Mapping[str, TaskScores]) -> Iterator[dict[str, Any]]:
-    for t in tasks.values():
-        for scheme in t.schemes:
-            limit = t.limits.get(scheme, math.nan)
-            steps = t.steps.loc[t.steps["scheme"] == scheme, "steps"].median()
-            yield {
-                "data": t.name,
-                "scheme": scheme,
-                **t.learners.loc[scheme],
-                "limit": limit,
-                "steps_until_learnt": steps,
-            }
+    }, {"accuracy.csv": pd.concat(scores), **({"rates.csv": pilots} if len(pilots) else {})}
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:

@@ -170,8 +170,8 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path
             r"no run or experiment 'demoo', .*; did you mean 'demo'\? \(experiments there: demo, reference/demo_cpu\)",
         ),
         (["report", "xyz"], r"\(experiments there: demo, reference/demo_cpu\)$"),
-        (["compare", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
-        (["compare", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
+        (["eval", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
+        (["eval", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],
 )
 def test_a_misspelt_experiment_or_run_is_told_the_nearest(
@@ -183,7 +183,7 @@ def test_a_misspelt_experiment_or_run_is_told_the_nearest(
     assert re.search(says, refusal), refusal
 
 
-@pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["compare", "demo"]])
+@pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["eval", "demo"]])
 def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
     posbench: Give, runs: Path, words: list[str]
 ) -> None:

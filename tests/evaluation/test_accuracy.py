@@ -16,7 +16,6 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, VALIDATION
-from posbench.evaluation.protocols.accuracy import samples
 from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.sampling import Drawing, continued
@@ -125,15 +124,6 @@ def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, prob
     VALIDATION.check(run.config)
     with pytest.raises(ConfigError, match=r"length 9 is beyond data\.longest=8 items"):
         evaluate_run(run, problems, Request((9,)))
-
-
-def test_samples_show_what_was_said_before_what_is_right(problems: Problems) -> None:
-    settings, split = EvaluationConfig(problems=64), problems.splits["test"]
-    [true] = samples(Says(lambda true: true), split, 2, settings, 1)
-    [said] = samples(Says(lambda true: torch.where(torch.arange(2) == 1, (true + 1) % 8, true)), split, 2, settings, 1)
-    words = true.split()
-    assert words[:2] == words[3:] and words[2] == "="
-    assert said == " ".join([*words[:4], f"({'abcdefgha'['abcdefgh'.index(words[4]) + 1]})", words[4]])
 
 
 def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:

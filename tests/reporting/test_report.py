@@ -20,7 +20,6 @@ from rich.console import Console
 import posbench
 from posbench.config import ConfigError
 from posbench.reporting import tables
-from posbench.reporting.compare import compare
 from posbench.reporting.figures import looks, stand_clear
 from posbench.reporting.published import load_published
 from posbench.reporting.report import report
@@ -300,21 +299,6 @@ def test_what_cannot_be_reported_is_said(own: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         written(own, tmp_path / "file" / "there")
-
-
-def test_runs_side_by_side(own: Path) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    paths = [run_of(own, scheme, 1).path for scheme in ("qk_rope", "nope")]
-    compare(paths, console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    gap = np.subtract(*posbench.results(own).query("seed == 1").set_index("scheme")["loss"][["nope", "qk_rope"]])
-    assert f"{gap:+.3f}" in shown and re.search(r"scheme.kind +rotary +nope", shown) and "at 512, fixed" in shown
-    assert "Not a fair comparison" not in shown
-    run_of(own, "nope", 1).update_manifest(fingerprints=run_of(own, "nope", 0).manifest.fingerprints)
-    compare(paths, console)
-    assert "differ in the batches of seed 1, the initial weights of seed 1" in console.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="name two"):
-        compare(paths[:1], console)
 
 
 @pytest.mark.parametrize(

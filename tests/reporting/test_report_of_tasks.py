@@ -11,7 +11,6 @@ import pytest
 from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.pages import environment
-from posbench.reporting.report import _once, _training
 from posbench.reporting.tasks import TaskScores, measure
 
 LENGTHS = (8, 16, 20, 32, 64)
@@ -143,12 +142,3 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     template = environment().get_template("tasks_conclusions.j2")
     said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2]).split())
     assert said == "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it."
-
-
-def test_every_task_says_how_it_was_trained() -> None:
-    both = pd.concat([frames(COPY)[0], frames(COPY, "mqar")[0].assign(num_steps=400)])
-    both.loc[both["scheme"] == "alibi", "train.lr"] = 3e-3
-    told = {name: _training({"train": {"lr": 1e-3, "batch_size": 32}}, both, name) for name in ("copy", "mqar")}
-    assert told["mqar"] == "400 steps, lr=0.001 (nope, qk_rope), 0.003 (alibi), batch_size=32"
-    assert _once(told) == f"copy: {told['copy']}; mqar: {told['mqar']}"
-    assert _once({"copy": "lr=1", "mqar": "lr=1"}) == "lr=1"
