@@ -48,16 +48,8 @@ def score_split(
     """
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
-    read = 0
-
-    def count(tokens: int) -> None:
-        nonlocal read
-        read += tokens
-        advance(tokens)
-
     split = corpus.splits[split_name]
-    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, count)
-    seconds = time.perf_counter() - began
+    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, advance)
     header = {
         "protocol": protocol,
         "split": split.name,
@@ -67,8 +59,7 @@ def score_split(
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(read / seconds, 1),
+        "seconds": round(time.perf_counter() - began, 3),
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
         "code": code_fingerprint(),

@@ -30,7 +30,13 @@ class Score:
     """A figure of a group of stored rows, nats/token, that schemes are compared by."""
 
     name: str
-    of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
+    column: str  # of losses
+    minus: str = ""  # the column of losses that is taken off it; empty: none
+
+    def of(self, sums: Any) -> Any:
+        """The figure, of the sums of a group's columns."""
+        losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
+        return losses / sums["targets"]
 
 
 class Protocol(ABC):
@@ -109,7 +115,12 @@ class Protocol(ABC):
         split: Any = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """The lengths to score: those asked for by name, else those of the configuration, else the defaults."""
+        """The lengths to score: those asked for by name, else those of the configuration, else the defaults.
+
+        A protocol that does not follow lengths has the training length unless others are asked for by name.
+        """
+        if not self.follows_lengths:
+            return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def lacking(self, columns: Collection[str]) -> str | None:
