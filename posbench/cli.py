@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.config import ConfigError, parse_length
+from posbench.config import ConfigError, scored_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 from posbench.runs import run_at
@@ -339,7 +339,7 @@ def evaluate(
     from posbench.evaluation.texts import text_named
 
     request = Request(
-        lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
+        lengths=tuple(scored_length("--length", word) for words in length or [] for word in words.split(",")),
         protocols=tuple(word for words in protocol or [] for word in words.split(",")),
         under=tuple(under or []),
         data=text_named([*(data or []), *([f"--config-dir={config_dir}"] if config_dir else [])]),

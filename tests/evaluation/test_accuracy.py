@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from posbench import compose, results
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import ConfigError, EvaluationConfig, scored_length
 from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import ACCURACY, VALIDATION
+from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.sampling import Drawing, continued
@@ -131,3 +131,10 @@ def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
     run = train(compose(words))
     assert run.load_model().scheme.longest == 16
     assert [each.length for each in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
+
+
+def test_one_item_is_a_length_and_one_token_is_none(problems: Problems) -> None:
+    one, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
+    assert one.lengths_of(ACCURACY, compose(SMALL), split) == [1, 4]
+    with pytest.raises(ConfigError, match="length 1 is too short for text"):
+        one.lengths_of(PROTOCOLS["fixed"], compose([]), split)

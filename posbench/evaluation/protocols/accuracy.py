@@ -73,6 +73,9 @@ class Accuracy(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return settings.problems * length
 
+    def shortest(self, settings: EvaluationConfig) -> int:
+        return 1
+
     def default_lengths(self, context_length: int, split: ProblemSplit | None = None) -> list[int]:
         """The longest that is trained, and 1.25, 2 and 4 times it, as far as problems may be tested (items)."""
         lengths = [int(context_length * times) for times in BEYOND]
