@@ -656,7 +656,7 @@ def bench(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from posbench import __version__
+        from posbench.version import __version__
 
         typer.echo(f"posbench {__version__}")
         raise typer.Exit

@@ -66,7 +66,7 @@ Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value a
 
 
 def ruled(rule: Rule, default: Any = MISSING) -> Any:
-    """A dataclass field with the rule that its values obey. If the default is None, None is accepted without a check."""
+    """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"rule": rule})
     return field(default=default, metadata={"rule": rule})

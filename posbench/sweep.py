@@ -62,7 +62,9 @@ def run_application(
     register()
     overrides: list[str] = []
     flags: list[str] = []  # Hydra refuses them among overrides
-    for before, word in pairwise(["", *with_experiment(words)]):
+    own = [Path(value) for flag, value in pairwise(words) if flag in ("-cd", "--config-dir")]
+    own += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
+    for before, word in pairwise(["", *with_experiment(words, *own)]):
         is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
         (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
     sys.argv = [program, *overrides, *flags]  # where Hydra reads them

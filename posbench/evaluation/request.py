@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.config import Config, DataConfig, check_name
+from posbench.config import Config, ConfigError, DataConfig, check_name
 from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import __version__, runs, scheme_file
+from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
 from posbench.data import Dataset, Problems
 from posbench.machine.device import Device
@@ -31,6 +31,7 @@ from posbench.runs.manifest import Fingerprints
 from posbench.runs.origin import Origin
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.step import Died, TrainingStep
+from posbench.version import __version__
 
 Say = Callable[[str], None]  # prints one line to the user
 _SAVED = (
