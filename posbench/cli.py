@@ -431,6 +431,7 @@ def report(
     if against == "list":
         list_published(console())
         return
+    numbers = _seeds(seeds or "")
     reference = place_named(beside, runs_dir) if beside else None
     try:
         folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
@@ -450,7 +451,7 @@ def report(
         by=by,
         margin=margin,
         schemes=[name.strip() for name in (schemes or "").split(",") if name.strip()],
-        seeds=[int(seed) for seed in (seeds or "").split(",") if seed.strip()],
+        seeds=numbers,
         title=title,
         every_length=every_length,
         latex=latex,
@@ -458,6 +459,15 @@ def report(
         open_page=open_page,
         beside=reference,
     )
+
+
+def _seeds(words: str) -> list[int]:
+    """The numbers of `--seeds 0,1,2`. Raises: ConfigError."""
+    listed = [word.strip() for word in words.split(",") if word.strip()]
+    for word in listed:
+        if not word.isdecimal():
+            raise ConfigError(f"--seeds {word} is not a seed: give whole numbers with commas, such as 0,1,2")
+    return list(map(int, listed))
 
 
 @app.command(name="ls")

@@ -18,7 +18,7 @@ from posbench.model import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
-from posbench.runs.results import Result, ResultKey
+from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey
 from posbench.schemes import build_scheme
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += ["weights=bfloat16"] if run.weights_digest != run.manifest.weights else []  # of a pack
-        marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
+        marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # of a pack
+        marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
         marks += [] if request.data is None else [f"data={request.data.name}"]
         self.under = (*request.under, *marks)
 

@@ -102,6 +102,8 @@ def check_same_losses(reference: Path, console: Console) -> None:
 def baseline_of(reference: Path) -> Run:
     """The first seed of the reference's baseline; of its first scheme where it has no run of that name."""
     runs = find_runs(reference)
+    if not runs:
+        raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
     wanted = runs[0].config.experiment.baseline
     return min(runs, key=lambda run: (run.manifest.scheme != wanted, run.manifest.seed))
 

@@ -128,7 +128,8 @@ def _own_published(summary: pd.DataFrame) -> Published | None:
 def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The experiment's file, but for runs of another name: they have the demo's file by default, and are not it."""
     experiment = config.get("experiment", {})
-    return experiment if name.startswith(str(experiment.get("name"))) else {}
+    own = str(experiment.get("name"))
+    return experiment if name == own or name.startswith((f"{own}-", f"{own}_")) else {}
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
@@ -226,7 +227,7 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
         for text in sorted(set(c.cells.loc[c.cells["protocol"] == name, "text"])) if protocol.is_by_length else ():
             if c.at(name, text=text, metric="loss")["length"].nunique() < 2:
                 continue
-            rescaled = tables.rescaled_table(c, name) if not text else tables.frame([])
+            rescaled = tables.rescaled_cells(c, name).iloc[: 0 if text else None]
             yield {
                 "protocol": name,
                 "text": text,
@@ -234,8 +235,8 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "longest": c.at(name, text=text)["length"].max(),
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
-                "rescaled": None if rescaled.empty else rescaled,
-                "rescaled_at": c.at(name, under=None)["length"].max(),
+                "rescaled": None if rescaled.empty else tables.rescaled_table(c, rescaled),
+                "rescaled_at": rescaled["length"].max(),
             }
 
 

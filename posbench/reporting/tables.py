@@ -14,6 +14,7 @@ import pandas as pd
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
+from posbench.runs.results import MARKS
 from posbench.units import short_count, short_length
 
 DASH = "–"
@@ -94,12 +95,16 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
     return frame(rows)
 
 
-def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
-    """Perplexity at the longest length, as trained and with one other option at evaluation; the best is bold."""
+def rescaled_cells(c: Comparison, protocol: str) -> pd.DataFrame:
+    """As trained and with one option at evaluation, at the longest length that was scored with one."""
     cells = c.at(protocol, metric="loss", under=None)
-    cells = cells[~cells["under"].str.contains(" ")]
-    longest = cells.loc[cells["under"] != "", "length"].max()
-    table = cells[cells["length"] == longest].pivot(index="scheme", columns="under", values="perplexity")
+    cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
+    return cells[cells["length"] == cells.loc[cells["under"] != "", "length"].max()]
+
+
+def rescaled_table(c: Comparison, cells: pd.DataFrame) -> pd.DataFrame:
+    """Perplexities of `rescaled_cells` by scheme and option; the best is bold."""
+    table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
         of = table.loc[scheme]

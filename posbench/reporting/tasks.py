@@ -23,6 +23,7 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
+from posbench.runs.results import MARKS
 from posbench.table import config_of, crossing, curves, rates
 from posbench.units import count_of, short_count
 
@@ -52,6 +53,11 @@ class TaskScores:
         """Accuracy over the seeds that learnt: a row a scheme that has any, a column a length."""
         of = self.scores[self.scores["learnt"] & (self.scores["under"] == "")]
         return of.pivot_table(index="scheme", columns="length", values="accuracy", aggfunc="median")
+
+    @property
+    def under_options(self) -> pd.DataFrame:
+        """The scores of the seeds that learnt, under options that held at evaluation only."""
+        return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
@@ -99,8 +105,10 @@ class TaskScores:
 
     def limit_text(self, scheme: str) -> str:
         """`23`, `≥64`; a dash where no seed learnt."""
-        limit = self.limits.get(scheme, math.nan)
-        return tables.DASH if math.isnan(limit) else str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
+        if scheme not in self.limits:
+            return tables.DASH
+        limit = self.limits[scheme]
+        return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
 
     def kept_to(self, scheme: str) -> float:
         """The length up to which a scheme that learnt keeps the task, at most the longest it was tested at."""
@@ -233,7 +241,7 @@ def content_of_tasks(
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     """Schemes by tasks: the length up to which a task is kept, and how many seeds learnt it where not all did."""
     rows = []
-    for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: _places(tasks, s)):
+    for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
         row = {"scheme": scheme}
         for t in tasks.values():
             if scheme in t.learners.index:
@@ -244,8 +252,8 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     return tables.frame(rows)
 
 
-def _places(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """The order of rows: by the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
+def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
+    """What rows are sorted by: the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
     kept = [
         t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0
         for t in tasks.values()
@@ -301,7 +309,7 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
             figures[f"task-{t.name}"] = task_map(t)
-            if (t.scores["learnt"] & (t.scores["under"] != "")).any():
+            if len(t.under_options):
                 figures[f"options-{t.name}"] = option_maps(t)
     return figures
 
@@ -339,7 +347,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 
 def option_maps(t: TaskScores) -> Figure:
     """For each scheme that learnt: options of the evaluation by lengths, the median over the seeds that learnt."""
-    of = t.scores[t.scores["learnt"] & (t.scores["under"] != "")]
+    of = t.under_options
     schemes, lengths = [s for s in t.schemes if s in set(of["scheme"])], sorted(set(of["length"]))
     options = sorted(
         set(of["under"]), key=lambda text: (text.partition("=")[0], [*map(float, re.findall(r"[0-9.]+", text))])

@@ -43,6 +43,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
             ["report", "dmo"],
             r"there is no run or experiment 'dmo', here or under runs/ \(experiments there: none: train first",
         ),
+        (["report", "--seeds", "0,a"], r"--seeds a is not a seed: give whole numbers"),
         (["bench", "--model", "tiny"], r"'--model' is not an override: write key=value"),
         (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),

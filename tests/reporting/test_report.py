@@ -66,10 +66,13 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of_the_demo(tmp_path: Path) -> None:
     worlds = [
-        World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "mine")
+        World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "demo2")
     ]
-    demo, mine = (written(fabricate(tmp_path, world), tmp_path / "report")[0] for world in worlds)
-    assert all(words in demo and words not in mine for words in ("Eleven position schemes", "kexue.fm"))
+    target = tmp_path / "report"
+    demo, other = (written(fabricate(tmp_path, world), target, latex=True)[0] for world in worlds)
+    assert all(words in demo and words not in other for words in ("Eleven position schemes", "kexue.fm"))
+    assert not (target / "against.csv").exists(), "of the report that was written there before"
+    assert (target / "latex/loss.tex").is_file() and not (target / "latex/context.tex").exists()
 
 
 @pytest.mark.slow
@@ -197,13 +200,15 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path
         for seed in range(4):
             run = run_of(own, scheme, seed)
             for result in run.results()[0]:
-                if result.protocol == "fixed":
+                if result.protocol == "fixed" and result.length <= 512:
                     write_evaluation(run, "fixed", result.length, "test", result.windows, "rescale=yarn")
+                    write_evaluation(run, "fixed", result.length, "test", result.windows, "weights=bfloat16")
                 if result.protocol == "validation":
                     write_evaluation(run, "validation", result.length, "test", result.windows, "data=wiki")
     text, _ = written(own, tmp_path)
     assert "## On wiki" in text and "### Other options at evaluation" in text
     assert re.search(r"^scheme \| as trained \| yarn$", text, re.MULTILINE)
+    assert "Perplexity at 512 tokens; the best of each row is bold." in text
 
 
 @pytest.mark.slow
