@@ -30,6 +30,7 @@ from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.finding import rates_of
 from posbench.runs.results import Result, perplexity
+from posbench.runs.run import initial_loss
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
@@ -49,7 +50,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
     "text": ("the text, where it is not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
-    "task": ("digest of what was scored: two with the same digest are compared window by window", ""),
+    "windows_digest": ("digest of what was scored: two with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance, gap or channel pair of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
@@ -127,8 +128,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
     "order": ("n of an n-gram model", ""),
-    "better": ("schemes whose models are better than it, by their 95 % intervals", ""),
-    "worse": ("schemes whose models are worse than it", ""),
 }
 
 
@@ -182,7 +181,8 @@ class _Rows:
 
     def frame(self) -> pd.DataFrame:
         """All of them. Columns that repeat are categories."""
-        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "task"]
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
+        names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
             keys[name] = keys[name].astype("category")
@@ -206,7 +206,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     if final:
         _add_ngrams(manifest, stored, rows)
     headers = [result.header for result in stored]
-    first = next((row["loss"] for row in logged if row["kind"] == "validation" and row["step"] == 0), None)
+    first = initial_loss(logged)
     costs = asdict(manifest.costs) if manifest.costs else {}
     return {
         "experiment": manifest.experiment,
@@ -287,7 +287,9 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         if lacking:
             yield f"{manifest.run_name}, {known_by}: it lacks the column {lacking!r}"
             continue
-        key = _key(number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _task(result, columns))
+        key = _key(
+            number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _windows_digest(result, columns)
+        )
         key |= {
             "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
             "text": known_by.data or "",
@@ -317,12 +319,12 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
 
 
-def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, task: str) -> dict[str, Any]:
+def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:
     names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
-    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "task": task}
+    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "windows_digest": digest}
 
 
-def _task(result: Result, columns: dict[str, Any]) -> str:
+def _windows_digest(result: Result, columns: dict[str, Any]) -> str:
     """A digest of what was scored, in which numbers."""
     digest = crc32(repr([result.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
     for name in _PLACES:

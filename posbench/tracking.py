@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import Config
+from posbench.console import Say
 from posbench.runs import Manifest, Run
 
-Say = Callable[[str], object]  # prints one line to the user
 _unreachable: dict[str, str] = {}  # servers that did not answer in this process, which are not asked again, and why
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.console import plain_table
+from posbench.console import Say, plain_table
 from posbench.machine.files import write_text
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
@@ -61,7 +61,7 @@ class Tuning:
 def tune(
     words: Sequence[str],
     job: Callable[[Config], object],
-    say: Callable[[str], object],
+    say: Say,
     console: Console,
     fraction: float = 0.05,
     seeds: int = 1,
@@ -121,9 +121,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
     return Tuning(tuple(of_data), pilot, schemes, folder, config, seeds)
 
 
-def _search(
-    tuning: Tuning, job: Callable[[Config], object], say: Callable[[str], object], console: Console
-) -> pd.DataFrame:
+def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console) -> pd.DataFrame:
     """Train pilots until every scheme's best rate lies inside of those tried, or at the limit."""
     lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
     wanted = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
@@ -152,7 +150,7 @@ def _loss(pilots: Sequence[Run]) -> float:
         state, loss = state_of(pilot), None
         if state not in (FINISHED, DIED):
             raise ConfigError(
-                f"{pilot.path} is {state}: see its message above, and give the same command again to resume"
+                f"{pilot.path} is {state}: see its message above, and run the same command again to resume"
             )
         if state == FINISHED:
             loss = pilot.manifest.loss

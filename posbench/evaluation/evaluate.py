@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.console import Say
 from posbench.data import Problems
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
     from posbench.data import Dataset
 
-Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
-Notice = Callable[[str], object]
+Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
 
 
 def score_split(
@@ -73,7 +73,7 @@ def evaluate_run(
     request: Request,
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
-    notice: Notice = lambda text: None,
+    notice: Say = lambda text: None,
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 

@@ -382,6 +382,7 @@ def _by_content(
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
     is_rate = by == "train.lr"
+    losses, gaps = tables.by_tables(groups, is_rate)
     content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
@@ -397,8 +398,8 @@ def _by_content(
         ],
         "figures": pictures.trend(groups, by, is_rate),
         "tables": {
-            "loss": tables.by_table(groups, is_rate),
-            "gap": tables.by_gap_table(groups),
+            "loss": losses,
+            "gap": gaps,
             "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
         },
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
@@ -408,8 +409,8 @@ def _by_content(
         "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
     }
     content["latex"] = {
-        "loss": (content["tables"]["loss"], f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
-        "gap": (content["tables"]["gap"], f"Gap to the baseline by scheme and {by}, nats/token."),
+        "loss": (losses, f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
+        "gap": (gaps, f"Gap to the baseline by scheme and {by}, nats/token."),
     }
     files = {
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),

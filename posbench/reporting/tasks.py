@@ -138,7 +138,7 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     for name, of_task in evaluated.groupby("data.name", sort=False):
         check_agreement(of_task, by)
         own = rows[rows["run"].isin(of_task.index)]
-        alike = own.groupby(["under", "length"], observed=True)["task"].transform("nunique") == 1
+        alike = own.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
         if not alike.all():
             notes.append(
                 f"{name} at {', '.join(map(str, sorted(set(own[~alike]['length']))))}: runs had other problems"

@@ -111,7 +111,7 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
     step = int(at_step[1]) if at_step else manifest.num_steps
     if not at_step and manifest.status != FINISHED:
         raise ConfigError(
-            f"train.from_run={place}: {run.name} is {manifest.status}: finish it first (give its train command again)"
+            f"train.from_run={place}: {run.name} is {manifest.status}: finish it first (run its train command again)"
         )
     folder = run.path / "checkpoints" / f"step={step:08d}"
     before = manifest.continued["tokens"] if manifest.continued else 0

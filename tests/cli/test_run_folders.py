@@ -90,7 +90,7 @@ BAD = {
     "altered weights": (altered_weights, r"weights of step 2 .*does not match its checksum.*delete the folder"),
     "torn manifest": (text("run.json", '{"format": 1, "sta'), r"run\.json cannot be read"),
     "newer manifest": (change("run.json", format=99), r"run\.json is of format 99"),
-    "unfinished": (change("run.json", status="stopped"), r"none of these runs is finished: give their train command"),
+    "unfinished": (change("run.json", status="stopped"), r"none of these runs is finished: run their train command"),
     "no fingerprints": (change("run.json", fingerprints=None), r"run\.json cannot be read \('fingerprints'\)"),
     "another vocabulary": (change("run.json", vocab_size=300), r"checkpoint|size|shape"),
     "other text": (

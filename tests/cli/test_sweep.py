@@ -172,7 +172,7 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
     monkeypatch.setattr("posbench.cli._train_job", train)
     said = posbench("train", *short, "-m", "scheme=alibi,nope,vo_rope", "seed=0")
     assert (said.status, begun) == (130, ["alibi", "nope"]) and "Traceback" not in said.error
-    assert said.error.splitlines()[-1] == "interrupted: give the same command again to resume"
+    assert said.error.splitlines()[-1] == "interrupted: run the same command again to resume"
 
 
 def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> None:

@@ -64,8 +64,8 @@ def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
 
 
 def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
-    scored = prepare(compose(short), quiet=True)
-    pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]), quiet=True)
+    scored = prepare(compose(short))
+    pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]))
 
     def documents(split: str, corpus: Corpus) -> set[bytes]:
         of = corpus.splits[split]

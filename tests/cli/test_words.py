@@ -128,5 +128,5 @@ def test_ctrl_c_prints_no_traceback(
     ):
         monkeypatch.setattr(where, interrupted)
     said = posbench(command, *(short if command == "train" else []))
-    told = "interrupted: give the same command again to resume\n" if command == "train" else ""
+    told = "interrupted: run the same command again to resume\n" if command == "train" else ""
     assert (said.status, said.error) == (130, told)

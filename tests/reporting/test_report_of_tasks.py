@@ -38,7 +38,7 @@ def frames(
                     "run": len(runs) - 1,
                     "protocol": "accuracy",
                     "at_step": 0,
-                    "task": f"{length}",
+                    "windows_digest": f"{length}",
                     "length": length,
                 }
                 key |= {"scheme": scheme, "seed": seed, "under": under}
@@ -118,7 +118,7 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
     assert scored.schemes == ["alibi"] and notes[0].startswith("copy/nope/0: not evaluated at 16 items")
     with pytest.raises(ConfigError, match="no run of a task has been evaluated here at its trained length"):
         measure(runs, rows[rows["length"] > 16], [])
-    rows.loc[(rows["run"] == 1) & (rows["length"] == 16), "task"] = "others"
+    rows.loc[(rows["run"] == 1) & (rows["length"] == 16), "windows_digest"] = "others"
     with pytest.raises(ConfigError, match="copy were scored on different problems at 16 items"):
         measure(runs, rows, [])
 
@@ -132,7 +132,7 @@ def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest
 
 def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)], "nope": [(1, 1, 1, 1, 1)]})
-    rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "task"] = "others"
+    rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "windows_digest"] = "others"
     notes: list[str] = []
     assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
     assert notes == ["copy at 64: runs had other problems"]

@@ -16,6 +16,7 @@ import pandas as pd
 
 from posbench.config import ConfigError
 from posbench.runs.results import perplexity
+from posbench.units import perplexity_text
 
 if TYPE_CHECKING:
     from posbench.config import Config, EvaluationConfig
@@ -146,5 +147,4 @@ class Protocol(ABC):
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
-        value = perplexity(float(np.mean([header["nll_mean"] for header in headers])))
-        return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
+        return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))
