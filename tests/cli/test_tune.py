@@ -59,7 +59,7 @@ def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
     loss, half = (f"{found['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
     report = Path("out/report.md").read_text()
     assert f"vo_rope | 0.0064 (edge) | {loss} | {half} | – | 0.0032" in report and "(rates.svg)" in report
-    assert "some schemes have a better learning rate" in report
+    assert "Pilots found better rates for some schemes" in report
     assert table("out/rates.csv") == found
 
 

@@ -21,7 +21,6 @@ import posbench
 from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.figures import looks, stand_clear
-from posbench.reporting.published import load_published
 from posbench.reporting.report import report
 from posbench.runs import append_metrics
 
@@ -76,22 +75,8 @@ def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of
 
 
 @pytest.mark.slow
-def test_the_first_screen_is_a_paragraph_a_picture_and_a_table(full: Path) -> None:
-    blocks = (full / "report.md").read_text().split("\n\n")
-    assert blocks[0] == "# posbench: demo" and "4 seeds" in blocks[1]
-    assert blocks[2].startswith("qk_rope and qkvo_rope lead and are not told apart at 4 seeds. Both beat")
-    assert "alibi and nope are worse" in blocks[2]
-    assert blocks[3].startswith("![") and blocks[4].startswith("scheme | group | loss | gap to qk_rope | verdict\n")
-
-
-@pytest.mark.slow
-def test_every_section_and_picture_is_there(full: Path) -> None:
+def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full: Path) -> None:
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
-    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    for title in ("Who beats whom", "What a model uses of its context", "Loss by position", "Costs", "Where it comes"):
-        assert any(each.startswith(title) for each in titles), title
-    assert "Perplexity by length: fixed" in titles and "Perplexity by length: nonoverlapping" in titles
-    assert any(each.startswith("Compared with Su Jianlin") for each in titles)
     pictures = set(re.findall(r"\]\((\S+\.svg)\)", text))
     assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 7
     assert page.count("<figure ") == 7 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
@@ -160,7 +145,7 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     pd.DataFrame(rows).to_csv(own / "rates.csv", index=False)
     text, shown = written(own, tmp_path)
     said = comparison(own)
-    assert said.pilots == pilots and ("Only what is beyond" in text) == bool(pilots)
+    assert said.pilots == pilots and ("Gaps are tested beyond" in text) == bool(pilots)
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
@@ -257,12 +242,6 @@ def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_scheme_against_the_baseline_is_said_in_the_singular(own: Path, tmp_path: Path) -> None:
-    text, _ = written(own, tmp_path, seeds=[0, 1], schemes=["qk_rope", "nope"])
-    assert "nope has a higher loss than qk_rope in both seeds." in text
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
     written(own, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
@@ -335,4 +314,3 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
 def test_names_at_the_ends_of_lines_stand_clear() -> None:
     placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
-    assert load_published("kexue-10862").models == "about 1B parameters"
