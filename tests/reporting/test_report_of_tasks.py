@@ -99,6 +99,8 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> Non
     assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
     assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
     assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
+    marked = measure(runs, pd.concat([rows, rows.assign(under="weights=bfloat16")]), notes=[])
+    assert set(tasks.draw_all(marked)) == {"task-copy"}
 
 
 def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
