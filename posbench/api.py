@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from posbench.composition import compose
-from posbench.config import Config, parse_length
+from posbench.config import Config, scored_length
 from posbench.console import console
 from posbench.runs import Run
 
@@ -64,7 +64,7 @@ def evaluate(
     from posbench.runs.results import perplexity
 
     request = Request(
-        lengths=tuple(parse_length("lengths", length) for length in lengths),
+        lengths=tuple(scored_length("lengths", length) for length in lengths),
         protocols=tuple(protocols),
         under=tuple(under),
         data=text_named([data] if isinstance(data, str) else list(data)),

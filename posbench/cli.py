@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.config import ConfigError, parse_length
+from posbench.config import ConfigError, scored_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 from posbench.runs import run_at
@@ -325,7 +325,6 @@ def evaluate(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
-    samples: Annotated[int, typer.Option(help="Print this many problems of tasks with what was answered.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
     scheme_changed: SchemeChanged = False,
     config_dir: ConfigDir = None,
@@ -340,7 +339,7 @@ def evaluate(
     from posbench.evaluation.texts import text_named
 
     request = Request(
-        lengths=tuple(parse_length("--length", word) for words in length or [] for word in words.split(",")),
+        lengths=tuple(scored_length("--length", word) for words in length or [] for word in words.split(",")),
         protocols=tuple(word for words in protocol or [] for word in words.split(",")),
         under=tuple(under or []),
         data=text_named([*(data or []), *([f"--config-dir={config_dir}"] if config_dir else [])]),
@@ -352,7 +351,7 @@ def evaluate(
         scheme_files=tuple(scheme_files or ()),
         scheme_changed=scheme_changed,
     )
-    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs, samples=samples)
+    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs)
 
 
 @app.command()
@@ -432,6 +431,7 @@ def report(
     if against == "list":
         list_published(console())
         return
+    numbers = _seeds(seeds or "")
     reference = place_named(beside, runs_dir) if beside else None
     try:
         folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
@@ -451,7 +451,7 @@ def report(
         by=by,
         margin=margin,
         schemes=[name.strip() for name in (schemes or "").split(",") if name.strip()],
-        seeds=[int(seed) for seed in (seeds or "").split(",") if seed.strip()],
+        seeds=numbers,
         title=title,
         every_length=every_length,
         latex=latex,
@@ -459,6 +459,15 @@ def report(
         open_page=open_page,
         beside=reference,
     )
+
+
+def _seeds(words: str) -> list[int]:
+    """The numbers of `--seeds 0,1,2`. Raises: ConfigError."""
+    listed = [word.strip() for word in words.split(",") if word.strip()]
+    for word in listed:
+        if not word.isdecimal():
+            raise ConfigError(f"--seeds {word} is not a seed: give whole numbers with commas, such as 0,1,2")
+    return list(map(int, listed))
 
 
 @app.command(name="ls")
@@ -479,17 +488,6 @@ def list_runs(
     rows = [listing.listed(run) for run in own]
     listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs.")],
-    runs_dir: RunsDir = Path("runs"),
-) -> None:
-    """Runs side by side: what differs in their configurations, their losses, perplexities and costs."""
-    from posbench.reporting.compare import compare as compare_runs
-
-    compare_runs([run.path for run in runs_named(runs, runs_dir)], console())
 
 
 @app.command()
@@ -668,7 +666,7 @@ def bench(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from posbench import __version__
+        from posbench.version import __version__
 
         typer.echo(f"posbench {__version__}")
         raise typer.Exit

@@ -66,7 +66,7 @@ Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value a
 
 
 def ruled(rule: Rule, default: Any = MISSING) -> Any:
-    """A dataclass field with the rule that its values obey. None needs to obey none where it is the default."""
+    """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"rule": rule})
     return field(default=default, metadata={"rule": rule})
@@ -118,12 +118,19 @@ def token_count(what: str, value: Any) -> int:
     return count
 
 
-def parse_length(what: str, value: Any) -> int:
+def parse_length(what: str, value: Any, least: int = 2) -> int:
     """The length of a window in tokens, of words such as `8k` too, which is 8192. Raises: ConfigError."""
     count = whole_number(value, 1024)
-    if count is None or not 2 <= count <= 1 << 24:
-        raise ConfigError(f"{what}={value!r} is not a length: give tokens from 2 to 16m, such as 4096 or 8k (8192)")
+    if count is None or not least <= count <= 1 << 24:
+        raise ConfigError(
+            f"{what}={value!r} is not a length: give a number from {least} to 16m, such as 4096 or 8k (8192)"
+        )
     return count
+
+
+def scored_length(what: str, value: Any) -> int:
+    """A length that is scored: tokens of text, 2 or more, or items of a task, 1 or more. Raises: ConfigError."""
+    return parse_length(what, value, least=1)
 
 
 def trained_lengths(what: str, value: Any) -> list[int]:
@@ -520,7 +527,7 @@ class EvaluationConfig(_Group):
     """What `posbench eval` scores. Lengths in tokens, of tasks in items."""
 
     # [] : of text half the training length to 32 times it, and +1 +10 +50 +100; of tasks it times 1, 1.25, 2 and 4
-    lengths: Any = ruled(list_of(parse_length), [])
+    lengths: Any = ruled(list_of(scored_length), [])
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = ruled(at_least(1), 64)  # fixed and sliding: the targets scored at the end of each window
     windows: int = ruled(at_least(1), 64)  # fixed and retrieval: windows, spread over all documents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.units import short_count
+
+Say = Callable[[str], object]  # prints one line to the user
 
 SECONDS_BETWEEN_LINES = 30.0  # between lines of progress where the output is not a terminal
 
@@ -28,7 +30,7 @@ def plain_table(*columns: str) -> Table:
     """A table without lines: names to the left, numbers to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for n, column in enumerate(columns):
-        table.add_column(column, justify="right" if n else "left", no_wrap=True)
+        table.add_column(column, justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
     return table
 
 

@@ -35,7 +35,7 @@ class SchemeFile(NamedTuple):
     class_name: str
 
 
-def split(kind: str) -> SchemeFile | None:
+def parse_class_path(kind: str) -> SchemeFile | None:
     """The file and the class of `my_scheme.py:Faded`; None for the name of a registered kind."""
     path, _, class_name = kind.rpartition(":")
     if not path.endswith(".py"):
@@ -52,7 +52,7 @@ def tidy(row: Any) -> Any:
 
 
 def _tidy(kind: str) -> str:
-    if (file := split(kind)) is None:
+    if (file := parse_class_path(kind)) is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links stay as they were named)
     here = Path.cwd()
@@ -66,7 +66,7 @@ def snake_case(class_name: str) -> str:
 
 def names_file(kind: object) -> bool:
     """Whether a kind means a file of one's own: `my_scheme.py:Faded`, or `my_scheme.py` without its class."""
-    return isinstance(kind, str) and (kind.endswith(".py") or split(kind) is not None)
+    return isinstance(kind, str) and (kind.endswith(".py") or parse_class_path(kind) is not None)
 
 
 def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
@@ -76,7 +76,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
     The file is not read. Raises: ConfigError where there is no such file, or no class is named.
     """
-    file = split(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
+    file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
         raise ConfigError(
             f"{group}={kind}: there is no file {file.path} (from {Path.cwd()}): "
@@ -92,14 +92,14 @@ def kinds_in(row: Any) -> list[str]:
     """What a mapping names as classes of files: a scheme's kind and its members', a task."""
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
-        own = [kind for kind in named if split(kind) is not None]
+        own = [kind for kind in named if parse_class_path(kind) is not None]
         return own + [each for value in row.values() for each in kinds_in(value)]
     return [each for value in row for each in kinds_in(value)] if isinstance(row, list) else []
 
 
 def name_files(row: Any) -> None:
     """Let the files be imported that a mapping names: it was composed of the user's own words."""
-    _named.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := split(kind)))
+    _named.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := parse_class_path(kind)))
 
 
 def name_file(path: Path) -> None:
@@ -110,7 +110,7 @@ def name_file(path: Path) -> None:
 
 def recorded_files(row: Any) -> dict[str, str]:
     """The files that a mapping names, with their SHA-256: what a run records. Raises: ConfigError."""
-    return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := split(kind))}
+    return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
@@ -129,7 +129,7 @@ def load(kind: str, base: type[T]) -> type[T]:
     Raises: ConfigError, with the file and line, where there is no such file or class, where importing it fails, or
     where a run folder named it that is not to be trusted with that.
     """
-    file = split(kind)
+    file = parse_class_path(kind)
     assert file is not None
     path = _place(file.path)
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"

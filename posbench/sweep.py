@@ -1,7 +1,7 @@
 """`posbench train` as an application of Hydra, and sweeps: every job is composed and checked before the first runs.
 
-Hydra calls a `Task` for one run, and a launcher calls it for each job of a sweep, in this process or in another; what
-it returns there, an `Outcome`, comes back to the sweeper. A job whose `train.branch_tokens` names shorter runs is
+Hydra calls a `SweepJob` for one run, and a launcher calls it for each job of a sweep, in this process or in another;
+what it returns there, an `Outcome`, comes back to the sweeper. A job whose `train.branch_tokens` names shorter runs is
 followed by them: all trunks are trained, then all branches.
 """
 
@@ -29,11 +29,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
-from rich.table import Table
 
 from posbench.choices import conf_dir
 from posbench.composition import VERSION_BASE, explained, hydra_word, register, session, typed, with_experiment
 from posbench.config import Config, ConfigError
+from posbench.console import Say, plain_table
 from posbench.machine.signals import Stopped
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
@@ -47,7 +47,7 @@ def run_application(
     program: str,
     words: Sequence[str],
     job: Callable[[Config], object],
-    say: Callable[[str], object],
+    say: Say,
     is_finished: Callable[[Path], bool] = lambda folder: False,
 ) -> list[Outcome]:
     """Run `job` for the run that the words name, or for each run of a sweep, or print what `--cfg` and `--info` ask.
@@ -58,11 +58,13 @@ def run_application(
     Raises: ConfigError for anything that is refused, where two jobs of a sweep would share a run folder; what the job
     of a single run raises, or all jobs of a sweep alike; Stopped for Ctrl-C outside of training.
     """
-    task = Task(job, say, is_finished)
+    task = SweepJob(job, say, is_finished)
     register()
     overrides: list[str] = []
     flags: list[str] = []  # Hydra refuses them among overrides
-    for before, word in pairwise(["", *with_experiment(words)]):
+    own = [Path(value) for flag, value in pairwise(words) if flag in ("-cd", "--config-dir")]
+    own += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
+    for before, word in pairwise(["", *with_experiment(words, *own)]):
         is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
         (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
     sys.argv = [program, *overrides, *flags]  # where Hydra reads them
@@ -71,7 +73,7 @@ def run_application(
         with explained():
             hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(task)()
     except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT, "interrupted: give the same command again to resume") from None
+        raise Stopped(signal.SIGINT, "interrupted: run the same command again to resume") from None
     errors = {str(outcome.error): outcome.error for outcome in task.outcomes}
     error = errors.popitem()[1] if len(errors) == 1 else None
     if error is not None and not isinstance(error, JobFailed):
@@ -100,11 +102,11 @@ class Outcome:
 
 
 @dataclass
-class Task:
+class SweepJob:
     """What Hydra calls with the configuration of each job."""
 
     job: Callable[[Config], object]
-    say: Callable[[str], object]  # is told which job begins, and each failure when it happens
+    say: Say  # is told which job begins, and each failure when it happens
     is_finished: Callable[[Path], bool]  # whether a run folder needs no training
     num_jobs: int | None = None  # of a sweep, set by the sweeper; None: one run, or another sweeper's job
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
@@ -152,7 +154,7 @@ class PosbenchSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Called by Hydra before `sweep`."""
-        assert isinstance(task_function, Task)
+        assert isinstance(task_function, SweepJob)
         self.task, self.master = task_function, config
         self.loader: ConfigLoader = hydra_context.config_loader
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
@@ -222,9 +224,7 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         losses.setdefault(row, {})[seed] = loss
     of_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
     seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
-    table = Table(
-        f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds), box=None, pad_edge=False
-    )
+    table = plain_table(f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds))
     for row, by_seed in losses.items():
         table.add_row(row, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)

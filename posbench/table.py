@@ -30,10 +30,12 @@ from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.finding import rates_of
 from posbench.runs.results import Result, perplexity
+from posbench.runs.run import initial_loss
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
+_OF_PILOTS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of rates.csv
 # Columns that say what was scored.
 _PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 
@@ -48,7 +50,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
     "text": ("the text, where it is not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
-    "task": ("digest of what was scored: two with the same digest are compared window by window", ""),
+    "windows_digest": ("digest of what was scored: two with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance, gap or channel pair of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
@@ -80,7 +82,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "train_seconds": ("time of training", "s"),
     "first_step_seconds": ("time of the first step of each process", "s"),
     "peak_memory_bytes": ("of training", "bytes"),
-    "cache_bytes": ("KV cache for each token of context; empty where it needs the model", "bytes"),
     "device": ("the machine", ""),
     "dtype": ("number format of training", ""),
     "started": ("time", ""),
@@ -113,27 +114,20 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "p_equal_published": ("p_equal with Holm's correction over the links of the published chain", ""),
     "p_equal_all": ("p_equal with Holm's correction over all pairs", ""),
     "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats a token"),
-    "tokens_to_baseline": ("where the loss curve reaches the baseline's last point, as a share of its tokens", ""),
-    "reach": ("distance up to which the order of tokens is worth 0.01 nats or more", "tokens"),
     "published": ("their value", ""),
     "published_gap": ("their loss minus their baseline's", "nats a token"),
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
     "data": ("the task", ""),
     "accuracy": ("share of answers right, given the true tokens before each", ""),
-    "accuracy_at_twice": ("the same at twice the longest trained length", ""),
     "exact": ("share of problems with every answer right", ""),
     "problems": ("problems scored", ""),
-    "learnt": ("whether the seed has learnt the task; in limits.csv: how many seeds have", ""),
+    "learnt": ("whether the seed has learnt the task", ""),
     "chance": ("share of answers that guessing gets right", ""),
     "trained_at": ("train.lr of the runs", ""),
     "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
-    "limit": ("where accuracy falls below 0.9 of the way from chance to 1; inf: it does not", "items"),
-    "steps_until_learnt": ("until validation said so, median of the seeds that learnt", "steps"),
     "order": ("n of an n-gram model", ""),
-    "better": ("schemes whose models are better than it, by their 95 % intervals", ""),
-    "worse": ("schemes whose models are worse than it", ""),
 }
 
 
@@ -187,7 +181,8 @@ class _Rows:
 
     def frame(self) -> pd.DataFrame:
         """All of them. Columns that repeat are categories."""
-        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "task"]
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
+        names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
             keys[name] = keys[name].astype("category")
@@ -211,7 +206,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     if final:
         _add_ngrams(manifest, stored, rows)
     headers = [result.header for result in stored]
-    first = next((row["loss"] for row in logged if row["kind"] == "validation" and row["step"] == 0), None)
+    first = initial_loss(logged)
     costs = asdict(manifest.costs) if manifest.costs else {}
     return {
         "experiment": manifest.experiment,
@@ -236,7 +231,6 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "parameters": sum(manifest.num_parameters.values()),
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in costs.items()},
-        "cache_bytes": _cache_bytes(manifest),
         **next(({"chance": of["chance"], "goal": of["learnt"]} for of in headers if "learnt" in of), {}),
         "device": str(manifest.device.get("name") or manifest.device.get("type")),
         "dtype": str(manifest.device.get("dtype")),
@@ -293,7 +287,9 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         if lacking:
             yield f"{manifest.run_name}, {known_by}: it lacks the column {lacking!r}"
             continue
-        key = _key(number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _task(result, columns))
+        key = _key(
+            number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _windows_digest(result, columns)
+        )
         key |= {
             "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
             "text": known_by.data or "",
@@ -323,12 +319,12 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
 
 
-def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, task: str) -> dict[str, Any]:
+def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:
     names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
-    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "task": task}
+    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "windows_digest": digest}
 
 
-def _task(result: Result, columns: dict[str, Any]) -> str:
+def _windows_digest(result: Result, columns: dict[str, Any]) -> str:
     """A digest of what was scored, in which numbers."""
     digest = crc32(repr([result.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
     for name in _PLACES:
@@ -346,37 +342,6 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is
     if not math.isfinite(loss):
         return f"its final loss is {loss}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
-
-
-def _cache_bytes(manifest: Manifest) -> float:
-    """Bytes of KV cache for each token of context, by the shapes of the model; NaN where these do not tell.
-
-    Keys and values of every layer; one of both where K and V are shared and the scheme treats them alike; of windows
-    those in a context of the training length; nothing for kinds of attention that keep a state.
-    """
-    config = manifest.identity
-    width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.get("device.dtype")))
-    kind, scheme, is_shared = (
-        config.get(name) for name in ("scheme.attention.kind", "scheme.kind", "scheme.attention.shared_kv")
-    )
-    context = config["train.context_length"]
-    sizes: list[Any] = [config.get(f"model.{name}") for name in ("num_layers", "num_kv_heads", "head_dim")]
-    kinds = {member["kind"] for member in config.get("scheme.of") or [{"kind": scheme}]}
-    if width is None or None in sizes or kind not in (None, "softmax") or not kinds <= set(_PLAIN_CACHE.split()):
-        return 0.0 if kind in ("linear", "decay") else math.nan
-    sites = set(config.get("scheme.sites") or "")
-    copies = 1 if is_shared and len(sites & set("kv")) != 1 else 2
-    turns = config.get("scheme.layers") or [{"window": config.get("scheme.window")}]
-    windows = [turns[n % len(turns)].get("window") for n in range(int(sizes[0]))]
-    kept = sum(1.0 if window is None else min(1.0, window / context) for window in windows)
-    return float(copies * kept * math.prod(sizes[1:]) * width)
-
-
-# Kinds of schemes that keep plain keys and values, and nothing beside them.
-_PLAIN_CACHE = """
-    alibi fire hope interleaved kerple learned learned_base learned_frequencies nope p_rope partial_rotary rotary shaw
-    sinusoidal ssmax t5 xpos
-"""
 
 
 def curves(paths: Iterable[str], kind: str = "validation") -> pd.DataFrame:
@@ -403,7 +368,7 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     for _, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
         if text := rates_of(run_at(of["path"].iloc[0])):
             own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
-            pilots = pd.read_csv(io.StringIO(text)).merge(own, on="scheme")
+            pilots = pd.read_csv(io.StringIO(text)).filter(items=_OF_PILOTS).merge(own, on="scheme")
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
     return pd.concat(frames[1:] or frames)
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import Config
+from posbench.console import Say
 from posbench.runs import Manifest, Run
 
-Say = Callable[[str], object]  # prints one line to the user
 _unreachable: dict[str, str] = {}  # servers that did not answer in this process, which are not asked again, and why
 
 
@@ -95,7 +95,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
             notes=tracking.notes,
             config={**mapping, **facts},
         )
-        for kind in ("train", "validation"):
+        for kind in ("train", "validation", "order"):
             wandb_run.define_metric(f"{kind}/*", step_metric="tokens")
     except Exception as error:
         say(f"wandb cannot record here ({_first_line(error)}): not tracked, metrics.jsonl has everything")

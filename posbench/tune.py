@@ -17,14 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.console import plain_table
-from posbench.evaluation.protocols import ACCURACY
+from posbench.console import Say, plain_table
 from posbench.machine.files import write_text
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
@@ -63,7 +61,7 @@ class Tuning:
 def tune(
     words: Sequence[str],
     job: Callable[[Config], object],
-    say: Callable[[str], object],
+    say: Say,
     console: Console,
     fraction: float = 0.05,
     seeds: int = 1,
@@ -123,9 +121,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
     return Tuning(tuple(of_data), pilot, schemes, folder, config, seeds)
 
 
-def _search(
-    tuning: Tuning, job: Callable[[Config], object], say: Callable[[str], object], console: Console
-) -> pd.DataFrame:
+def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console) -> pd.DataFrame:
     """Train pilots until every scheme's best rate lies inside of those tried, or at the limit."""
     lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
     wanted = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
@@ -154,7 +150,7 @@ def _loss(pilots: Sequence[Run]) -> float:
         state, loss = state_of(pilot), None
         if state not in (FINISHED, DIED):
             raise ConfigError(
-                f"{pilot.path} is {state}: see its message above, and give the same command again to resume"
+                f"{pilot.path} is {state}: see its message above, and run the same command again to resume"
             )
         if state == FINISHED:
             loss = pilot.manifest.loss
@@ -163,30 +159,17 @@ def _loss(pilots: Sequence[Run]) -> float:
 
 
 def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
-    """Write `rates.csv` and return it: a row for each scheme and rate; of tasks with accuracies, where evaluated."""
+    """Write `rates.csv` and return it: a row for each scheme and rate."""
     rows = []
     for rate in sorted({rate for rates in losses.values() for rate in rates}):
         for scheme, rates in losses.items():
             loss = rates.get(rate, math.nan)
             status = DISCARDED if math.isnan(loss) else FINISHED if math.isfinite(loss) else DIED
-            row = {"scheme": scheme, "train.lr": rate, "loss": loss, "status": status, "seeds": tuning.seeds}
-            if tuning.config.is_task and status == FINISHED:
-                row |= _accuracies(tuning.runs(scheme, rate), tuning.config.trained_length)
-            rows.append(row)
+            rows.append({"scheme": scheme, "train.lr": rate, "loss": loss, "status": status, "seeds": tuning.seeds})
     frame = pd.DataFrame(rows).replace(math.inf, math.nan)
     frame = frame.sort_values("scheme", key=lambda names: names.map(list(losses).index), kind="stable")
     write_text(tuning.folder / RATES, frame.to_csv(index=False))
     return frame
-
-
-def _accuracies(pilots: Sequence[Run], trained: int) -> dict[str, float]:
-    """What `posbench eval` found at the longest trained length and at twice that: no rate is chosen by it."""
-    names = {trained: "accuracy", 2 * trained: "accuracy_at_twice"}
-    found: dict[str, list[float]] = {}
-    for result in (result for pilot in pilots for result in pilot.results()[0]):
-        if result.protocol == ACCURACY.name and not result.key.under and result.length in names:
-            found.setdefault(names[result.length], []).append(result.header["accuracy"])
-    return {name: float(np.median(accuracies)) for name, accuracies in found.items()}
 
 
 def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Any
@@ -53,3 +54,21 @@ def duration(seconds: float) -> str:
     size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     count = seconds / size
     return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"
+
+
+def decimals(half_width: float, most: int = 4) -> int:
+    """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
+    if not math.isfinite(half_width):
+        return 3
+    return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
+
+
+def perplexity_text(value: Any, half_width: float = math.nan) -> str:
+    """`18.83`, `178.9`, `1,631`, `2.5e+07`; or as many decimals as half an interval (nats) allows, three at most."""
+    if value >= 1e6:
+        return f"{value:.1e}"
+    if math.isfinite(half_width):
+        return f"{value:,.{decimals(value * half_width, most=3)}f}"
+    if value < 100:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"

@@ -104,7 +104,7 @@ REFUSED = {
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
     "train.lr=abc": r"'abc' .*could not be converted to Float full_key: train\.lr",
     "seed=0,1": r"Ambiguous value for argument 'seed=0,1'.*add --multirun",
-    "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give tokens from 2",
+    "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give a number from 1",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",

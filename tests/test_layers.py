@@ -20,4 +20,4 @@ def test_no_import_runs_up():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "posbench":
                 rooms = node.module.split(".")[1:2] or [name.name for name in node.names]
-                assert min(TIER_OF.get(room, tier) for room in rooms) >= tier, f"{file}, line {node.lineno}"
+                assert min(TIER_OF[room] for room in rooms) >= tier, f"{file}, line {node.lineno}"

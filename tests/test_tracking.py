@@ -86,6 +86,9 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
     run = Run(run_folder(config(*words)))
     [first] = recordings(run)
     assert history(first) == as_logged(run.logged)
+    metrics = [record["metric"] for record in records(first) if record["type"] == "metric"]
+    kinds = {metric["glob_name"]: metric["step_metric"] for metric in metrics if "glob_name" in metric}
+    assert kinds == {"train/*": "tokens", "validation/*": "tokens", "order/*": "tokens"}
     record = run.manifest.wandb
     about = header(first)
     assert record == {

@@ -104,7 +104,7 @@ def test_text_runs_nothing(here: Path, name: str) -> None:
     Path("text", name).write_text(EVIL if name == "text.py" else json.dumps({"text": PYTHON}) + "\n")
     words = ["data=files", "data.path=text", f"data.cache_dir={here}/cache", "tokenizer=bytes"]
     with pytest.raises(ConfigError):
-        prepare(compose(words), quiet=True)
+        prepare(compose(words))
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(Pickled()), json.dumps({"model": PYTHON, **PYTHON}).encode()])

@@ -18,10 +18,8 @@ problems.py      the problems of a task, in place of all of the above
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from posbench.config import Config
-from posbench.console import say
+from posbench.console import Say, say
 from posbench.data.batches import Batch, Batches
 from posbench.data.corpus import Corpus, Split
 from posbench.data.preparation import prepare
@@ -43,6 +41,6 @@ __all__ = [
 Dataset = Corpus | Problems
 
 
-def dataset_of(config: Config, notice: Callable[[str], None] = say) -> Dataset:
+def dataset_of(config: Config, notice: Say = say) -> Dataset:
     """The text of a configuration, prepared, or its problems. Raises: ConfigError."""
     return Problems(config.data) if config.is_task else prepare(config, notice=notice)

@@ -24,7 +24,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
-from posbench.console import say
+from posbench.console import Say, say
 from posbench.data.corpus import (
     SPLITS,
     Corpus,
@@ -50,8 +50,6 @@ from posbench.data.tokenizer import (
 )
 from posbench.machine.files import folder_beside, publish_folder
 
-Notice = Callable[[str], None]
-
 SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
 WHOLE = "whole"  # a text that is scored and was not split
@@ -62,17 +60,17 @@ _NOTICE_SECONDS = 10.0  # between lines about a long preparation
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
 
-def prepare(config: Config, quiet: bool = False, notice: Notice = say, check: bool = False) -> Corpus:
+def prepare(config: Config, notice: Say = say, check: bool = False) -> Corpus:
     """The tokenized text of this configuration: from the cache where it is whole, else read, tokenized and kept there.
 
-    Arguments: notice, called with lines about what takes long or is worth a warning, unless `quiet`; check, whether
+    Arguments: notice, called with lines about what takes long or is worth a warning; check, whether
     every byte of the cache is compared with its checksum, and not the sizes of files alone.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    return _prepared(config, (lambda text: None) if quiet else notice, check=check)
+    return _prepared(config, notice, check=check)
 
 
-def prepare_held_out(config: Config, notice: Notice = say) -> Corpus:
+def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
     """The text of this configuration to score models on that were trained on another; the tokenizer is one of a file.
 
     Returns: a corpus whose validation and test splits are those of the source, one for the other where it has only one
@@ -128,7 +126,7 @@ def _folder(config: Config, source: Source, held_out: bool) -> Path:
     return cache_folder(config.data.cache_dir) / "corpora" / name
 
 
-def _prepared(config: Config, notice: Notice, check: bool = False, held_out: bool = False) -> Corpus:
+def _prepared(config: Config, notice: Say, check: bool = False, held_out: bool = False) -> Corpus:
     source = SOURCES[config.data.source](config.data)
     folder = _folder(config, source, held_out)
     with suppress(DamagedCorpusError):
@@ -151,7 +149,7 @@ def _prepared(config: Config, notice: Notice, check: bool = False, held_out: boo
         ) from error
 
 
-def _write_corpus(config: Config, source: Source, folder: Path, notice: Notice, held_out: bool) -> None:
+def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, held_out: bool) -> None:
     """Read every document once and write the files of the corpus to `folder`, in bounded memory.
 
     The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it
@@ -250,7 +248,7 @@ def _sample(documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], n
                 return
 
 
-def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Notice) -> None:
+def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
     """Say how many of the first documents the tokenizer does not give back."""
     texts = [next(pieces(text)) for _, text in head]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
@@ -266,7 +264,7 @@ def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]
 
 
 def _check_splits(
-    source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Notice, held_out: bool
+    source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
 ) -> None:
     """Refuse an empty split that should have text; tell of one that was left empty on purpose."""
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}

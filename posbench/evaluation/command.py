@@ -10,14 +10,11 @@ from functools import cache, partial
 import joblib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from posbench.config import ConfigError
-from posbench.data import Problems
+from posbench.console import Say, plain_table
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import ACCURACY, PROTOCOLS
-from posbench.evaluation.protocols.accuracy import samples as samples_of
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -51,13 +48,13 @@ class Evaluation:
 
 
 def evaluate_runs(
-    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1, samples: int = 0
+    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
 ) -> list[Evaluation]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
     `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
-    many as there are cores); samples, how many problems of tasks are printed at each length, with what was answered.
+    many as there are cores).
     Returns: the results, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
@@ -98,8 +95,6 @@ def evaluate_runs(
                 protocol,
                 [evaluation for evaluation in evaluations if evaluation.table == (title, protocol)],
             )
-    for run in scorable if samples else ():
-        _show_samples(run, request, samples, console)
     if failures:
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
         raise ConfigError(
@@ -133,9 +128,7 @@ class _Scoring:
     error: str | None = None  # a user's; any other ends the evaluation
 
 
-def _evaluate(
-    run: Run, request: Request, advance: Callable[[int], object], say: Callable[[str], None] | None
-) -> _Scoring:
+def _evaluate(run: Run, request: Request, advance: Callable[[int], object], say: Say | None) -> _Scoring:
     """Score one run. `say` prints what there is to say at once; without it the notices are returned."""
     scoring = _Scoring()
     say = say or scoring.notices.append
@@ -154,7 +147,7 @@ def _evaluate(
     return scoring
 
 
-def _track(run: Run, say: Callable[[str], object]) -> None:
+def _track(run: Run, say: Say) -> None:
     """Send all stored results to the run's wandb run, as figures `eval/<protocol>/<figure>@<length>`."""
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
@@ -183,7 +176,7 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
     return ", then ".join(filter(None, [done, "failed" * has_failed])) or "nothing to score"
 
 
-def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -> list[Run]:
+def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
     """Those that are finished. One that cannot be read is skipped; where it was named, it fails in its turn."""
     states = [(run, state_of(run)) for run in runs]
     wanted = (FINISHED, UNREADABLE) if named else (FINISHED,)
@@ -192,7 +185,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
             notice(f"{run.name} is {state}: skipped")
     finished = [run for run, state in states if state in wanted]
     if not finished:
-        raise ConfigError("none of these runs is finished: give their train command again to finish them")
+        raise ConfigError("none of these runs is finished: run their train command again to finish them")
     if named:
         return finished
     with_weights = [run for run in finished if run.has_weights]
@@ -203,7 +196,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Callable[[str], None]) -
     return with_weights
 
 
-def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str], None]) -> list[Run]:
+def _with_options(runs: list[Run], under: Sequence[str], notice: Say) -> list[Run]:
     """Those whose schemes have the options of `under`. Raises: ConfigError where none has."""
     from posbench.model import shape_of
     from posbench.schemes import build_scheme
@@ -223,18 +216,6 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Callable[[str],
     return taken if under else runs
 
 
-def _show_samples(run: Run, request: Request, number: int, console: Console) -> None:
-    """Problems of a run's task, with what it answered. Raises: ConfigError where it was trained on text."""
-    if not run.config.is_task:
-        raise ConfigError(f"--samples shows problems of tasks, and {run.name} was trained on text: leave it out")
-    split = Problems(run.config_under(request.under).data).splits[ACCURACY.split]
-    model = run.load_model(request.under, request.at_step, request.scheme_changed)
-    for length in request.lengths_of(ACCURACY, run.config, split):
-        console.out(f"\n{run.name} at {length} items; wrong answers are in brackets, before the right ones")
-        for line in samples_of(model, split, length, run.config.evaluation, number):
-            console.out(f"  {line}")
-
-
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:
     """A table of one figure by scheme and length, over all seeds. A scheme with `--under` options has its own row."""
     lengths = sorted({evaluation.result.length for evaluation in evaluations})
@@ -248,18 +229,13 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Eva
     uneven = len(set(map(tuple, seeds.values()))) > 1
     fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("scheme", overflow="fold")
-    if uneven:
-        table.add_column("seeds")
-    for length in shown:
-        table.add_column(short_length(length), justify="right")
+    table = plain_table("scheme", *(["seeds"] if uneven else []), *map(short_length, shown))
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in shown:
             headers = [a.result.header for a in evaluations if (a.row, a.result.length) == (row, length)]
             cells.append(asked.headline_of(headers) if headers else "–")
-        table.add_row(Text(row), *cells)
+        table.add_row(row, *cells)
     console.print(table)
     if len(shown) < len(lengths):
         console.out(f"{len(shown)} of {len(lengths)} lengths fit this terminal; all are stored, for `posbench report`.")

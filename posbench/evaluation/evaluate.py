@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.console import Say
 from posbench.data import Problems
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
@@ -18,7 +19,7 @@ from posbench.model import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
-from posbench.runs.results import Result, ResultKey
+from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey
 from posbench.schemes import build_scheme
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
     from posbench.data import Dataset
 
-Tell = Callable[[Result, bool], object]  # is told a result as soon as it is there, and whether it is new
-Notice = Callable[[str], object]
+Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
 
 
 def score_split(
@@ -48,16 +48,8 @@ def score_split(
     """
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
-    read = 0
-
-    def count(tokens: int) -> None:
-        nonlocal read
-        read += tokens
-        advance(tokens)
-
     split = corpus.splits[split_name]
-    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, count)
-    seconds = time.perf_counter() - began
+    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, advance)
     header = {
         "protocol": protocol,
         "split": split.name,
@@ -67,8 +59,7 @@ def score_split(
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(read / seconds, 1),
+        "seconds": round(time.perf_counter() - began, 3),
         "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
         "device": str(model.embedding.weight.device),
         "code": code_fingerprint(),
@@ -82,7 +73,7 @@ def evaluate_run(
     request: Request,
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
-    notice: Notice = lambda text: None,
+    notice: Say = lambda text: None,
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
@@ -145,8 +136,8 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
         marks = [] if self.at_step is None else [f"step={step}"]
-        marks += ["weights=bfloat16"] if run.weights_digest != run.manifest.weights else []  # of a pack
-        marks += ["file=changed"] if run.check_scheme_files(request.scheme_changed) else []
+        marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # of a pack
+        marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
         marks += [] if request.data is None else [f"data={request.data.name}"]
         self.under = (*request.under, *marks)
 

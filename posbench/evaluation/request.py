@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench.config import Config, DataConfig, check_name
+from posbench.config import Config, ConfigError, DataConfig, check_name
 from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
 
 if TYPE_CHECKING:
@@ -71,8 +71,12 @@ class Request:
         """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
 
         With lengths and no protocols the training length is scored too, so that there is a change to see.
+        Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or config.is_task):
             asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
-        return protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
+        lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
+        if lengths and lengths[0] < 2 and not config.is_task:
+            raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")
+        return lengths

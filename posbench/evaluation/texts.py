@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from posbench.choices import choices
 from posbench.composition import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
+from posbench.console import Say
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap
 from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
 from posbench.machine.files import write_bytes
 from posbench.runs import Run
-
-Notice = Callable[[str], None]
 
 
 def text_named(words: Sequence[str]) -> DataConfig | None:
@@ -35,7 +34,7 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
     return compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
 
 
-def dataset_for(run: Run, data: DataConfig | None, notice: Notice) -> Dataset:
+def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
     """What a run is scored on: its task, or the text of `corpus_for`. Raises: ConfigError."""
     if not run.config.is_task:
         return corpus_for(run, data, notice)
@@ -44,7 +43,7 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Notice) -> Dataset:
     return Problems(run.config.data)
 
 
-def corpus_for(run: Run, data: DataConfig | None, notice: Notice) -> Corpus:
+def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     """The text of `data` as the run's tokenizer cuts it; without `data` the text that the run was trained on.
 
     The overlap of another text is the one with the text that the run was trained on; nothing where that is not at hand.

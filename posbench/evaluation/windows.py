@@ -82,24 +82,24 @@ def score(
     return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
 
-def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a window and document in it: document, start (first scored target), targets, nll (summed, nats), bytes.
+def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
+    """One row a scored target: window (its number), document, target (index of the token), nll (nats).
 
     Beginning-of-document tokens are not scored: they are ours, not the text's.
     """
-    starts = np.array([w.start + w.length - w.scored + 1 for w in windows])
-    index = starts[:, None] + np.arange(windows[0].scored)[None, :]
-    kept = np.asarray(split.tokens[index.ravel()]) != bos_id
-    flat = pd.DataFrame(
-        {
-            "window": np.repeat(np.arange(len(windows)), windows[0].scored)[kept],
-            "document": split.document_of(index.ravel()[kept]),
-            "start": index.ravel()[kept],
-            "nll": losses.ravel()[kept].astype(np.float64),
-        }
-    )
-    table = flat.groupby(["window", "document"], sort=True).agg(
-        start=("start", "min"), end=("start", "max"), targets=("start", "size"), nll=("nll", "sum")
+    scored = windows[0].scored
+    firsts = np.array([w.start + w.length - scored + 1 for w in windows])
+    index = (firsts[:, None] + np.arange(scored)).ravel()
+    rows = {"window": np.repeat(np.arange(len(windows)), scored), "target": index, "nll": losses.ravel().astype(float)}
+    kept = np.asarray(split.tokens[index]) != bos_id
+    return pd.DataFrame(rows)[kept].assign(document=split.document_of(index[kept]))
+
+
+def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
+    """One row a window and document: document, start (first scored target), targets, nll (summed, nats), bytes."""
+    rows = scored_targets(losses, windows, split, bos_id)
+    table = rows.groupby(["window", "document"], sort=True).agg(
+        start=("target", "min"), end=("target", "max"), targets=("target", "size"), nll=("nll", "sum")
     )
     table["bytes"] = [split.token_bytes(lo, hi + 1) for lo, hi in zip(table["start"], table["end"], strict=True)]
     return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})

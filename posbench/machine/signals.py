@@ -72,7 +72,7 @@ class StopSignals:
             os._exit(128 + number)
         self.received, self._since = number, time.monotonic()
         if not self.waits:
-            self.raise_if_received("before its next step: give the same command again to resume")
+            self.raise_if_received("before its next step: run the same command again to resume")
         if self.speaks:
             os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
 

@@ -21,7 +21,7 @@ from posbench.console import Console
 from posbench.data import dataset_of
 from posbench.machine.device import choose_device
 from posbench.model import build_model, checked_scheme
-from posbench.reporting.comparison import differences, finished
+from posbench.reporting.comparison import disagreement, disagreements, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
 from posbench.runs.fingerprints import flat
@@ -30,8 +30,18 @@ from posbench.training.step import TrainingStep
 from posbench.training.train import batches_of
 
 TOLERANCE = 1e-5  # nats a token, between the mean of the first losses as recorded and as computed anew
-# Settings of training that do not decide what a run computes or what is scored.
-_ASIDE = "device compile checkpoint_every keep_checkpoints validate_every log_every max_skipped_steps"
+# Settings that do not decide what a run computes or what is scored.
+_ASIDE = (
+    "data.cache_dir",
+    "train.lr_of",
+    "train.device",
+    "train.compile",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.validate_every",
+    "train.log_every",
+    "train.max_skipped_steps",
+)
 
 
 def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
@@ -53,13 +63,9 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     schemes = runs.loc[~is_theirs[runs.index], ["scheme", "scheme.kind"]].drop_duplicates()
     own = [str(kind if names_file(kind) else name) for name, kind in schemes.itertuples(index=False)]
     tables = [of for _, of in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
-    found = [line for table in tables for line in differences(table)]
+    found = [line for table in tables for line in disagreements(table)]
     if found:
-        lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
-        raise ConfigError(
-            f"these runs cannot stand beside {reference.name}, because they differ in{lines}\n"
-            f"{how_to_train(reference, own)}"
-        )
+        raise ConfigError(f"{disagreement(f'beside {reference.name}', found)}\n{how_to_train(reference, own)}")
     return runs
 
 
@@ -102,6 +108,8 @@ def check_same_losses(reference: Path, console: Console) -> None:
 def baseline_of(reference: Path) -> Run:
     """The first seed of the reference's baseline; of its first scheme where it has no run of that name."""
     runs = find_runs(reference)
+    if not runs:
+        raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
     wanted = runs[0].config.experiment.baseline
     return min(runs, key=lambda run: (run.manifest.scheme != wanted, run.manifest.seed))
 
@@ -143,9 +151,8 @@ def _settings(config: Config) -> dict[str, object]:
     """`group.field` -> value of what decides what a run computes and scores, widths of the model as numbers."""
     mapping, model = config.to_mapping(), config.model
     mapping["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
-    aside = ("data.cache_dir", "train.lr_of", *(f"train.{name}" for name in _ASIDE.split()))
     settings = flat({group: mapping[group] for group in ("model", "data", "tokenizer", "train")})
-    return {key: value for key, value in settings.items() if not key.startswith(aside)}
+    return {key: value for key, value in settings.items() if not key.startswith(_ASIDE)}
 
 
 def _word(value: object) -> str:

@@ -29,10 +29,9 @@ from posbench.reporting.statistics import (
     document_error,
     interval,
 )
-from posbench.table import config_of, crossing, curves, rates, settings_of
+from posbench.table import config_of, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
-TWICE = "runs of one scheme and seed"
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
@@ -72,11 +71,11 @@ class Comparison:
     @property
     def can_rank(self) -> bool:
         """Whether there are seeds enough to rank schemes: more of them where seeds of a scheme split in two."""
-        fewest = ENOUGH_SEEDS if self.split else FEWEST_SEEDS
+        fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return bool(self.losses.notna().sum().max() >= fewest) and len(self.schemes) > 1
 
     @property
-    def split(self) -> list[str]:
+    def split_in_two(self) -> list[str]:
         """The schemes of which some seeds use distant order by the end and some do not; none where nobody scored it."""
         return [s for s in self.schemes if self.has_onsets and np.isfinite(self.onsets[s].dropna()).nunique() > 1]
 
@@ -121,23 +120,6 @@ class Comparison:
             whole = f"≥ {last[-1]}"
             reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
         return reaches
-
-    @cached_property
-    def tokens_to_baseline(self) -> dict[str, float]:
-        """Scheme -> where its loss curve reaches the last point of the baseline's, as a share of the tokens.
-
-        The mean over seeds; infinity where a seed does not reach it; left out for curves of fewer than three points.
-        Losses in the middle of a run are those before the learning rate has come down, so a shorter run that is planned
-        as one would need fewer tokens.
-        """
-        shares: dict[str, list[float]] = {}
-        base = dict(list(self.curves[self.curves["scheme"] == self.baseline].groupby("seed")))
-        for scheme, seed in self.curves[["scheme", "seed"]].drop_duplicates().itertuples(index=False):
-            of = self.curves[(self.curves["scheme"] == scheme) & (self.curves["seed"] == seed)]
-            if seed in base and len(base[seed]) > 2:
-                goal, tokens = base[seed]["loss"].iloc[-1], base[seed]["tokens"].iloc[-1]
-                shares.setdefault(str(scheme), []).append(crossing(of["tokens"], of["loss"], goal) / tokens)
-        return {scheme: float(np.mean(values)) for scheme, values in shares.items()}
 
 
 def build(
@@ -237,23 +219,26 @@ def check_agreement(runs: pd.DataFrame, by: str = "") -> None:
 
     Arguments: by, the columns that these runs were grouped by already.
     """
-    found = list(differences(runs))
+    found = list(disagreements(runs))
     if found:
         settings = [what for what, _ in found if what in runs.columns]
         remedy = f", or group them with --by {','.join(filter(None, (by, settings[0])))}" if settings else ""
-        lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
-        raise ConfigError(
-            f"these runs cannot stand in one table, because they differ in{lines}\nChoose runs with --schemes or "
-            f"--seeds{remedy}"
-        )
+        said = disagreement("in one table", found)
+        raise ConfigError(f"{said}\nChoose runs with --schemes or --seeds{remedy}")
 
 
-def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+def disagreement(where: str, found: Sequence[tuple[str, str]]) -> str:
+    """The beginning of a message: that runs which differ in what was found cannot stand there."""
+    lines = "".join(f"\n  {what}: {how}" for what, how in found[:6])
+    return f"these runs cannot stand {where}, because they differ in{lines}"
+
+
+def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """What runs differ in that must agree, and which of them have which value."""
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
-        yield TWICE, " and ".join(first["path"])
+        yield "runs of one scheme and seed", " and ".join(first["path"])
         own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
         return
@@ -318,9 +303,9 @@ def measure(
     rows = rows[~older]
     places = {}
     for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
-        if of_place["task"].nunique() > 1:
+        if of_place["windows_digest"].nunique() > 1:
             here = dict(zip(_PLACE, place, strict=True))
-            runs_of = of_place.groupby("task", observed=True)["run"].first()
+            runs_of = of_place.groupby("windows_digest", observed=True)["run"].first()
             which = " and ".join(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}" for run in runs_of[:2])
             notes.append(
                 f"{here['protocol']} at {here['length']} is left out: {which} scored different windows "
@@ -438,10 +423,5 @@ def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataF
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
             row |= _interval("loss", per_seed.to_numpy()) | _interval("gap", (per_seed - losses[baseline]).dropna())
-            gaps = {str(scheme): interval((per_seed - losses[scheme]).dropna()) for scheme in losses}
-            ends = {
-                scheme: (mean, mean) if math.isnan(low) else (low, high) for scheme, (mean, low, high) in gaps.items()
-            }
-            row["better"] = " ".join(scheme for scheme, (low, _) in ends.items() if low > 0)
-            made.append(row | {"worse": " ".join(scheme for scheme, (_, high) in ends.items() if high < 0)})
+            made.append(row)
     return pd.DataFrame(made)

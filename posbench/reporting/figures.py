@@ -377,9 +377,13 @@ def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
     order = np.argsort(wanted, kind="stable")
     steps = room * np.arange(len(order))
     free = np.asarray(wanted)[order] - steps
-    spread = [
-        max(min(free[a : b + 1].mean() for b in range(n, len(free))) for a in range(n + 1)) for n in range(len(free))
-    ]
+    blocks: list[list[float]] = []  # of names that touch: each stands around the mean of their places
+    for place in free:
+        blocks.append([place])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] += last
+    spread = [float(np.mean(block)) for block in blocks for _ in block]
     top = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.empty(len(order))
     placed[order] = np.clip(spread, low - room / 2, top) + steps

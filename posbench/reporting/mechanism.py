@@ -15,7 +15,7 @@ from posbench.evaluation.protocols import MECHANISM
 from posbench.reporting import tables
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.figures import BLUE, GRID, INK, VERMILLION, WIDTH, style
-from posbench.table import run_at
+from posbench.runs import run_at
 
 PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
 FIGURES = {

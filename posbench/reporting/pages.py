@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench import __version__
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.table import COLUMNS
 from posbench.units import short_length
+from posbench.version import __version__
 
 MOST_ROWS = 40  # of a table on the terminal
 
@@ -73,7 +73,11 @@ def write(
     frames: Mapping[str, pd.DataFrame],
     latex: bool,
 ) -> list[Path]:
-    """Write the files of a report, the page first."""
+    """Write the files of a report, the page first, and remove those that an earlier one left here.
+
+    Arguments: content, what the page was filled with: its title, figures and tables for LaTeX; latex, whether tables
+    are written for LaTeX, but for those without a row, and pictures as PDF.
+    """
     drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
     for name, frame in {**frames, "columns.csv": described(frames)}.items():
@@ -81,12 +85,25 @@ def write(
     files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
     if latex:
         for name, (table, caption) in content["latex"].items():
-            files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
+            if len(table):
+                files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
         files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
+    for name in _written_before(target) - set(files):
+        (target / name).unlink(missing_ok=True)
     for name, data in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(data)
     return [target / name for name in files]
+
+
+def _written_before(target: Path) -> set[str]:
+    """The CSV files and pictures that a report wrote into this folder: those that its page and columns.csv name."""
+    page, columns = target / "report.md", target / "columns.csv"
+    if not (page.is_file() and columns.is_file()):
+        return set()
+    csv_files = re.findall(r"^([\w-]+\.csv),", columns.read_text(encoding="utf-8"), re.MULTILINE)
+    stems = re.findall(r"\]\(([\w-]+)\.svg\)", page.read_text(encoding="utf-8"))
+    return {*csv_files, *(f"{stem}.svg" for stem in stems), *(f"latex/{stem}.pdf" for stem in stems)}
 
 
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:

@@ -82,7 +82,9 @@ def report(
     if is_of_tasks(chosen):
         if against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
-        content, files = _tasks_content(chosen, rows, by)
+        runs, left_out = finished(chosen)
+        content, files = content_of_tasks(runs, rows, by, left_out)
+        content["setup"] = _setup(runs)
         names, first = content["names"], content["tables"]["summary"]
     elif by:
         groups = _groups(chosen, rows, by, baseline, published, margin)
@@ -126,7 +128,8 @@ def _own_published(summary: pd.DataFrame) -> Published | None:
 def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The experiment's file, but for runs of another name: they have the demo's file by default, and are not it."""
     experiment = config.get("experiment", {})
-    return experiment if name.startswith(str(experiment.get("name"))) else {}
+    own = str(experiment.get("name"))
+    return experiment if name == own or name.startswith((f"{own}-", f"{own}_")) else {}
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
@@ -190,7 +193,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
     }
-    files = {"table.csv": c.cells, "pairs.csv": c.pairs, "schemes.csv": _schemes_frame(c)}
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
         files["rates.csv"] = c.rates
     if len(heads):
@@ -224,7 +227,7 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
         for text in sorted(set(c.cells.loc[c.cells["protocol"] == name, "text"])) if protocol.is_by_length else ():
             if c.at(name, text=text, metric="loss")["length"].nunique() < 2:
                 continue
-            rescaled = tables.rescaled_table(c, name) if not text else tables.frame([])
+            rescaled = tables.rescaled_cells(c, name).iloc[: 0 if text else None]
             yield {
                 "protocol": name,
                 "text": text,
@@ -232,8 +235,8 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "longest": c.at(name, text=text)["length"].max(),
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
-                "rescaled": None if rescaled.empty else rescaled,
-                "rescaled_at": c.at(name, under=None)["length"].max(),
+                "rescaled": None if rescaled.empty else tables.rescaled_table(c, rescaled),
+                "rescaled_at": rescaled["length"].max(),
             }
 
 
@@ -277,24 +280,6 @@ def _other_sizes(c: Comparison) -> list[str]:
     return [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
 
 
-def _schemes_frame(c: Comparison) -> pd.DataFrame:
-    """One row a scheme: what it cost, and figures that are of schemes alone."""
-    columns = [
-        "parameters",
-        "tokens",
-        "epochs",
-        "training_flops",
-        "tokens_per_second",
-        "peak_memory_bytes",
-        "cache_bytes",
-    ]
-    runs = c.runs.reindex(columns=["scheme", *columns]).astype(dict.fromkeys(columns, float)).groupby("scheme")
-    frame = runs.mean().assign(tokens_per_second=runs["tokens_per_second"].median()).loc[c.schemes]
-    frame["tokens_to_baseline"] = pd.Series(c.tokens_to_baseline, dtype=float)
-    frame["reach"] = pd.Series(c.reach(c.training_length), dtype=object)
-    return frame.reset_index()
-
-
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """What was trained on what, and by which code."""
     config = config_of(str(runs["path"].iloc[0]))
@@ -304,6 +289,11 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     def distinct(column: str) -> str:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
+    if config["data"]["source"] == "task":
+        of_tasks = runs.groupby("data.name", sort=False)["path"].first()
+        data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in of_tasks.items()]
+    else:
+        data = [("data and tokenizer", _settings(config, "data", "tokenizer"))]
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
@@ -314,9 +304,9 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
             "experiment",
             ": ".join(filter(None, (experiment, _chosen_experiment(config, experiment).get("description")))),
         ),
-        _settings(config, "model"),
-        _settings(config, "data", "tokenizer"),
-        _settings(config, "train"),
+        *data,
+        ("model", _settings(config, "model")),
+        ("train", f"{distinct('num_steps')} steps, lr={distinct('train.lr')}, {_settings(config, 'train')}"),
         (
             "runs",
             f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
@@ -329,63 +319,23 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return facts
 
 
-def _settings(config: Mapping[str, Any], *groups: str) -> tuple[str, str]:
-    """These groups of the configuration, and their settings that say something."""
+def _settings(config: Mapping[str, Any], *groups: str) -> str:
+    """Those settings of these groups of the configuration that say something."""
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
-    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD.split()]
-    return " and ".join(groups), ", ".join(shown)
+    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD]
+    return ", ".join(shown)
 
 
 _PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
 
 # Fields of the configuration that say nothing about the comparison, or are said elsewhere.
-_UNTOLD = """
-    name steps tied_embeddings accumulation lr_end_ratio decay_ratio grad_clip text_column train_split validation_split
-    test_split validation_fraction test_fraction tuning_fraction cache_dir articles device dtype compile validate_every
-    checkpoint_every keep_checkpoints log_every max_skipped_steps lr_of branch_tokens beta1 beta2 eps norm_eps init_std
-    training_bytes validation_tokens order_every
-"""
-
-
-def _tasks_content(
-    chosen: pd.DataFrame, rows: pd.DataFrame, by: str | None
-) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """What the template of tasks is filled with, and its CSV files."""
-    runs, left_out = finished(chosen)
-    content, files = content_of_tasks(runs, rows, by, left_out)
-    parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
-    count = [count_of(runs[name].nunique(), what) for name, what in _COUNTED.items()]
-    lede = f"{', '.join(count)}; models of {parameters} parameters after {tokens} tokens."
-    configs = {str(name): config_of(str(of["path"].iloc[0])) for name, of in runs.groupby("data.name", sort=False)}
-    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs.values()))
-    setup = [(f"data={name}", _settings(config, "data")[1]) for name, config in configs.items()]
-    models = {name: f"{_settings(of, 'model')[1]}, init_std={of['model']['init_std']}" for name, of in configs.items()}
-    setup.append(("model", _once(models)))
-    setup.append(("train", _once({name: _training(config, runs, name) for name, config in configs.items()})))
-    content |= {
-        "names": f"{names} by {by}" if by else names,
-        "lede": f"{lede} Accuracy is the share of answers right; lengths are in items.",
-        "setup": [*setup, *(fact for fact in _setup(runs) if fact[0] in ("experiment", "runs", "skipped steps"))],
-    }
-    return content, files
-
-
-def _once(texts: Mapping[str, str]) -> str:
-    """Each text behind the tasks that have it, `copy, index: lr=0.003; mqar: lr=0.001`; alone where all have one."""
-    tasks_of = {text: ", ".join(name for name in texts if texts[name] == text) for text in texts.values()}
-    return "; ".join(text if len(tasks_of) == 1 else f"{names}: {text}" for text, names in tasks_of.items())
-
-
-def _training(config: Mapping[str, Any], runs: pd.DataFrame, task: str) -> str:
-    """How a task was trained, with the learning rates of the schemes where they differ."""
-    own = runs[runs["data.name"] == task]
-    rates = {f"{rate:g}": sorted(set(of_rate["scheme"])) for rate, of_rate in own.groupby("train.lr")}
-    rate = ", ".join(rate if len(rates) == 1 else f"{rate} ({', '.join(names)})" for rate, names in rates.items())
-    settings = _settings({"train": {**config["train"], "lr": rate}}, "train")[1]
-    return f"{', '.join(map(str, sorted(set(own['num_steps']))))} steps, {settings}"
-
-
-_COUNTED = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
+_UNTOLD = {
+    "name", "steps", "tied_embeddings", "accumulation", "lr", "lr_end_ratio", "decay_ratio", "grad_clip", "text_column",
+    "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
+    "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
+    "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
+    "validation_tokens", "order_every",
+}  # fmt: skip
 
 
 def _groups(
@@ -432,6 +382,7 @@ def _by_content(
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
     is_rate = by == "train.lr"
+    losses, gaps = tables.by_tables(groups, is_rate)
     content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
@@ -447,8 +398,8 @@ def _by_content(
         ],
         "figures": pictures.trend(groups, by, is_rate),
         "tables": {
-            "loss": tables.by_table(groups, is_rate),
-            "gap": tables.by_gap_table(groups),
+            "loss": losses,
+            "gap": gaps,
             "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
         },
         "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
@@ -458,8 +409,8 @@ def _by_content(
         "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
     }
     content["latex"] = {
-        "loss": (content["tables"]["loss"], f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
-        "gap": (content["tables"]["gap"], f"Gap to the baseline by scheme and {by}, nats/token."),
+        "loss": (losses, f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
+        "gap": (gaps, f"Gap to the baseline by scheme and {by}, nats/token."),
     }
     files = {
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),

@@ -230,9 +230,13 @@ def verdict(pairs: pd.DataFrame, one: str, other: str, family: str) -> str:
 
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Who leads, whom all leaders beat and by how much at least, and who stands between; by the tests of all pairs."""
-    better = decided(pairs)
+    better, equal = decided(pairs), equivalent(pairs)
     leaders = [name for name in order if frozenset((order[0], name)) not in better]
-    beaten = [s for s in order if s not in leaders and all(better.get(frozenset((s, b))) == b for b in leaders)]
+
+    def is_beaten(scheme: str) -> bool:
+        return all(better.get(frozenset((scheme, leader))) == leader for leader in leaders)
+
+    beaten = [name for name in order if name not in leaders and is_beaten(name)]
     of_beaten = pairs[pairs["left"].isin(leaders) & pairs["right"].isin(beaten)]
     return {
         "leaders": leaders,
@@ -242,9 +246,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
         "between": [name for name in order if name not in leaders and name not in beaten],
         "decided": len(better),
         "pairs": len(pairs),
-        "equal": [
-            pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equivalent(pairs)
-        ],
+        "equal": [pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equal],
     }
 
 
@@ -286,7 +288,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
 
 def document_variance(nll: Floats, targets: Floats) -> Floats:
-    """V of each mean, (nats/token)^2: [means], or what stands before the last axis of nll. NaN where a loss is none."""
+    """V of each mean, (nats/token)^2. Shape nll.shape[:-1]; NaN where a loss is not finite."""
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):
         apart = nll / targets.sum() - weights * nll.sum(axis=-1, keepdims=True) / targets.sum()  # w e

@@ -14,10 +14,10 @@ import pandas as pd
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
-from posbench.units import short_count, short_length
+from posbench.runs.results import MARKS
+from posbench.units import decimals, perplexity_text, short_count, short_length
 
 DASH = "–"
-MOST_DIGITS = 4  # behind the point
 Text = Mapping[str, str]
 
 
@@ -94,12 +94,16 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
     return frame(rows)
 
 
-def rescaled_table(c: Comparison, protocol: str) -> pd.DataFrame:
-    """Perplexity at the longest length, as trained and with one other option at evaluation; the best is bold."""
+def rescaled_cells(c: Comparison, protocol: str) -> pd.DataFrame:
+    """As trained and with one option at evaluation, at the longest length that was scored with one."""
     cells = c.at(protocol, metric="loss", under=None)
-    cells = cells[~cells["under"].str.contains(" ")]
-    longest = cells.loc[cells["under"] != "", "length"].max()
-    table = cells[cells["length"] == longest].pivot(index="scheme", columns="under", values="perplexity")
+    cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
+    return cells[cells["length"] == cells.loc[cells["under"] != "", "length"].max()]
+
+
+def rescaled_table(c: Comparison, cells: pd.DataFrame) -> pd.DataFrame:
+    """Perplexities of `rescaled_cells` by scheme and option; the best is bold."""
+    table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
         of = table.loc[scheme]
@@ -146,23 +150,17 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     """What each scheme cost; what is the same for all is given once, beside the table."""
-    columns = ["scheme", "parameters", "training_flops", "cache_bytes", "tokens_per_second"]
+    columns = ["scheme", "parameters", "training_flops", "tokens_per_second"]
     runs = c.runs.reindex(columns=columns).groupby("scheme")
-    share = c.tokens_to_baseline
     rows = []
     for scheme in c.schemes:
         of = runs.get_group(scheme)
-        needed = share.get(scheme, math.nan)
         row = {
             "scheme": scheme,
             "parameters": count_text(of["parameters"].mean()),
             "training FLOPs": flops_text(of["training_flops"].mean()),
-            "KV cache, B/token": count_text(of["cache_bytes"].iloc[0]),
             "tokens/s": count_text(of["tokens_per_second"].astype(float).median()),
         }
-        if share:
-            reached = f"{needed:.0%}" if math.isfinite(needed) else DASH
-            row[f"tokens to {c.baseline}'s loss"] = reached
         rows.append(row)
     table = frame(rows)
     same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
@@ -215,14 +213,6 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     return frame(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
 
 
-def rate_accuracy_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """Of tasks: accuracy at the longest trained length and, behind an arrow, at twice that, by pilot."""
-    pilots = rates.dropna(subset="accuracy")
-    texts = [f"{number(of.accuracy, 2)} → {number(of.accuracy_at_twice, 2)}" for of in pilots.itertuples()]
-    table = pilots.assign(text=texts).pivot(index=["experiment", "scheme"], columns="train.lr", values="text")
-    return table.rename(columns=text_of).fillna(DASH).reset_index()
-
-
 def published_table(agreement: Agreement) -> pd.DataFrame:
     """Their values and gaps beside ours, in their order."""
     rows = []
@@ -237,52 +227,41 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
     return frame(rows)
 
 
-def by_table(groups: Mapping[Any, Comparison], is_rate: bool) -> pd.DataFrame:
-    """Mean loss by scheme and group, the best group of each scheme in bold.
+def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Mean loss and gap to the baseline by scheme and group, paired within each group.
 
-    Arguments: is_rate, whether groups are learning rates: a column has the gap with every scheme at its best rate.
+    Bold: the best group of each scheme; `*`: significant in its group.
+    Arguments: is_rate, whether groups are learning rates: losses have a column with the gap at each scheme's best one.
     """
-    means = {text_of(value): c.losses.mean() for value, c in groups.items()}
-    cells = {text_of(value): c.validation() for value, c in groups.items()}
     schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
-    best = {s: min(means, key=lambda value: means[value].get(s, math.inf)) for s in schemes}
-    losses = {s: c.losses[s] for value, c in groups.items() for s in c.schemes if best[s] == text_of(value)}
+    validations = {value: c.validation() for value, c in groups.items()}
+    means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
+    best = means.idxmin(axis=1)
+    at_best = {scheme: groups[best[scheme]].losses[scheme] for scheme in schemes}
     base = next(iter(groups.values())).wanted_baseline
-    rows = []
+    losses, gaps = [], []
     for scheme in schemes:
-        row = {"scheme": scheme}
-        for value, of in means.items():
-            cell = cells[value].loc[scheme] if scheme in cells[value].index else None
-            text = plus_minus(of[scheme], half(cell, "value")) if scheme in of else DASH
-            row[value] = f"**{text}**" if value == best[scheme] and len(means) > 1 else text
-        if is_rate and base in losses:
-            gap = (losses[scheme] - losses[base]).dropna()
+        loss_row, gap_row = ({"scheme": scheme} | dict.fromkeys(map(text_of, groups), DASH) for _ in range(2))
+        for value, c in groups.items():
+            if scheme not in c.schemes:
+                continue
+            title, validation = text_of(value), validations[value]
+            cell = validation.loc[scheme] if scheme in validation.index else None
+            text = plus_minus(means[value][scheme], half(cell, "value"))
+            loss_row[title] = f"**{text}**" if value == best[scheme] and len(groups) > 1 else text
+            if scheme == c.wanted_baseline:
+                gap_row[title] = "0"
+            elif c.wanted_baseline in c.schemes:
+                mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
+                gap_row[title] = with_interval(cell, "gap", sign=True) + mark
+        if is_rate and base in at_best:
+            gap = (at_best[scheme] - at_best[base]).dropna()
             mean, low, high = interval(gap)
             text = plus_minus(mean, (high - low) / 2 if len(gap) > 2 else math.nan, sign=True)
-            row[f"gap to {base} at best rates"] = "0" if scheme == base else text
-        rows.append(row)
-    return frame(rows)
-
-
-def by_gap_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
-    """Gap to the baseline by scheme and group, within each group; `*` where significant there."""
-    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
-    rows = []
-    for scheme in schemes:
-        row = {"scheme": scheme}
-        for value, c in groups.items():
-            text, validation = DASH, c.validation()
-            if c.wanted_baseline not in c.schemes:
-                validation = validation.iloc[:0]
-            elif scheme == c.baseline:
-                text = "0"
-            if scheme in validation.index and scheme != c.baseline:
-                cell = validation.loc[scheme]
-                mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
-                text = with_interval(cell, "gap", sign=True) + mark
-            row[text_of(value)] = text
-        rows.append(row)
-    return frame(rows)
+            loss_row[f"gap to {base} at best rates"] = "0" if scheme == base else text
+        losses.append(loss_row)
+        gaps.append(gap_row)
+    return frame(losses), frame(gaps)
 
 
 def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
@@ -337,13 +316,6 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
     return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
 
 
-def decimals(half_width: float, most: int = MOST_DIGITS) -> int:
-    """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
-    if not math.isfinite(half_width):
-        return 3
-    return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
-
-
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
     """`1.234`, `+0.012`, a dash for NaN. With a sign, what rounds to zero shows one digit more: `+0.0003`, `0`."""
     if math.isnan(value):
@@ -362,21 +334,6 @@ def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
     """`2.7120 ±0.0013`, `2.71 ±0.18`; without an interval three digits."""
     text = number(value, decimals(half_width), sign)
     return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
-
-
-def perplexity_text(value: Any, half_width: float = math.nan) -> str:
-    """`18.827`, `178.9`, `1,631`, `2.5e+07`: as many decimals as half an interval (nats) allows, three at most."""
-    if value < 1e6 and math.isfinite(half_width):
-        return f"{value:,.{decimals(value * half_width, most=3)}f}"
-    return (
-        f"{value:.2f}"
-        if value < 100
-        else f"{value:.1f}"
-        if value < 1000
-        else f"{value:,.0f}"
-        if value < 1e6
-        else f"{value:.1e}"
-    )
 
 
 def count_text(value: Any) -> str:

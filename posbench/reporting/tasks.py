@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,9 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
-from posbench.table import crossing, curves, rates
+from posbench.runs.results import MARKS
+from posbench.table import config_of, crossing, curves, rates
+from posbench.units import count_of, short_count
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]
@@ -51,6 +53,11 @@ class TaskScores:
         """Accuracy over the seeds that learnt: a row a scheme that has any, a column a length."""
         of = self.scores[self.scores["learnt"] & (self.scores["under"] == "")]
         return of.pivot_table(index="scheme", columns="length", values="accuracy", aggfunc="median")
+
+    @property
+    def under_options(self) -> pd.DataFrame:
+        """The scores of the seeds that learnt, under options that held at evaluation only."""
+        return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
@@ -98,8 +105,10 @@ class TaskScores:
 
     def limit_text(self, scheme: str) -> str:
         """`23`, `≥64`; a dash where no seed learnt."""
-        limit = self.limits.get(scheme, math.nan)
-        return tables.DASH if math.isnan(limit) else str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
+        if scheme not in self.limits:
+            return tables.DASH
+        limit = self.limits[scheme]
+        return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
 
     def kept_to(self, scheme: str) -> float:
         """The length up to which a scheme that learnt keeps the task, at most the longest it was tested at."""
@@ -129,7 +138,7 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     for name, of_task in evaluated.groupby("data.name", sort=False):
         check_agreement(of_task, by)
         own = rows[rows["run"].isin(of_task.index)]
-        alike = own.groupby(["under", "length"], observed=True)["task"].transform("nunique") == 1
+        alike = own.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
         if not alike.all():
             notes.append(
                 f"{name} at {', '.join(map(str, sorted(set(own[~alike]['length']))))}: runs had other problems"
@@ -194,13 +203,15 @@ def content_of_tasks(
 
     Arguments: by, a setting that runs are grouped by, such as train.lr: then one table has a column a value of it.
     """
+    counted = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
+    counts = ", ".join(count_of(runs[name].nunique(), what) for name, what in counted.items())
+    parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
+    configs = map(config_of, runs.groupby("data.name", sort=False)["path"].first())
+    names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs))
     groups = {value: measure(of, rows, notes, by or "") for value, of in runs.groupby(by or (lambda _: ""))}
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
-    of_tasks = {"limits.csv": pd.DataFrame(_limit_rows(tasks))} if tasks else {}
     pilots = rates(runs)
-    if len(pilots):
-        of_tasks["rates.csv"] = pilots
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -209,6 +220,9 @@ def content_of_tasks(
     return {
         "page": "tasks.md.j2",
         "paragraph": "tasks_conclusions.j2",
+        "names": f"{names} by {by}" if by else names,
+        "lede": f"{counts}; models of {parameters} parameters after {tokens} tokens. Accuracy is the share of answers "
+        "right; lengths are in items.",
         "KEPT": KEPT,
         "by": by,
         "tasks": list(tasks.values()),
@@ -216,33 +230,18 @@ def content_of_tasks(
         "tables": {
             "summary": summary,
             "rates": None if pilots.empty else tables.rate_table(pilots),
-            "rate_accuracy": tables.rate_accuracy_table(pilots) if "accuracy" in pilots else None,
             **{t.name: task_table(t) for t in tasks.values()},
         },
         "figures": draw_all(tasks),
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
-    }, {"accuracy.csv": pd.concat(scores), **of_tasks}
-
-
-def _limit_rows(tasks: Mapping[str, TaskScores]) -> Iterator[dict[str, Any]]:
-    for t in tasks.values():
-        for scheme in t.schemes:
-            limit = t.limits.get(scheme, math.nan)
-            steps = t.steps.loc[t.steps["scheme"] == scheme, "steps"].median()
-            yield {
-                "data": t.name,
-                "scheme": scheme,
-                **t.learners.loc[scheme],
-                "limit": limit,
-                "steps_until_learnt": steps,
-            }
+    }, {"accuracy.csv": pd.concat(scores), **({"rates.csv": pilots} if len(pilots) else {})}
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     """Schemes by tasks: the length up to which a task is kept, and how many seeds learnt it where not all did."""
     rows = []
-    for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: _places(tasks, s)):
+    for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
         row = {"scheme": scheme}
         for t in tasks.values():
             if scheme in t.learners.index:
@@ -253,8 +252,8 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     return tables.frame(rows)
 
 
-def _places(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """The order of rows: by the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
+def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
+    """What rows are sorted by: the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
     kept = [
         t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0
         for t in tasks.values()
@@ -310,7 +309,7 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
             figures[f"task-{t.name}"] = task_map(t)
-            if (t.scores["learnt"] & (t.scores["under"] != "")).any():
+            if len(t.under_options):
                 figures[f"options-{t.name}"] = option_maps(t)
     return figures
 
@@ -348,7 +347,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 
 def option_maps(t: TaskScores) -> Figure:
     """For each scheme that learnt: options of the evaluation by lengths, the median over the seeds that learnt."""
-    of = t.scores[t.scores["learnt"] & (t.scores["under"] != "")]
+    of = t.under_options
     schemes, lengths = [s for s in t.schemes if s in set(of["scheme"])], sorted(set(of["length"]))
     options = sorted(
         set(of["under"]), key=lambda text: (text.partition("=")[0], [*map(float, re.findall(r"[0-9.]+", text))])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Set
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
+from posbench.console import Say
 from posbench.machine.files import folder_beside, publish_folder, read_json, sum_of
 from posbench.runs.manifest import Manifest, parse
 
@@ -31,7 +32,6 @@ FORMAT = 2
 MODEL, OPTIMIZER, METRICS, STATE = "model.safetensors", "optimizer.safetensors", "metrics.jsonl", "state.json"
 SUMS = "SHA256SUMS"
 _FOLDER = re.compile(r"step=(\d{8,})")
-Notice = Callable[[str], None]
 
 
 class TornCheckpoint(Exception):
@@ -69,7 +69,7 @@ def save(
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         raise ConfigError(
             f"could not write the checkpoint of step {step} to {folder}: {error}. The one before it is intact: make "
-            "room and give the same command again"
+            "room and run the same command again"
         ) from error
     prune(folder, final, keep, branching)
     return final
@@ -90,7 +90,7 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def newest(folder: Path, notice: Notice) -> Path | None:
+def newest(folder: Path, notice: Say) -> Path | None:
     """The newest intact checkpoint, torn ones named and passed over."""
     for candidate in _folders(folder):
         try:

@@ -7,23 +7,22 @@ the name of an experiment's folder; the error for one that names nothing says wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
-from posbench.console import say_once
+from posbench.console import Say, say_once
 from posbench.machine.files import is_locked
 from posbench.runs.manifest import FINISHED, RUNNING
 from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
-Notice = Callable[[str], object]
 
 LISTED = 6  # experiments in a message
 
 
-def find_runs(folder: str | Path, notice: Notice = say_once) -> list[Run]:
+def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
 
     So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
@@ -84,7 +83,7 @@ def state_of(run: Run) -> str:
     return INTERRUPTED if status == RUNNING and not is_locked(run.path) else status
 
 
-def pack_experiment(experiment: Path, output: Path | None, notice: Notice, weights: bool = False) -> Path:
+def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights: bool = False) -> Path:
     """Write the finished runs of an experiment's folder to a zip that did not exist, and return its path.
 
     Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that is free; what

@@ -122,7 +122,7 @@ def mixed(before: str | None, now: str) -> str:
     return now if before is None or before == now else before if before.endswith(f"+{now}") else f"{before}+{now}"
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`key: before -> now`, a line for each value that differs."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]

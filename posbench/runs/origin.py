@@ -77,8 +77,8 @@ def origin_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Origin |
     """What `train.from_run` names; None where it names nothing.
 
     Arguments: from_run, a finished run as every command names one, a checkpoint's folder in it
-    (`.../checkpoints/step=00000200`), the folder of a row, of whose runs that of the same seed is taken, or a folder
-    with `config.json` and safetensors files in Hugging Face's form.
+    (`.../checkpoints/step=00000200`), the folder of a row, of whose runs that of the same seed is taken (where there is
+    but one, that), or a folder with `config.json` and safetensors files in Hugging Face's form.
     Raises: ConfigError where there is no such model, and for a model of another architecture.
     """
     if from_run is None:
@@ -99,12 +99,19 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
         run = run_named(str(place.parents[1]), runs_dir)
     else:
         of_row = runs_named([str(place)], runs_dir)
-        run = next((each for each in of_row if len(of_row) == 1 or each.path.name == f"seed={seed}"), of_row[0])
+        of_seed = [each for each in of_row if len(of_row) == 1 or each.path.name == f"seed={seed}"]
+        if len(of_seed) != 1:
+            there = ", ".join(each.name for each in (of_seed or of_row)[:5])
+            raise ConfigError(
+                f"train.from_run={place}: it has {len(of_seed)} runs of seed {seed}, and one is needed: name a run "
+                f"(there are {there}{' and others' if len(of_seed or of_row) > 5 else ''})"
+            )
+        [run] = of_seed
     manifest = run.manifest
     step = int(at_step[1]) if at_step else manifest.num_steps
     if not at_step and manifest.status != FINISHED:
         raise ConfigError(
-            f"train.from_run={place}: {run.name} is {manifest.status}: finish it first (give its train command again)"
+            f"train.from_run={place}: {run.name} is {manifest.status}: finish it first (run its train command again)"
         )
     folder = run.path / "checkpoints" / f"step={step:08d}"
     before = manifest.continued["tokens"] if manifest.continued else 0

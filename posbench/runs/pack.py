@@ -19,13 +19,13 @@ import re
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
+from posbench.console import Say
 from posbench.machine.files import sum_of, sync_folder
 from posbench.runs.manifest import DamagedFile
 from posbench.runs.results import Damaged, Result, ResultKey, parquet, read_parquet
@@ -173,7 +173,7 @@ def experiment_in(output: Path) -> Path:
 
 
 def opened(file: Path) -> Pack:
-    """One object for one zip: what it has read is not read again for every run."""
+    """Cache packs, so that each zip is parsed once."""
     stat = file.stat()
     return _opened(file, stat.st_mtime_ns, stat.st_size)  # a relative path is another file in another folder
 
@@ -183,7 +183,7 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(output: Path, runs: list[Run], notice: Callable[[str], object], weights: bool) -> None:
+def write_pack(output: Path, runs: list[Run], notice: Say, weights: bool) -> None:
     """Write finished runs of one experiment to a zip. `notice` gets a line for each result that is left out."""
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.tmp")
@@ -206,9 +206,7 @@ def free_name(experiment: Path) -> Path:
     return file
 
 
-def _add_runs(
-    archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], notice: Callable[[str], object]
-) -> None:
+def _add_runs(archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], notice: Say) -> None:
     """Write the index, completed, and all tables."""
     import pyarrow
 
@@ -219,8 +217,11 @@ def _add_runs(
     for run in runs:
         name = "/".join(run.path.parts[-2:])
         of_run = ["run.json", "config.yaml", "tokenizer.json", *(Path(file).name for file in run.manifest.scheme_files)]
-        held = {file: run.content(file).decode() for file in of_run if (run.path / file).is_file()}
-        files[name] = {file: texts.setdefault(text, len(texts)) for file, text in held.items()}
+        files[name] = {}
+        for file in of_run:
+            if (run.path / file).is_file():
+                text = run.content(file).decode()
+                files[name][file] = texts.setdefault(text, len(texts))  # its number: runs share texts
         logged += [{"run": name, **row} for row in run.logged]
         stored, damaged = run.results()
         results += [(result.key, name, result) for result in stored]

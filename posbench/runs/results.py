@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"  # marks of results: of rounded weights, of another code
+MARKS = (BFLOAT16, FILE_CHANGED)  # they are no options of the evaluation
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
 
@@ -36,8 +38,8 @@ _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 class ResultKey:
     """What a result is known by: the protocol, the length (tokens), and what held at evaluation alone.
 
-    `under` is sorted, and empty for the scheme as trained. It holds options of the scheme and two others: `step=<n>`
-    where older weights were scored, `data=<name>` where another text was.
+    `under` is sorted, and empty for the scheme as trained. It holds options of the scheme, `step=<n>` where older
+    weights were scored, `data=<name>` where another text was, and MARKS.
     """
 
     protocol: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -108,11 +108,6 @@ class Run:
             raise ConfigError(f"{file} has a line that is not a row of metrics ({error}): it is damaged") from error
 
     @property
-    def initial_loss(self) -> float | None:
-        """The validation loss before the first step, nats/token; None where it is not known. Raises: ConfigError."""
-        return next((row["loss"] for row in self.logged if (row["kind"], row["step"]) == ("validation", 0)), None)
-
-    @property
     def metrics(self) -> pd.DataFrame:
         """`metrics.jsonl`, one row per line. Raises: ConfigError for a line that is not a row."""
         import pandas as pd
@@ -139,7 +134,7 @@ class Run:
             file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
             try:
                 header = read_json(file.with_name(f"{key.stem}.json"))
-                expected = _origin(manifest, key)
+                expected = _expected_header(manifest, key)
                 if key.step is None and header["weights"] != self.weights_digest:
                     expected["weights"] = manifest.weights
                 for name, value in expected.items():
@@ -158,7 +153,10 @@ class Run:
         import pyarrow
 
         folder = self.path / "eval" / key.protocol
-        full, table = {**header, **_origin(self.manifest, key)}, pyarrow.Table.from_pandas(rows, preserve_index=False)
+        full, table = (
+            {**header, **_expected_header(self.manifest, key)},
+            pyarrow.Table.from_pandas(rows, preserve_index=False),
+        )
         (folder / f"{key.stem}.json").unlink(missing_ok=True)  # so that it never stands beside other windows
         write_bytes(folder / f"{key.stem}.parquet", parquet(table))
         write_json(folder / f"{key.stem}.json", full)
@@ -253,7 +251,7 @@ class Run:
         return Config.from_mapping({**mapping, "scheme": scheme, "data": data})
 
 
-def _origin(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
+def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
     """What a header says of the result's key, run, text and tokenizer; another text has a fingerprint of its own."""
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     text = {} if key.data else {"data": manifest.fingerprints.data}
@@ -269,6 +267,11 @@ def run_folder(config: Config) -> Path:
     for what, name in (("experiment_name", config.experiment_name), ("scheme.name", config.scheme.name)):
         check_name(what, name)
     return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
+
+
+def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """The validation loss before the first step, nats/token, of rows of metrics; None where they do not say it."""
+    return next((row["loss"] for row in rows if (row["kind"], row["step"]) == ("validation", 0)), None)
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from posbench.config import ConfigError, SchemeConfig
 from posbench.machine.plugins import Classes, check_options, class_named, option_names, with_packages
-from posbench.scheme_file import load, snake_case, split
+from posbench.scheme_file import load, parse_class_path, snake_case
 from posbench.schemes.base import Scheme, Shape, check_hooks, whole
 from posbench.schemes.composite import Interleaved, Together
 
@@ -43,7 +43,7 @@ def scheme_class(kind: str) -> type[Scheme]:
 
     Raises: ConfigError for an unknown kind, and for what is wrong in the file.
     """
-    cls = class_named(kind, SCHEMES, "scheme.kind", Scheme) if split(kind) is None else load(kind, Scheme)
+    cls = class_named(kind, SCHEMES, "scheme.kind", Scheme) if parse_class_path(kind) is None else load(kind, Scheme)
     check_hooks(cls)
     return cls
 
@@ -176,7 +176,7 @@ def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
 
 def _row_of_layer(row: SchemeConfig, n: int) -> SchemeConfig:
     """The row of layer `n`: of interleaved ones a member's."""
-    if split(row.kind) is not None or row.kind not in SCHEMES or SCHEMES[row.kind] is not Interleaved:
+    if parse_class_path(row.kind) is not None or row.kind not in SCHEMES or SCHEMES[row.kind] is not Interleaved:
         return row
     check_options("scheme", row.kind, Interleaved, row.options)
     members = rows_in(row.options["layers"])
@@ -214,7 +214,7 @@ def with_option(row: Mapping[str, Any], option: str, value: Any) -> dict[str, An
 
 def _has(row: Mapping[str, Any], option: str) -> bool:
     kind = str(row.get("kind"))
-    if split(kind) is None and kind not in SCHEMES:
+    if parse_class_path(kind) is None and kind not in SCHEMES:
         return False
     cls = scheme_class(kind)
     return option in option_names(cls) or (option == WINDOW and cls is not Interleaved)

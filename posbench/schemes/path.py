@@ -57,7 +57,7 @@ class Path(Scheme):
 
 
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """`k_j^T (H_(j+1) ... H_i - 1) q_i`, [B, H, Tq, T] for keys up to the query's row; what stands behind has no sense.
+    """`k_j^T (H_(j+1) ... H_i - 1) q_i`, [B, H, Tq, T] for keys up to the query's row; later entries are undefined.
 
     In blocks (section 3.2 of the paper): a product of reflections is `1 - W^T M W` with an upper triangular M, by which
     keys are carried to the end of their block and queries back to the beginning of theirs; then block by block.

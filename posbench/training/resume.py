@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import __version__, runs, scheme_file
+from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
+from posbench.console import Say
 from posbench.data import Dataset, Problems
 from posbench.machine.device import Device
 from posbench.model import Decoder
@@ -31,8 +32,8 @@ from posbench.runs.manifest import Fingerprints
 from posbench.runs.origin import Origin
 from posbench.size import num_parameters, training_flops_per_token
 from posbench.training.step import Died, TrainingStep
+from posbench.version import __version__
 
-Say = Callable[[str], None]  # prints one line to the user
 _SAVED = (
     "batches",
     "loss_sum",
@@ -187,7 +188,7 @@ def manifest_before(
     prints = before.fingerprints
     digest = before.continued["weights"] if before.continued else None
     recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files, digest)
-    changes = fingerprints.differences(recorded, facts)
+    changes = fingerprints.changes(recorded, facts)
     has_ended = before.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not run.has_weights:
         return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
@@ -218,7 +219,7 @@ def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
         )
         for each in (before, manifest)
     )
-    for change in fingerprints.differences(*circumstances):
+    for change in fingerprints.changes(*circumstances):
         say(
             f"{manifest.run_name}: changed since the run began, {change}: from here on the last digits may differ from "
             "those of an uninterrupted run"
@@ -246,7 +247,7 @@ def trunk_checkpoint(config: Config, manifest: Manifest, say: Say) -> Path | Non
             found = checkpoint.at_step(trunk.path / "checkpoints", step)
             why = f"{trunk.path} has no checkpoint of step {step}"
             if found is not None:
-                differing = _differences(trunk.config, checkpoint.manifest_in(found), config, manifest)
+                differing = _disagreements(trunk.config, checkpoint.manifest_in(found), config, manifest)
                 why = f"{trunk.path} differs in {'; '.join(differing)}" if differing else ""
         except (checkpoint.TornCheckpoint, ConfigError) as error:
             why = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
@@ -257,12 +258,12 @@ def trunk_checkpoint(config: Config, manifest: Manifest, say: Say) -> Path | Non
     return found
 
 
-def _differences(trunk: Config, before: Manifest, config: Config, manifest: Manifest) -> list[str]:
+def _disagreements(trunk: Config, before: Manifest, config: Config, manifest: Manifest) -> list[str]:
     """What a trunk at the branch's first step differs in from the branch; empty where they are the same run."""
     there, here = ({k: v for k, v in each.identity.items() if k not in _LENGTH} for each in (before, manifest))
     prints, trains = (before.fingerprints, manifest.fingerprints), (trunk.train, config.train)
     return [
-        *fingerprints.differences(there, here),
+        *fingerprints.changes(there, here),
         *(f"fingerprint of {name}" for name in _SAME_PRINTS if getattr(prints[0], name) != getattr(prints[1], name)),
         *(f"train.{name}" for name in _SAME_SETTINGS if getattr(trains[0], name) != getattr(trains[1], name)),
     ]

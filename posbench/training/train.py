@@ -30,7 +30,7 @@ from rich.console import Console
 
 from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
-from posbench.console import RunBar
+from posbench.console import RunBar, Say
 from posbench.console import console as new_console
 from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
@@ -45,12 +45,12 @@ from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.results import ResultKey, perplexity
+from posbench.runs.run import initial_loss
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, joined_processes
 from posbench.training.resume import (
     LoopState,
-    Say,
     first_manifest,
     manifest_before,
     now,
@@ -291,7 +291,7 @@ class Training:
 
                 if signal_number:
                     where = f"at step {done} of {train.num_steps}, with a checkpoint"
-                    self.signals.stop(signal_number, f"{where}: give the same command again to resume")
+                    self.signals.stop(signal_number, f"{where}: run the same command again to resume")
 
     def validate(self) -> None:
         """A point of the loss curve: the windows of the loss table, scored with the weights of now. Raises: Died."""
@@ -436,7 +436,7 @@ class Training:
             f"{self.run.name}: loss {loss:.4f} nats/{'answer' if config.is_task else of_text}"
             f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
         )
-        initial = self.run.initial_loss
+        initial = initial_loss(self.run.logged)
         if initial is not None and loss > initial and self.origin is None:
             self.console.out(
                 f"{self.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
@@ -447,7 +447,7 @@ class Training:
         signal_number = self.processes.stop_signal(self.signals.received)
         if signal_number:
             self.signals.stop(
-                signal_number, "after its last step, with a checkpoint: give the same command again to finish"
+                signal_number, "after its last step, with a checkpoint: run the same command again to finish"
             )
 
     @contextmanager
@@ -481,13 +481,11 @@ class Training:
             yield
         except Exception as error:
             # Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop.
-            self.signals.raise_if_received(
-                f"in step {self.state.steps_done + 1}: give the same command again to resume"
-            )
+            self.signals.raise_if_received(f"in step {self.state.steps_done + 1}: run the same command again to resume")
             if not isinstance(error, OSError):
                 raise
             where = f" {error.filename}" if error.filename else ""
             raise ConfigError(
                 f"{self.run.name} stopped at step {self.state.steps_done}: {error.strerror or error}{where}. "
-                "Make room or check the disk, and give the same command again"
+                "Make room or check the disk, and run the same command again"
             ) from error

@@ -46,6 +46,12 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
     assert "train.lr: " in refusal and "scheme=steep.py:Steep,vo_rope" in refusal
 
 
+def test_a_reference_without_runs_is_refused(posbench: Give, runs: Path) -> None:
+    (runs / "empty").mkdir()
+    for name in ("mine", "demo"):
+        assert "--beside runs/empty contains no runs" in posbench("report", name, "--beside", "empty").refusal
+
+
 def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -> None:
     file = runs / "demo/nope/seed=0/metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

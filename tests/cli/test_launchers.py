@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     try:
-        with pytest.raises(Stopped, match="interrupted: give the same command"):
+        with pytest.raises(Stopped, match="interrupted: run the same command"):
             run_application("posbench train", [*words, "seed=4"], _job, lambda text: None)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -13,6 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 
+from posbench.choices import choices
 from posbench.config import Config, ConfigError
 from posbench.sweep import Outcome, run_application, show_outcomes, sweep_of
 from tests.cli.commands import Give, left
@@ -47,11 +48,15 @@ def configs_of(*words: str) -> list[Config]:
         (["--cfg", "job", "seed=3", "-p", "scheme", "scheme=vo_rope"], "name: vo_rope\nkind: rotary"),
         (["-i", "defaults", "seed=1", "scheme=nope"], "scheme/nope"),
         (["scheme=mine", "-cd", "own", "-c", "job", "-p", "scheme.kind"], "nope"),
+        (["data=mine", "--config-dir=own", "-c", "job", "-p", "experiment.name"], "mine"),
+        (["data=mine", "--config-dir", "own", "-c", "job", "-p", "experiment.name"], "mine"),
     ],
 )
 def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: str) -> None:
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/mine.yaml").write_text("name: mine\nkind: nope\n")
+    Path("own/data").mkdir()
+    Path("own/data/mine.yaml").write_text(choices("data")["copy"].read_text().replace("name: copy", "name: mine"))
     said = posbench("train", *words)
     assert said.status == 0 and shown in said.out, said
     assert [path.name for path in Path.cwd().iterdir()] == ["own"]
@@ -167,7 +172,7 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
     monkeypatch.setattr("posbench.cli._train_job", train)
     said = posbench("train", *short, "-m", "scheme=alibi,nope,vo_rope", "seed=0")
     assert (said.status, begun) == (130, ["alibi", "nope"]) and "Traceback" not in said.error
-    assert said.error.splitlines()[-1] == "interrupted: give the same command again to resume"
+    assert said.error.splitlines()[-1] == "interrupted: run the same command again to resume"
 
 
 def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> None:

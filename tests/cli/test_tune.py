@@ -59,13 +59,13 @@ def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
     loss, half = (f"{found['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
     report = Path("out/report.md").read_text()
     assert f"vo_rope | 0.0064 (edge) | {loss} | {half} | – | 0.0032" in report and "(rates.svg)" in report
-    assert "some schemes have a better learning rate" in report
+    assert "Pilots found better rates for some schemes" in report
     assert table("out/rates.csv") == found
 
 
 def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
-    scored = prepare(compose(short), quiet=True)
-    pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]), quiet=True)
+    scored = prepare(compose(short))
+    pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]))
 
     def documents(split: str, corpus: Corpus) -> set[bytes]:
         of = corpus.splits[split]

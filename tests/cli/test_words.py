@@ -43,7 +43,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
             ["report", "dmo"],
             r"there is no run or experiment 'dmo', here or under runs/ \(experiments there: none: train first",
         ),
-        (["compare", "a", "b"], r"there is no run or experiment 'a'"),
+        (["report", "--seeds", "0,a"], r"--seeds a is not a seed: give whole numbers"),
         (["bench", "--model", "tiny"], r"'--model' is not an override: write key=value"),
         (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
@@ -128,5 +128,5 @@ def test_ctrl_c_prints_no_traceback(
     ):
         monkeypatch.setattr(where, interrupted)
     said = posbench(command, *(short if command == "train" else []))
-    told = "interrupted: give the same command again to resume\n" if command == "train" else ""
+    told = "interrupted: run the same command again to resume\n" if command == "train" else ""
     assert (said.status, said.error) == (130, told)

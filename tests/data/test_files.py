@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        prepare(files(path=tmp_path / name), quiet=True)
+        prepare(files(path=tmp_path / name))
     assert left() == []
 
 

@@ -42,6 +42,6 @@ def test_a_hub_out_of_reach_is_reported_within_seconds(
         with pytest.raises(
             ConfigError, match=r"cannot be read from the Hugging Face hub http.*(data|tokenizer)=files?"
         ):
-            prepare(config, quiet=True)
+            prepare(config)
     assert time.monotonic() - began < 20, "a download would try for half a minute"
     assert left() == []

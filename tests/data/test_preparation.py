@@ -57,7 +57,7 @@ def texts_of(corpus: Corpus) -> dict[str, list[str]]:
 
 
 def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books: Path) -> None:
-    corpus = prepare(files(path=books), quiet=True)
+    corpus = prepare(files(path=books))
     found = texts_of(corpus)
     fractions = {"test": 0.10, "validation": 0.05}
     expected: dict[str, list[str]] = {name: [] for name in SPLITS}
@@ -78,8 +78,8 @@ def test_the_split_of_a_document_is_pinned() -> None:
 
 
 def test_text_for_tuning_is_cut_from_train_alone(files: Files, books: Path) -> None:
-    whole = texts_of(prepare(files(path=books), quiet=True))
-    tuning = texts_of(prepare(files("data.tuning_fraction=0.3", path=books), quiet=True))
+    whole = texts_of(prepare(files(path=books)))
+    tuning = texts_of(prepare(files("data.tuning_fraction=0.3", path=books)))
     assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"]) and tuning["test"] == []
     assert 28 < len(tuning["validation"]) < 60
 
@@ -104,24 +104,24 @@ def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, boo
 
 @pytest.mark.slow
 def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, books: Path, tmp_path: Path) -> None:
-    before = prepare(files(path=books), quiet=True)
-    merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)
-    halves = prepare(files("data.test_fraction=0.3", path=books), quiet=True)
+    before = prepare(files(path=books))
+    merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books))
+    halves = prepare(files("data.test_fraction=0.3", path=books))
     assert before.fingerprint == merged.fingerprint != halves.fingerprint
     assert before.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
     stat = books.stat()
     books.write_text(books.read_text().replace("Chapter", "Kapitel"))  # as long as before
     os.utime(books, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert prepare(files(path=books), quiet=True).fingerprint != before.fingerprint
+    assert prepare(files(path=books)).fingerprint != before.fingerprint
     own = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books)
     for made in (before, merged):
         made.tokenizer.save(f"{tmp_path}/tokenizer.json")
-        assert prepare(own, quiet=True).vocab_size == made.vocab_size
+        assert prepare(own).vocab_size == made.vocab_size
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "torn contents", "flipped"])
 def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str], damage: str) -> None:
-    whole = prepare(files(path=books), quiet=True)
+    whole = prepare(files(path=books))
     expected, tokens = texts_of(whole), whole.folder / "train.tokens"
     if damage == "truncated":
         os.truncate(tokens, 1000)
@@ -164,7 +164,7 @@ def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, t
 def test_a_split_without_documents_is_refused(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
     (tmp_path / "one.txt").write_text(prose(1))
     with pytest.raises(ConfigError, match=r"there is no \w+ text in 1 documents.*data\.cut_bytes=100000"):
-        prepare(files(path=tmp_path), quiet=True)
+        prepare(files(path=tmp_path))
     assert left() == []
 
 
@@ -177,8 +177,8 @@ def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, told: list[s
 def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Path) -> None:
     numbers = {"train": range(100), "validation": range(100, 110), "test": range(110, 120)}
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", list(map(prose, numbers[name]))) for name in SPLITS}
-    full = prepare(files(**paths), quiet=True)
-    cut = prepare(files("data.token_budget=5000", **paths), quiet=True)
+    full = prepare(files(**paths))
+    cut = prepare(files("data.token_budget=5000", **paths))
     assert cut.train.num_tokens >= 5000 > cut.train.starts[-2], "the document that reached it is the last"
     assert np.array_equal(cut.train.tokens, full.train.tokens[: cut.train.num_tokens])
     assert (cut.validation.num_documents, cut.test.num_documents) == (10, 10)
@@ -205,14 +205,14 @@ def test_a_long_text_is_not_held_and_not_read_beyond_the_budget(
     path = write_rows(tmp_path / "long.txt", [])
     monkeypatch.setattr(sources.Files, "_read", read)
     words = ("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000")
-    prepare(files(*words, path=path), quiet=True)
+    prepare(files(*words, path=path))
     assert alive["read"] == 300 and alive["most"] < 40
-    prepare(files(*words, "data.token_budget=20k", path=path), quiet=True)
+    prepare(files(*words, "data.token_budget=20k", path=path))
     assert alive["read"] < 450
 
 
 def test_bytes_of_text_are_exact_within_a_document(files: Files, books: Path) -> None:
-    corpus = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books), quiet=True)
+    corpus = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books))
     assert corpus.has_exact_bytes
     split = corpus.train
     for lo in range(0, split.num_tokens - 100, 97):
@@ -242,13 +242,13 @@ def test_bytes_are_not_exact_where_a_tokenizer_normalizes(files: Files, tmp_path
     foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
     rows = write_rows(tmp_path / "rows.jsonl", [f"e\u0301 {book(n)}" for n in range(150)])
     config = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=rows)
-    assert not prepare(config, quiet=True).has_exact_bytes
+    assert not prepare(config).has_exact_bytes
 
 
 def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
     files: Files, books: Path, tmp_path: Path, told: list[str]
 ) -> None:
-    prepare(files(path=books), quiet=True).tokenizer.save(f"{tmp_path}/bytes.json")
+    prepare(files(path=books)).tokenizer.save(f"{tmp_path}/bytes.json")
     words = ["tokenizer=file", f"tokenizer.path={tmp_path}/bytes.json"]
     corpus = prepare_held_out(files(*words, path=books), told.append)
     assert corpus.validation is corpus.test

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from posbench import compose, results
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import ConfigError, EvaluationConfig, scored_length
 from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import ACCURACY, VALIDATION
-from posbench.evaluation.protocols.accuracy import samples
+from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.sampling import Drawing, continued
@@ -127,17 +126,15 @@ def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, prob
         evaluate_run(run, problems, Request((9,)))
 
 
-def test_samples_show_what_was_said_before_what_is_right(problems: Problems) -> None:
-    settings, split = EvaluationConfig(problems=64), problems.splits["test"]
-    [true] = samples(Says(lambda true: true), split, 2, settings, 1)
-    [said] = samples(Says(lambda true: torch.where(torch.arange(2) == 1, (true + 1) % 8, true)), split, 2, settings, 1)
-    words = true.split()
-    assert words[:2] == words[3:] and words[2] == "="
-    assert said == " ".join([*words[:4], f"({'abcdefgha'['abcdefgh'.index(words[4]) + 1]})", words[4]])
-
-
 def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
     words = [*SMALL, f"runs_dir={tmp_path}", "scheme=learned", "train.steps=2", "data.positions=subset"]
     run = train(compose(words))
     assert run.load_model().scheme.longest == 16
     assert [each.length for each in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
+
+
+def test_one_item_is_a_length_and_one_token_is_none(problems: Problems) -> None:
+    one, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
+    assert one.lengths_of(ACCURACY, compose(SMALL), split) == [1, 4]
+    with pytest.raises(ConfigError, match="length 1 is too short for text"):
+        one.lengths_of(PROTOCOLS["fixed"], compose([]), split)

@@ -6,35 +6,21 @@ import io
 import re
 from collections.abc import Callable
 
-import pyarrow
 import pytest
 import torch
 from rich.console import Console
 
 from posbench.config import Config, ConfigError
 from posbench.data import prepare
-from posbench.evaluation.command import Evaluation, _show, evaluate_runs
+from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.runs.results import Result, ResultKey
+from posbench.runs.results import ResultKey
 from posbench.training import train
 
 NAMES = ("learned", "nope")
-
-
-def test_schemes_with_other_seeds_are_not_shown_as_if_they_had_the_same() -> None:
-    result = Result(ResultKey("fixed", 64), {"targets_total": 9, "nll_mean": 1.0}, pyarrow.table({}))
-
-    def shown(*names: tuple[str, int]) -> str:
-        console = Console(file=io.StringIO(), width=100)
-        _show(console, "demo", "fixed", [Evaluation("demo", scheme, seed, result) for scheme, seed in names])
-        return console.file.getvalue()  # type: ignore[attr-defined]
-
-    text = shown(("qk_rope", 0), ("qk_rope", 1), ("nope", 0))
-    assert re.search(r"scheme +seeds +64\nqk_rope +0,1 +2\.72\nnope +0 +2\.72\n", text)
-    text = shown(("qk_rope", 0), ("nope", 0))
-    assert re.search(r"scheme +64\nqk_rope +2\.72\nnope +2\.72\n", text) and "seeds" not in text
 
 
 @pytest.mark.slow
@@ -45,7 +31,7 @@ def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config:
     evaluate_runs([learned, nope], request, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("learned is defined up to 32 tokens: longer lengths are skipped") == 1
-    assert re.search(r"learned +\d+\.\d\d +\d+\.\d\d +–\nnope( +\d+\.\d\d){3}\n", text)
+    assert re.search(r"learned +\d+\.\d+ +\d+\.\d+ +–\nnope( +\d+\.\d+){3}\n", text)
     stored = {run: [each for each in run.results()[0] if each.protocol == "fixed"] for run in (learned, nope)}
     assert [result.length for result in stored[learned]] == [16, 32]
     # The targets are those of the schemes that are scored at 64, also where only shorter lengths are asked for later.
@@ -71,13 +57,7 @@ def test_a_loss_that_is_not_finite_is_not_a_result(
 
 
 def test_no_zero_has_a_minus() -> None:
-    console = Console(file=io.StringIO(), width=100)
-    results = [
-        Result(ResultKey("retrieval", length), {"targets_total": 9, "drop": drop}, pyarrow.table({}))
-        for length, drop in {64: -0.00004, 128: -0.0006}.items()
-    ]
-    _show(console, "demo", "retrieval", [Evaluation("demo", "nope", 0, result) for result in results])
-    assert re.search(r"nope +0\.000 +-0\.001", console.file.getvalue())  # type: ignore[attr-defined]
+    assert [PROTOCOLS["retrieval"].headline_of([{"drop": drop}]) for drop in (-0.00004, -0.0006)] == ["0.000", "-0.001"]
 
 
 ROWS = ("qk_rope", "nope", "rope_nope_interleaved")
@@ -98,7 +78,7 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
     assert text.count("nope is skipped: scheme.rescale is not an option of") == 1
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
-            assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d\d +\d+\.\d\d\n", text)
+            assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d+ +\d+\.\d+\n", text)
     stored = {each.key.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
     assert stored.keys() == {("rescale=pi",), ("rescale=yarn",)}
     said(*ROWS, under=())

@@ -15,7 +15,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, places, readings, worth_beyond_near
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, readings, window_starts, worth_beyond_near
 from posbench.model import Decoder, build_model
 
 ORDER = PROTOCOLS["order"]
@@ -116,7 +116,7 @@ def test_a_model_of_so_many_tokens_feels_nothing_from_that_distance_on(split: Sp
 
 def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     numbered = split_of([np.arange(300 * n, 300 * n + 300) for n in range(40)])  # a token is its place in the stream
-    starts, middle = places(numbered, LENGTH, 64), LENGTH // 2
+    starts, middle = window_starts(numbered, LENGTH, 64), LENGTH // 2
     whole, shuffled, other = readings(numbered, starts, LENGTH)
     assert np.array_equal(whole, np.array(starts)[:, None] + np.arange(LENGTH + 1))
     assert np.array_equal(np.sort(shuffled[:, :middle]), whole[:, :middle])
@@ -135,9 +135,9 @@ def test_windows_are_spread_inside_documents(sizes: list[int], length: int, coun
     room = np.array([(size - 1) // (length + 1) for size in sizes])
     if not room.any():
         with pytest.raises(ConfigError, match=f"length {length} is longer than the text"):
-            places(split, length, count)
+            window_starts(split, length, count)
         return
-    starts = places(split, length, count)
+    starts = window_starts(split, length, count)
     documents = np.searchsorted(split.starts, starts, side="right") - 1
     assert (np.array(starts) > split.starts[documents]).all()  # behind the first token
     assert (np.array(starts) + length + 1 <= split.starts[documents + 1]).all()

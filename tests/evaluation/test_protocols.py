@@ -21,7 +21,7 @@ from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
-from posbench.evaluation.protocols.retrieval import _clear_of_documents, places
+from posbench.evaluation.protocols.retrieval import _clear_of_documents, trial_starts
 from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
 from posbench.model import Decoder, build_model
@@ -120,7 +120,7 @@ def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, c
     rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
     tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
     assert (rows["gap"] == gap).all() and (rows["targets"] == 7).all()
-    for row, (start, text, other) in zip(rows.itertuples(), places(corpus.test, length, SETTINGS), strict=True):
+    for row, (start, text, other) in zip(rows.itertuples(), trial_starts(corpus.test, length, SETTINGS), strict=True):
         passage, between, another = tokens[start : start + 8], tokens[text : text + gap], tokens[other : other + 8]
         assert corpus.bos_id not in passage and corpus.bos_id not in another
         begin = corpus.test.starts[np.searchsorted(corpus.test.starts, start, side="right") - 1]
@@ -248,7 +248,7 @@ class Halves(Protocol):
     caption = "Loss by half of the document."
     columns: ClassVar[tuple[str, ...]] = ("document", "half", "targets", "nll")
     groups: ClassVar[tuple[str, ...]] = ("half",)
-    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"]),)
+    scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 
     def score(self, *_: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
         rows = pd.DataFrame(

@@ -113,6 +113,12 @@ def test_lengths_that_divide_the_longest_score_the_same_targets(protocol: Window
     assert targets[0] == targets[1] == targets[2] and len(targets[0]) > 8
 
 
+@pytest.mark.parametrize("protocol", [SLIDING, FIXED], ids=lambda p: p.name)
+def test_targets_that_do_not_fit_into_a_length_are_not_made_fewer(protocol: Windowed) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.targets=4 does not fit into length 3"):
+        protocol.windows(_split([3000, 700]), 3, SETTINGS, 256)
+
+
 def test_default_lengths_reach_as_far_as_the_text() -> None:
     assert FIXED.lengths([], 256, _split([3000, 400])) == [128, 256, 257, 266, 306, 356, 512, 1024, 2048]
     assert NONOVERLAPPING.lengths([], 256, _split([3000, 400])) == [128, 256, 512, 1024, 2048]

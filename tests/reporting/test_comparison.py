@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -99,17 +98,6 @@ def test_reach_is_where_order_is_worth_a_hundredth_of_a_nat(experiment: Path, fo
     used = int(np.argmin(low >= 0.01))
     assert 0 < used < len(low)
     assert found.reach(T)["alibi"] == str(rows["last"].iloc[used - 1]) and found.reach(T)["nope"] == "0"
-
-
-def test_tokens_to_the_baselines_loss_are_read_from_the_curves(own: Path) -> None:
-    for seed in SEEDS:
-        for scheme, end in (("qk_rope", 3.0), ("alibi", 2.0), ("nope", 3.5)):
-            points = [(0, 6.0), (100, 4.0), (200, end)]
-            rows = [{"kind": "validation", "step": n, "tokens": n, "loss": loss} for n, loss in points]
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            (own / scheme / f"seed={seed}" / "metrics.jsonl").write_text(text)
-    share = comparison(own).tokens_to_baseline
-    assert share["qk_rope"] == 1 and share["alibi"] == pytest.approx(0.75) and share["nope"] == math.inf
 
 
 def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(own: Path) -> None:

@@ -20,9 +20,7 @@ from rich.console import Console
 import posbench
 from posbench.config import ConfigError
 from posbench.reporting import tables
-from posbench.reporting.compare import compare
 from posbench.reporting.figures import looks, stand_clear
-from posbench.reporting.published import load_published
 from posbench.reporting.report import report
 from posbench.runs import append_metrics
 
@@ -67,29 +65,18 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of_the_demo(tmp_path: Path) -> None:
     worlds = [
-        World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "mine")
+        World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "demo2")
     ]
-    demo, mine = (written(fabricate(tmp_path, world), tmp_path / "report")[0] for world in worlds)
-    assert all(words in demo and words not in mine for words in ("Eleven position schemes", "kexue.fm"))
+    target = tmp_path / "report"
+    demo, other = (written(fabricate(tmp_path, world), target, latex=True)[0] for world in worlds)
+    assert all(words in demo and words not in other for words in ("Eleven position schemes", "kexue.fm"))
+    assert not (target / "against.csv").exists(), "of the report that was written there before"
+    assert (target / "latex/loss.tex").is_file() and not (target / "latex/context.tex").exists()
 
 
 @pytest.mark.slow
-def test_the_first_screen_is_a_paragraph_a_picture_and_a_table(full: Path) -> None:
-    blocks = (full / "report.md").read_text().split("\n\n")
-    assert blocks[0] == "# posbench: demo" and "4 seeds" in blocks[1]
-    assert blocks[2].startswith("qk_rope and qkvo_rope lead and are not told apart at 4 seeds. Both beat")
-    assert "alibi and nope are worse" in blocks[2]
-    assert blocks[3].startswith("![") and blocks[4].startswith("scheme | group | loss | gap to qk_rope | verdict\n")
-
-
-@pytest.mark.slow
-def test_every_section_and_picture_is_there(full: Path) -> None:
+def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full: Path) -> None:
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
-    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    for title in ("Who beats whom", "What a model uses of its context", "Loss by position", "Costs", "Where it comes"):
-        assert any(each.startswith(title) for each in titles), title
-    assert "Perplexity by length: fixed" in titles and "Perplexity by length: nonoverlapping" in titles
-    assert any(each.startswith("Compared with Su Jianlin") for each in titles)
     pictures = set(re.findall(r"\]\((\S+\.svg)\)", text))
     assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 7
     assert page.count("<figure ") == 7 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
@@ -158,7 +145,7 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     pd.DataFrame(rows).to_csv(own / "rates.csv", index=False)
     text, shown = written(own, tmp_path)
     said = comparison(own)
-    assert said.pilots == pilots and ("Only what is beyond" in text) == bool(pilots)
+    assert said.pilots == pilots and ("Gaps are tested beyond" in text) == bool(pilots)
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
@@ -198,13 +185,15 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path
         for seed in range(4):
             run = run_of(own, scheme, seed)
             for result in run.results()[0]:
-                if result.protocol == "fixed":
+                if result.protocol == "fixed" and result.length <= 512:
                     write_evaluation(run, "fixed", result.length, "test", result.windows, "rescale=yarn")
+                    write_evaluation(run, "fixed", result.length, "test", result.windows, "weights=bfloat16")
                 if result.protocol == "validation":
                     write_evaluation(run, "validation", result.length, "test", result.windows, "data=wiki")
     text, _ = written(own, tmp_path)
     assert "## On wiki" in text and "### Other options at evaluation" in text
     assert re.search(r"^scheme \| as trained \| yarn$", text, re.MULTILINE)
+    assert "Perplexity at 512 tokens; the best of each row is bold." in text
 
 
 @pytest.mark.slow
@@ -253,12 +242,6 @@ def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_scheme_against_the_baseline_is_said_in_the_singular(own: Path, tmp_path: Path) -> None:
-    text, _ = written(own, tmp_path, seeds=[0, 1], schemes=["qk_rope", "nope"])
-    assert "nope has a higher loss than qk_rope in both seeds." in text
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
     written(own, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
@@ -302,21 +285,6 @@ def test_what_cannot_be_reported_is_said(own: Path, tmp_path: Path) -> None:
         written(own, tmp_path / "file" / "there")
 
 
-def test_runs_side_by_side(own: Path) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    paths = [run_of(own, scheme, 1).path for scheme in ("qk_rope", "nope")]
-    compare(paths, console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    gap = np.subtract(*posbench.results(own).query("seed == 1").set_index("scheme")["loss"][["nope", "qk_rope"]])
-    assert f"{gap:+.3f}" in shown and re.search(r"scheme.kind +rotary +nope", shown) and "at 512, fixed" in shown
-    assert "Not a fair comparison" not in shown
-    run_of(own, "nope", 1).update_manifest(fingerprints=run_of(own, "nope", 0).manifest.fingerprints)
-    compare(paths, console)
-    assert "differ in the batches of seed 1, the initial weights of seed 1" in console.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="name two"):
-        compare(paths[:1], console)
-
-
 @pytest.mark.parametrize(
     "value, half, text",
     [
@@ -346,4 +314,3 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
 def test_names_at_the_ends_of_lines_stand_clear() -> None:
     placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
-    assert load_published("kexue-10862").models == "about 1B parameters"

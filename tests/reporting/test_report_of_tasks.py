@@ -11,7 +11,6 @@ import pytest
 from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.pages import environment
-from posbench.reporting.report import _once, _training
 from posbench.reporting.tasks import TaskScores, measure
 
 LENGTHS = (8, 16, 20, 32, 64)
@@ -39,7 +38,7 @@ def frames(
                     "run": len(runs) - 1,
                     "protocol": "accuracy",
                     "at_step": 0,
-                    "task": f"{length}",
+                    "windows_digest": f"{length}",
                     "length": length,
                 }
                 key |= {"scheme": scheme, "seed": seed, "under": under}
@@ -100,6 +99,8 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> Non
     assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
     assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
     assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
+    marked = measure(runs, pd.concat([rows, rows.assign(under="weights=bfloat16")]), notes=[])
+    assert set(tasks.draw_all(marked)) == {"task-copy"}
 
 
 def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
@@ -119,7 +120,7 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
     assert scored.schemes == ["alibi"] and notes[0].startswith("copy/nope/0: not evaluated at 16 items")
     with pytest.raises(ConfigError, match="no run of a task has been evaluated here at its trained length"):
         measure(runs, rows[rows["length"] > 16], [])
-    rows.loc[(rows["run"] == 1) & (rows["length"] == 16), "task"] = "others"
+    rows.loc[(rows["run"] == 1) & (rows["length"] == 16), "windows_digest"] = "others"
     with pytest.raises(ConfigError, match="copy were scored on different problems at 16 items"):
         measure(runs, rows, [])
 
@@ -133,7 +134,7 @@ def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest
 
 def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)], "nope": [(1, 1, 1, 1, 1)]})
-    rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "task"] = "others"
+    rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "windows_digest"] = "others"
     notes: list[str] = []
     assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
     assert notes == ["copy at 64: runs had other problems"]
@@ -143,12 +144,3 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     template = environment().get_template("tasks_conclusions.j2")
     said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2]).split())
     assert said == "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it."
-
-
-def test_every_task_says_how_it_was_trained() -> None:
-    both = pd.concat([frames(COPY)[0], frames(COPY, "mqar")[0].assign(num_steps=400)])
-    both.loc[both["scheme"] == "alibi", "train.lr"] = 3e-3
-    told = {name: _training({"train": {"lr": 1e-3, "batch_size": 32}}, both, name) for name in ("copy", "mqar")}
-    assert told["mqar"] == "400 steps, lr=0.001 (nope, qk_rope), 0.003 (alibi), batch_size=32"
-    assert _once(told) == f"copy: {told['copy']}; mqar: {told['mqar']}"
-    assert _once({"copy": "lr=1", "mqar": "lr=1"}) == "lr=1"

@@ -6,14 +6,13 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from fabricate import run_of, write_evaluation
 
 import posbench
 from posbench.reporting.pages import meaning
-from posbench.runs import DIED, Run
+from posbench.runs import DIED
 from posbench.runs.results import ResultKey
 from posbench.table import read
 
@@ -101,21 +100,3 @@ def test_ngram_models_are_rows_of_a_protocol_of_their_own(own: Path) -> None:
         ("Kneser-Ney 2", 1, 3.5),
         ("Kneser-Ney 3", 1, 2.75),
     ], "once for all schemes of the seed"
-
-
-def test_cache_bytes_of_plain_attention_are_its_keys_and_values(own: Path) -> None:
-    summary = posbench.results(own)
-    heads = summary["model.num_layers"] * summary["model.num_kv_heads"] * summary["model.head_dim"]
-    assert np.array_equal(summary["cache_bytes"], 2 * 4 * heads)
-    run = Run(Path(summary["path"].iloc[0]))
-    before, half = run.manifest, run.manifest.identity["train.context_length"] // 2
-    layers = [{"window": half}, {}, {}, {"window": half}]
-    run.update_manifest(identity=before.identity | {"scheme.layers": layers, "model.num_layers": 4})
-    heads = 4 * before.identity["model.num_kv_heads"] * before.identity["model.head_dim"]
-    assert posbench.results(own)["cache_bytes"].iloc[0] == 2 * 4 * heads * 3 / 4
-
-
-def test_a_place_without_runs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(posbench.ConfigError, match="nowhere is not a folder of runs"):
-        posbench.results(tmp_path / "nowhere")
-    assert posbench.results(tmp_path).empty

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,36 +67,9 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=write(tmp_path, 4), check=True, capture_output=True)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks up descriptors in /proc")
-def test_the_order_is_write_sync_rename_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    sync, rename = os.fsync, os.rename
-
-    def synced(descriptor: int) -> None:
-        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        sync(descriptor)
-
-    def renamed(before: Path, after: Path) -> None:
-        done.append(f"rename to {Path(after).name}")
-        rename(before, after)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", renamed)
-    write(tmp_path, 4)
-    beside, final = ".step=00000004.tmp", "rename to step=00000004"
-    assert done == [MODEL, OPTIMIZER, METRICS, STATE, SUMS, beside, final, tmp_path.name]
-
-
 def test_weights_of_another_model_are_refused_by_name() -> None:
     model = torch.nn.Linear(3, 2)
     with pytest.raises(ConfigError, match=r"bias differs"):
         put_weights(model, {"weight": torch.ones(2, 3)})
     with pytest.raises(ConfigError, match=r"weight differs"):
         put_weights(model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
-
-
-def test_no_pickle_is_imported_by_our_code() -> None:
-    package = Path(checkpoint.__file__).parents[1]
-    for file in package.rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert "import pickle" not in text and "torch.save" not in text and "torch.load" not in text, file

@@ -14,7 +14,7 @@ import torch
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
-from posbench.reporting.comparison import differences
+from posbench.reporting.comparison import disagreements
 from posbench.runs import Run
 from posbench.table import results
 from posbench.training import train
@@ -91,7 +91,7 @@ def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has
     assert run.manifest.tokens == whole.tokens
     assert run.manifest.fingerprints.batches == whole.fingerprints.batches
     table = results(runs / "demo")
-    assert list(differences(table[table["scheme"] != "t5"])) == []
+    assert list(disagreements(table[table["scheme"] != "t5"])) == []
     row = table.set_index("scheme").loc["qk_rope_then_nope"]
     assert (
         row["tokens_before"] == 8 * 128 and row["train.lr"] == 1e-2 and row["scheme.continued.schedule"] == "constant"
@@ -139,6 +139,12 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
     with pytest.raises(ConfigError, match="no run or experiment 'demo/absent'"):
         compose(words("demo/absent", "scheme=nope"))
+    with pytest.raises(ConfigError, match=r"from_run=demo: it has 3 runs of seed 0, .*are demo/nope/seed=0, demo"):
+        compose(words("demo", "scheme=nope"))
+    for seed in (1, 2):
+        shutil.copytree(runs / "demo/nope/seed=0", runs / f"demo/nope/seed={seed}")
+    with pytest.raises(ConfigError, match=r"it has 0 runs of seed 7, .*demo/nope/seed=2\)"):
+        compose(words("demo/nope", "scheme=nope", "seed=7"))
     with pytest.raises(ConfigError, match=r"another tokenizer than that of train\.from_run=demo/qk_rope"):
         train(compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")))
     with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.qkv\.weight differs"):

@@ -18,6 +18,7 @@ from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
 from posbench.model import build_model
 from posbench.runs.checkpoint import load_tensors, newest
+from posbench.runs.run import initial_loss
 from posbench.training import train
 from tests.schemes.trials import trial
 from tests.training.conftest import TRAIN
@@ -31,7 +32,7 @@ def test_a_run_learns_and_is_read_back(config: Make) -> None:
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)  # nothing is known at the start
     assert losses[-1] < losses[0] - 1
     assert run.manifest.status == "finished" and run.manifest.loss < losses[0] - 1
-    assert run.initial_loss == losses[0]
+    assert initial_loss(run.logged) == losses[0]
     model = run.load_model()
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 257)
     assert run.tokenizer.decode(run.tokenizer.encode("water").ids) == "water"
@@ -109,7 +110,8 @@ def test_a_run_records_its_flops(config: Make) -> None:
 
 def test_a_run_that_ends_above_its_start_says_so(config: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(config("scheme=qk_rope", "train.steps=6", "train.lr=2.0", "train.schedule=constant"))
-    assert run.initial_loss is not None and run.manifest.loss > run.initial_loss
+    initial = initial_loss(run.logged)
+    assert initial is not None and run.manifest.loss > initial
     assert f"diverged: its loss of {run.manifest.loss:.4f} is above the" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.tasks.task import Task
 from posbench.machine.plugins import check_options, class_named
-from posbench.scheme_file import load, snake_case, split
+from posbench.scheme_file import load, parse_class_path, snake_case
 
 __all__ = ["Task", "build_task", "context_lengths", "tasks"]
 
@@ -36,7 +36,7 @@ def build_task(config: TaskConfig) -> Task:
 
     Raises: ConfigError for an unknown task or option, and for a class that lacks something or gives no problems.
     """
-    ours = split(config.task) is None
+    ours = parse_class_path(config.task) is None
     base: type = Task
     cls = class_named(config.task, dict(tasks()), "data.task", base) if ours else load(config.task, base)
     check_options("data", config.task, cls.__init__, config.options)

@@ -73,6 +73,9 @@ class Accuracy(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return settings.problems * length
 
+    def shortest(self, settings: EvaluationConfig) -> int:
+        return 1
+
     def default_lengths(self, context_length: int, split: ProblemSplit | None = None) -> list[int]:
         """The longest that is trained, and 1.25, 2 and 4 times it, as far as problems may be tested (items)."""
         lengths = [int(context_length * times) for times in BEYOND]
@@ -92,22 +95,6 @@ def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Adv
             "nll": losses.sum(axis=1),
         }
     )
-
-
-def samples(model: Decoder, split: ProblemSplit, length: int, settings: EvaluationConfig, number: int) -> list[str]:
-    """The first problems that are scored, as text: where the model says something else, with what it says.
-
-    Example: `a c a b = a c a (d) b`, of which it said `d` in place of the last `b`.
-    """
-    batch = split.at_length(length, settings.problems).each(lambda part: part[:number])
-    _, said = answered(model, batch, settings.batch_tokens)
-    names, lines = split.problems.task.tokens, []
-    for tokens, answers, of_model in zip(batch.tokens, batch.answers, said, strict=True):
-        end = np.flatnonzero(answers >= 0)[-1] + 2
-        wrong = [False, *(of_model != answers)]
-        words = [(f"({names[of_model[n - 1]]}) " if wrong[n] else "") + names[tokens[n]] for n in range(end)]
-        lines.append(" ".join(words))
-    return lines
 
 
 def answered(

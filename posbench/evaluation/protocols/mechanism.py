@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.order import bucket_edges, places
+from posbench.evaluation.protocols.order import bucket_edges, window_starts
 from posbench.evaluation.protocols.protocol import Advance, Protocol
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Mechanism(Protocol):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        starts = places(split, length, WINDOWS)
+        starts = window_starts(split, length, WINDOWS)
         text = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
         repeated = np.stack([_twice(start, length, model.embedding.num_embeddings, corpus.bos_id) for start in starts])
         parts, losses = [], []
@@ -89,12 +89,6 @@ class Mechanism(Protocol):
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
-
-    def lengths(
-        self, asked: Sequence[int], context_length: int, split: Any = None, configured: Sequence[int] = ()
-    ) -> list[int]:
-        """Those asked for by name, else the training length."""
-        return sorted(set(asked)) or [context_length]
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:

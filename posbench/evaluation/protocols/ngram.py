@@ -34,6 +34,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.console import Say
 from posbench.data import Batches, Corpus, Split
 from posbench.data.batches import chained
 from posbench.evaluation.protocols.protocol import Protocol
@@ -46,7 +47,6 @@ ORDERS = (2, 3, 5)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Notice = Callable[[str], object]
 _FALLBACK = (0.5, 1.0, 1.5)  # where too few n-grams were read to estimate discounts, as in KenLM
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
@@ -77,7 +77,7 @@ class Ngram(Protocol):
         return 0
 
 
-def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Notice, again: bool = False) -> None:
+def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
     """Score what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
 
     A result lies in the first run of its batches in the experiment. Arguments: runs, finished; again, whether what is

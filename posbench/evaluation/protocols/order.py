@@ -15,7 +15,7 @@ in nats per token:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,10 +33,6 @@ NEAR, WINDOWS = 32, 64  # while training: what is worth more than NEAR tokens ba
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 
 
-def _less_whole(column: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return lambda sums: (sums[column] - sums["nll"]) / sums["targets"]
-
-
 class Order(Protocol):
     """The length is that of the whole window, half of which is destroyed: by default the training length."""
 
@@ -47,8 +43,8 @@ class Order(Protocol):
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (
-        Score("lost_order", _less_whole("shuffled_nll")),
-        Score("lost_identity", _less_whole("other_nll")),
+        Score("lost_order", "shuffled_nll", minus="nll"),
+        Score("lost_identity", "other_nll", minus="nll"),
     )
     figure_names: ClassVar[tuple[str, ...]] = ("lost_order", "lost_identity")
     headline: ClassVar[str] = "loss without order, nats/token,"
@@ -64,33 +60,22 @@ class Order(Protocol):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        starts = places(split, length, settings.order_windows)
+        starts = window_starts(split, length, settings.order_windows)
         rows = tabulate(losses(model, split, starts, length, settings.batch_tokens, advance), starts, split)
-        targets, whole, shuffled, other = (float(rows[name].sum()) for name in ("targets", *LOSSES))
+        sums = rows[["targets", *LOSSES]].sum()
         return rows, {
             "windows": len(starts),
             "documents": int(rows["document"].nunique()),
-            "targets_total": int(targets),
-            "nll_mean": whole / targets,
-            "lost_order": (shuffled - whole) / targets,
-            "lost_identity": (other - whole) / targets,
+            "targets_total": int(sums["targets"]),
+            "nll_mean": float(sums["nll"] / sums["targets"]),
+            **{score.name: float(score.of(sums)) for score in self.scores},
         }
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.order_windows * length
 
-    def lengths(
-        self,
-        asked: Sequence[int],
-        context_length: int,
-        split: Split | None = None,
-        configured: Sequence[int] = (),
-    ) -> list[int]:
-        """Those asked for by name, else the training length: distances within it are the question."""
-        return sorted(set(asked)) or [context_length]
 
-
-def places(split: Split, length: int, count: int) -> list[int]:
+def window_starts(split: Split, length: int, count: int) -> list[int]:
     """Where `count` windows of `length` + 1 tokens begin in the stream, sorted; fewer where the text has not as many.
 
     They do not overlap, lie inside documents, behind the first token, and are spread evenly over all documents that are
@@ -134,7 +119,7 @@ def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> float:
     """What order more than NEAR tokens back is worth to targets with NEAR + 1 to 2 NEAR intact tokens, nats a token."""
-    starts = places(split, length, WINDOWS)
+    starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)[:, :, NEAR : 2 * NEAR]
     return float((shuffled - whole).mean())
 

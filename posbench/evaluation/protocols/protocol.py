@@ -16,6 +16,7 @@ import pandas as pd
 
 from posbench.config import ConfigError
 from posbench.runs.results import perplexity
+from posbench.units import perplexity_text
 
 if TYPE_CHECKING:
     from posbench.config import Config, EvaluationConfig
@@ -30,7 +31,13 @@ class Score:
     """A figure of a group of stored rows, nats/token, that schemes are compared by."""
 
     name: str
-    of: Callable[[pd.DataFrame], pd.Series]  # the sums of a group's columns -> the figure
+    column: str  # of losses
+    minus: str = ""  # the column of losses that is taken off it; empty: none
+
+    def of(self, sums: Any) -> Any:
+        """The figure, of the sums of a group's columns."""
+        losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
+        return losses / sums["targets"]
 
 
 class Protocol(ABC):
@@ -109,7 +116,12 @@ class Protocol(ABC):
         split: Any = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """The lengths to score: those asked for by name, else those of the configuration, else the defaults."""
+        """The lengths to score: those asked for by name, else those of the configuration, else the defaults.
+
+        A protocol that does not follow lengths has the training length unless others are asked for by name.
+        """
+        if not self.follows_lengths:
+            return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def lacking(self, columns: Collection[str]) -> str | None:
@@ -135,5 +147,4 @@ class Protocol(ABC):
         """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
-        value = perplexity(float(np.mean([header["nll_mean"] for header in headers])))
-        return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
+        return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

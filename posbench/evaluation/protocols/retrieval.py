@@ -12,7 +12,7 @@ The three readings end with the same tokens at the same positions. Two scores, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # of the three readings, in their order
 
 
-def _less_second(column: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return lambda sums: (sums[column] - sums["second_nll"]) / sums["targets"]
-
-
 class Retrieval(Protocol):
     """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
 
@@ -41,8 +37,8 @@ class Retrieval(Protocol):
     columns: ClassVar[tuple[str, ...]] = ("document", "start", "gap", "targets", *LOSSES)
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
-        Score("drop", _less_second("control_nll")),
-        Score("by_order", _less_second("shuffled_nll")),
+        Score("drop", "control_nll", minus="second_nll"),
+        Score("by_order", "shuffled_nll", minus="second_nll"),
     )
     text_column: ClassVar[str] = "start"  # a trial each
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
@@ -68,23 +64,21 @@ class Retrieval(Protocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         rows = probe(model, split, length, settings, advance)
-        targets = int(rows["targets"].sum())
-        again, control, shuffled = (float(rows[name].sum()) / targets for name in LOSSES)
+        sums = rows[["targets", *LOSSES]].sum()
         return rows, {
             "windows": len(rows),
             "documents": int(rows["document"].nunique()),
-            "targets_total": targets,
+            "targets_total": int(sums["targets"]),
             "gap": int(rows["gap"].iloc[0]),
-            "nll_mean": again,
-            "drop": control - again,
-            "by_order": shuffled - again,
+            "nll_mean": float(sums["second_nll"] / sums["targets"]),
+            **{score.name: float(score.of(sums)) for score in self.scores},
         }
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 
 
-def places(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
+def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
     """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
 
     Trials are spread evenly over all documents that have room for a passage; the other text begins a third of the split
@@ -138,7 +132,7 @@ def probe(
     split: Split,
     length: int,
     settings: EvaluationConfig,
-    advance: Callable[[int], object] = lambda tokens: None,
+    advance: Advance = lambda tokens: None,
 ) -> pd.DataFrame:
     """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
 
@@ -150,7 +144,7 @@ def probe(
 
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     device = model.embedding.weight.device
-    trials = places(split, length, settings)
+    trials = trial_starts(split, length, settings)
     size = max(1, settings.batch_tokens // length)
     rows = []
     for n in range(0, len(trials), size):

@@ -23,7 +23,15 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import ProblemSplit
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import Window, choose_evenly, rooms_of, score, tabulate_windows, too_long
+from posbench.evaluation.windows import (
+    Window,
+    choose_evenly,
+    rooms_of,
+    score,
+    scored_targets,
+    tabulate_windows,
+    too_long,
+)
 
 if TYPE_CHECKING:
     from posbench.config import Config
@@ -137,11 +145,7 @@ class Fixed(ByLength):
         They are spread evenly over all documents that are long enough. Groups do not overlap, and no window crosses a
         document.
         """
-        targets = self.shortest(settings)
-        if targets > length:
-            raise ConfigError(
-                f"evaluation.targets={targets} does not fit into length {length}: lower it, or ask for longer lengths"
-            )
+        targets = targets_within(length, settings)
         assert length <= anchor
         ends = [
             np.arange(begin + anchor, end, targets)  # the index of the last target of a group
@@ -163,6 +167,16 @@ class Fixed(ByLength):
         """Those of every protocol, and just past the training length; as far as the longest document reaches."""
         lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
         return sorted(length for length in lengths if split is None or length <= _longest_document(split))
+
+
+def targets_within(length: int, settings: EvaluationConfig) -> int:
+    """`evaluation.targets`, the same at every length. Raises: ConfigError where a window has not as many."""
+    if settings.targets > length:
+        raise ConfigError(
+            f"evaluation.targets={settings.targets} does not fit into length {length}: lower it, or ask for longer "
+            "lengths"
+        )
+    return settings.targets
 
 
 def _longest_document(split: Split) -> int:
@@ -201,12 +215,15 @@ class Sliding(ByLength):
 
         As many are scored as make `max_tokens` read at the longest length, spread evenly over all documents.
         """
-        stride = min(settings.targets, length)
+        stride = targets_within(length, settings)
         ends = np.arange(anchor, split.num_tokens, stride)  # the last target of each window
         if not len(ends):
             raise ConfigError(too_long(split, anchor, "in all", split.num_tokens - 1))
         chosen = ends[choose_evenly(rooms_of(split, ends - stride + 1), max(1, settings.max_tokens // anchor))]
         return [Window(int(last) - length, length, stride) for last in chosen]
+
+    def shortest(self, settings: EvaluationConfig) -> int:
+        return settings.targets
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return max(1, settings.max_tokens // anchor) * length
@@ -221,7 +238,7 @@ class Position(Windowed):
     has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
-    scores: ClassVar[tuple[Score, ...]] = (Score("loss", lambda sums: sums["nll"] / sums["targets"]),)
+    scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)
@@ -231,23 +248,13 @@ class Position(Windowed):
 
         A target's position is the number of tokens read before it, less one: position 0 has seen one token.
         """
-        length = windows[0].length
-        edges = bucket_edges(length)
-        index = np.array([w.start for w in windows])[:, None] + np.arange(1, length + 1)[None, :]
-        kept = np.asarray(split.tokens[index.ravel()]) != bos_id
-        bucket = np.broadcast_to(np.searchsorted(edges, np.arange(length), side="right") - 1, losses.shape).ravel()[
-            kept
-        ]
-        document = split.document_of(index.ravel()[kept])
-        flat = pd.DataFrame({"document": document, "bucket": bucket, "nll": losses.ravel()[kept].astype(np.float64)})
-        table = (
-            flat.groupby(["document", "bucket"], sort=True)
-            .agg(targets=("nll", "size"), nll=("nll", "sum"))
-            .reset_index()
-        )
-        table.insert(1, "bucket_start", edges[table["bucket"]])
-        table.insert(2, "bucket_end", edges[table["bucket"] + 1])
-        return table.drop(columns="bucket")
+        rows = scored_targets(losses, windows, split, bos_id)
+        position = rows["target"] - np.array([w.start + 1 for w in windows])[rows["window"]]
+        edges = bucket_edges(windows[0].length)
+        bucket = np.searchsorted(edges, position, side="right") - 1
+        rows = rows.assign(bucket_start=edges[bucket], bucket_end=edges[bucket + 1])
+        buckets = rows.groupby(["document", "bucket_start", "bucket_end"], sort=True)
+        return buckets.agg(targets=("nll", "size"), nll=("nll", "sum")).reset_index()
 
 
 def bucket_edges(length: int) -> np.ndarray:
