@@ -114,13 +114,15 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
     for column in ("scheme", *(["kind"] if names else []), "promises"):
         table.add_column(column, no_wrap=True)
-    table.add_column("what it is", ratio=1)
+    table.add_column("what it is", ratio=1, no_wrap=not names, overflow="ellipsis")
     for group in sorted(groups, key=lambda group: _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)):
         table.add_row(Text(group, style="bold"))
         for cells in groups[group]:
             table.add_row(*map(Text, cells))
         table.add_section()
     console.print(table)
+    if not names:
+        console.print("posbench schemes NAME prints a whole description")
     console.print(f"kinds: {', '.join(SCHEMES)}")
     console.print(f"kinds of attention: {', '.join(KINDS)}")
 
