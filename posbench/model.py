@@ -191,9 +191,16 @@ class Decoder(nn.Module):
             x, targets = x[scored], targets[scored]
         return mean_cross_entropy(x, self.unembedding.weight, targets, gradient_of, divisor=divisor)
 
-    def nll(self, tokens: Tensor, targets: Tensor, offset: int = 0, last: int | None = None) -> Tensor:
+    def nll(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        offset: int = 0,
+        last: int | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Losses of targets [B, T] after tokens [B, T], nats: [B, T] float32, or of the `last` positions alone."""
-        x = self.hidden(tokens, offset)
+        x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         # Row by row the logits are independent: without a gradient they need never stand whole in memory.

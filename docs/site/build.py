@@ -152,7 +152,8 @@ def heads_of(ours: list[Comparison]) -> dict[str, str]:
     """Scheme -> the pictures of its heads, of the first of our experiments whose runs were scored by `mechanism`."""
     found: dict[str, str] = {}
     for comparison in ours:
-        for scheme, heads in mechanism.read(comparison).groupby("scheme"):
+        heads_of_all = mechanism.read(comparison.runs, comparison.schemes, comparison.training_length)
+        for scheme, heads in heads_of_all.groupby("scheme"):
             if scheme not in found:
                 name = pack_of(comparison)
                 figures = [

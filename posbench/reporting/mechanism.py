@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from scipy.special import stdtrit
 
 from posbench.evaluation.protocols import MECHANISM
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison
 from posbench.reporting.figures import BLUE, GRID, INK, VERMILLION, WIDTH, style
 from posbench.runs import run_at
 
@@ -25,18 +25,16 @@ FIGURES = {
 }
 
 
-def read(c: Comparison) -> pd.DataFrame:
+def read(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
     """A row for each scheme, measure, layer, head and place: `value`, the mean over windows, and half its interval.
 
-    Of the first seed of each scheme that was scored by `mechanism` at the training length; empty where none was.
+    Of the first seed of each scheme that was scored by `mechanism` at this length; empty where none was.
     """
     found = []
-    for scheme in c.schemes:
-        for run in c.runs[c.runs["scheme"] == scheme].sort_values("seed").itertuples():
+    for scheme in schemes:
+        for run in runs[runs["scheme"] == scheme].sort_values("seed").itertuples():
             results, _ = run_at(str(run.path)).results()
-            of = [
-                r for r in results if (r.protocol, r.length) == (MECHANISM.name, c.training_length) and not r.key.under
-            ]
+            of = [r for r in results if (r.protocol, r.length) == (MECHANISM.name, length) and not r.key.under]
             if of:
                 found.append(of[0].windows.assign(scheme=scheme, seed=int(str(run.seed))))
                 break
@@ -56,8 +54,9 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
         row = {"scheme": str(scheme)}
         places = {"previous token": ("attention", 1), "induction": ("induction", 0)}
         for name, (measure, first) in places.items():
-            best = of[(of["measure"] == measure) & (of["first"] == first)].sort_values("value").iloc[-1]
-            row[name] = f"{best['value']:.2f} ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
+            scored = of[(of["measure"] == measure) & (of["first"] == first)].sort_values("value")
+            for _, best in scored.tail(1).iterrows():
+                row[name] = f"{best['value']:.2f} ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
         table.append(row | {"first token": f"{of.loc[of['measure'] == 'first_token', 'value'].mean():.2f}"})
     return tables.frame(table)
 

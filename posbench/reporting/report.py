@@ -134,7 +134,7 @@ def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template is filled with, and the CSV files."""
-    heads = mechanism.read(c)
+    heads = mechanism.read(c.runs, c.schemes, c.training_length)
     drawn = pictures.draw_all(c) | mechanism.draw(heads)
     said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
-from posbench.reporting import tables
+from posbench.reporting import mechanism, tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
 from posbench.runs.results import MARKS
@@ -212,6 +212,8 @@ def content_of_tasks(
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
     pilots = rates(runs)
+    heads = {t.name: mechanism.read(runs[runs["data.name"] == t.name], t.schemes, t.trained) for t in tasks.values()}
+    pictures = {f"{what}-{name}": figure for name, of in heads.items() for what, figure in mechanism.draw(of).items()}
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -232,10 +234,16 @@ def content_of_tasks(
             "rates": None if pilots.empty else tables.rate_table(pilots),
             **{t.name: task_table(t) for t in tasks.values()},
         },
-        "figures": draw_all(tasks),
+        "heads": {name: mechanism.heads_table(of) for name, of in heads.items() if len(of)},
+        "heads_figures": mechanism.FIGURES,
+        "figures": draw_all(tasks) | pictures,
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
-    }, {"accuracy.csv": pd.concat(scores), **({"rates.csv": pilots} if len(pilots) else {})}
+    }, {
+        "accuracy.csv": pd.concat(scores),
+        **({"rates.csv": pilots} if len(pilots) else {}),
+        **({"mechanism.csv": pd.concat(of.assign(data=name) for name, of in heads.items())} if pictures else {}),
+    }
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:

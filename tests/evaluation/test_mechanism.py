@@ -14,7 +14,7 @@ import torch
 
 from posbench.composition import compose
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.data import Split
+from posbench.data import Problems, Split
 from posbench.evaluation.protocols import MECHANISM
 from posbench.evaluation.protocols.mechanism import scores
 from posbench.model import Decoder, build_model
@@ -122,3 +122,25 @@ def test_it_is_read_without_a_trace_and_refuses_attention_without_weights(split:
     assert shares.to_numpy() == pytest.approx(1)
     with pytest.raises(ConfigError, match="has none"):
         MECHANISM.check(compose(["scheme=nope", "+scheme.attention.kind=linear"]))
+
+
+@pytest.mark.parametrize("positions", ["window", "subset"])
+def test_problems_of_a_task_are_windows_of_their_own_positions(tmp_path: Path, positions: str) -> None:
+    (tmp_path / "back.py").write_text(BACK)
+    back = [f"scheme={tmp_path}/back.py:Back", "+scheme.distances=[0,1,2,3]"]
+    words = ["data=copy", "data.lengths=[2,8]", "data.longest=12", f"data.positions={positions}"]
+    config = compose([*back, *words, "model=tiny", "model.num_heads=4", "model.d_model=32"])
+    problems: Any = Problems(config.data)
+    model = build_model(config, problems.vocab_size)
+    rows, header = MECHANISM.score(
+        model, problems, problems.splits["test"], 8, EvaluationConfig(), 8, lambda tokens: None
+    )
+    attention = figures(rows, "attention")
+    assert attention.groupby(["layer", "head"]).sum().to_numpy() == pytest.approx(1, abs=1e-6)
+    assert "induction" not in header and set(rows["start"]) == set(range(32))
+    at_own_distance = [attention[0, head, head] for head in range(4)]
+    if positions == "window":
+        assert at_own_distance == pytest.approx([1] * 4, abs=1e-6)
+    else:  # tokens stand farther apart than rows: few are exactly so far back
+        assert at_own_distance[0] == pytest.approx(1, abs=1e-6)
+        assert max(at_own_distance[1:]) < 0.9

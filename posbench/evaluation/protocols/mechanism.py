@@ -12,6 +12,7 @@ Stored rows, for each window, layer and head; `value` is a sum over `queries`, s
                  2024, arXiv 2410.06205)
 
 Queries are those of a window's second half, so that all meet distances up to half the length; norms are of all tokens.
+Windows of a task are problems, by default of the longest trained length, and have no induction score.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from posbench.evaluation.protocols.protocol import Advance, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posbench.data import Corpus, Split
+    from posbench.data import Corpus, Problems
     from posbench.layers import Block
     from posbench.model import Decoder
     from posbench.schemes import Bias
@@ -47,12 +48,13 @@ class Mechanism(Protocol):
     name = "mechanism"
     caption = "What heads do: where they look, which frequencies they use, what the scheme adds to their scores."
     columns: ClassVar[tuple[str, ...]] = ("start", "measure", "layer", "head", "first", "last", "queries", "value")
+    of_tasks: ClassVar[bool] = True
     follows_lengths: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False
     decided_by: ClassVar[tuple[str, ...]] = ()
     figure_names: ClassVar[tuple[str, ...]] = ("previous_token", "induction")
-    headline: ClassVar[str] = "induction score of the best head,"
-    headline_key: ClassVar[str] = "induction"
+    headline: ClassVar[str] = "previous-token score of the best head,"
+    headline_key: ClassVar[str] = "previous_token"
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -63,29 +65,36 @@ class Mechanism(Protocol):
     def score(
         self,
         model: Decoder,
-        corpus: Corpus,
-        split: Split,
+        corpus: Corpus | Problems,
+        split: Any,
         length: int,
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        starts = window_starts(split, length, WINDOWS)
-        text = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-        repeated = np.stack([_twice(start, length, model.embedding.num_embeddings, corpus.bos_id) for start in starts])
+        positions = repeated = None
+        if corpus.bos_id is None:
+            problems = split.at_length(length, WINDOWS)
+            starts, tokens, positions = list(range(WINDOWS)), problems.tokens, problems.positions
+        else:
+            starts = window_starts(split, length, WINDOWS)
+            tokens = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
+            vocab_size = model.embedding.num_embeddings
+            repeated = np.stack([_twice(start, length, vocab_size, corpus.bos_id) for start in starts])
         parts, losses = [], []
-        size = max(1, CELLS // (model.config.num_heads * length**2))
+        size = max(1, CELLS // (model.config.num_heads * tokens.shape[1] ** 2))
         for n in range(0, len(starts), size):
             each = slice(n, n + size)
-            nll, measured = measure(model, text[each])
-            _, induced = measure(model, repeated[each], are_repeated=True)
+            nll, measured = measure(model, tokens[each], positions=None if positions is None else positions[each])
             losses.append(nll)
-            parts += [_table(starts[each], *of) for of in (*measured, *induced)]
-            advance(text[each].size + repeated[each].size)
+            if repeated is not None:
+                measured += measure(model, repeated[each], are_repeated=True)[1]
+            parts += [_table(starts[each], *of) for of in measured]
+            advance(2 * tokens[each].size)
         rows = pd.concat(parts, ignore_index=True)
         nll = np.concatenate(losses)
         figures = {"windows": len(starts), "targets_total": nll.size, "nll_mean": float(nll.mean())}
-        return rows, figures | {name: float(of.max()) for name, of in scores(rows).items()}
+        return rows, figures | {name: float(of.max()) for name, of in scores(rows).items() if len(of)}
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
@@ -102,17 +111,21 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return found
 
 
-def measure(model: Decoder, tokens: np.ndarray, are_repeated: bool = False) -> tuple[np.ndarray, list[Measured]]:
+def measure(
+    model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
+) -> tuple[np.ndarray, list[Measured]]:
     """Losses of the second halves of windows [B, T + 1], nats, and what heads do there; sums are [B, H, places].
 
-    Arguments: are_repeated, whether the second half of a window repeats its first: then `induction` alone is measured.
+    Arguments: are_repeated, whether the second half of a window repeats its first: then `induction` alone is measured;
+    positions, [B, T], where they are not consecutive.
     """
     import torch
 
-    given = torch.from_numpy(tokens).to(model.embedding.weight.device)
-    length = tokens.shape[1] - 1
+    device = model.embedding.weight.device
+    given, length = torch.from_numpy(tokens).to(device), tokens.shape[1] - 1
+    placed = None if positions is None else torch.from_numpy(positions).to(device)
     with torch.no_grad(), _recording(model) as layers:
-        nll = model.nll(given[:, :-1], given[:, 1:], last=length - length // 2)
+        nll = model.nll(given[:, :-1], given[:, 1:], last=length - length // 2, positions=placed)
     measured: list[Measured] = []
     for n, layer in enumerate(layers):
         weights = layer["weights"][:, :, length // 2 :]
