@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,6 +122,14 @@ def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(made
         assert of_order[scored].equals(validation.windows[scored])
         loss = of_order["nll"].sum() / of_order["targets"].sum()
         assert result.header["losses"][str(order)] == pytest.approx(loss)
+
+
+def test_bits_a_byte_are_those_of_the_longest_model(run: Run) -> None:
+    evaluated([run])
+    [result] = ngrams([run])
+    rows = result.windows[result.windows["order"] == max(ORDERS)]
+    assert result.header["nll_mean"] == pytest.approx(rows["nll"].sum() / rows["targets"].sum())
+    assert result.header["bits_per_byte"] == pytest.approx(rows["nll"].sum() / math.log(2) / rows["bytes"].sum())
 
 
 def test_other_batches_than_recorded_or_too_many_tokens_give_none(run: Run, config: Callable[..., Config]) -> None:

@@ -86,7 +86,12 @@ def test_norms_show_which_frequencies_are_used(split: Split) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("scheme=alibi", "model.num_kv_heads=2"), ("scheme=nope", "+scheme.attention.sink=true")]
+    "words",
+    [
+        ("scheme=alibi", "model.num_kv_heads=2"),
+        ("scheme=nope", "+scheme.attention.sink=true"),
+        ("scheme=nope", "+scheme.window=8"),
+    ],
 )
 def test_attention_is_the_softmax_of_what_passes_a_layer(words: tuple[str, ...], split: Split) -> None:
     model, kept = decoder(*words), []
@@ -103,8 +108,8 @@ def test_attention_is_the_softmax_of_what_passes_a_layer(words: tuple[str, ...],
         weights = q[0].view(LENGTH, H, D)[:, head] @ keys.T / math.sqrt(D)
         i, j = np.indices((LENGTH, LENGTH))
         shifted = weights.numpy() - (2.0 ** (-8 * (head + 1) / H) * (i - j) if "alibi" in words[0] else 0)
-        unnormed = np.exp(shifted) * (j <= i)
-        shares = unnormed / (unnormed.sum(1, keepdims=True) + ("nope" in words[0]))  # the sink's logit is 0
+        unnormed = np.exp(shifted) * (j <= i) * (i - j < (8 if "window" in words[1] else LENGTH))
+        shares = unnormed / (unnormed.sum(1, keepdims=True) + ("sink" in words[1]))  # the sink's logit is 0
         for first, last in ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 63)):
             there = (i - j >= first) & (i - j <= last) & (i >= LENGTH // 2)
             assert own[start, head, first] == pytest.approx(shares[there].sum(), abs=2e-5)

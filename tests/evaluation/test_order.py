@@ -129,6 +129,13 @@ def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     assert np.array_equal(readings(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, other))[:, 7])
 
 
+def test_the_other_document_may_be_just_long_enough_and_is_not_left() -> None:
+    """33 tokens are one place for half a window: all behind the first."""
+    documents = split_of([np.arange(300), np.arange(300, 333), np.arange(333, 343)])
+    _, _, other = readings(documents, [1, 100], LENGTH)
+    assert np.array_equal(other[:, : LENGTH // 2], np.tile(np.arange(301, 333), (2, 1)))
+
+
 @given(st.lists(st.integers(2, 90), min_size=1, max_size=12), st.integers(2, 20), st.integers(1, 40))
 def test_windows_are_spread_inside_documents(sizes: list[int], length: int, count: int) -> None:
     split = split_of([np.zeros(size, dtype=np.uint16) for size in sizes])

@@ -111,6 +111,13 @@ def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(own: Pat
     assert found.left_out == ["nope seed 0: died: the loss is nan"]
 
 
+def test_three_seeds_are_enough_to_rank_schemes_and_two_are_not(own: Path) -> None:
+    for seed, is_enough in ((3, True), (2, False)):
+        for scheme in own.iterdir():
+            shutil.rmtree(scheme / f"seed={seed}")
+        assert comparison(own).can_rank == is_enough
+
+
 def test_a_missing_baseline_is_replaced_by_the_best_scheme(own: Path) -> None:
     shutil.rmtree(own / "qk_rope")
     found = comparison(own)

@@ -125,6 +125,11 @@ def test_conclusions_name_leaders_the_beaten_and_the_least_gap_between_them() ->
     assert said["decided"] == 5 and said["pairs"] == 6
 
 
+def test_a_scheme_that_beats_the_second_leads_alone() -> None:
+    said = conclusions(["a", "b", "c"], compare(losses(seeds=6, a=0.0, b=0.1, c=0.1005), "c"))
+    assert (said["leaders"], said["beaten"], said["between"]) == (["a"], ["b", "c"], [])
+
+
 @given(st.lists(st.floats(-5, 5).map(lambda value: round(value, 1)), min_size=2, max_size=6))
 def test_tests_by_signs_are_those_of_scipy(values: list[float]) -> None:
     difference = np.array(values)

@@ -41,7 +41,7 @@ class Float64:
 
 
 def random(*shape, seed=2):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def scheme_of(kind, shape=SHAPE, **options):
@@ -156,6 +156,17 @@ def test_the_bias_of_t5_is_that_of_its_decoder():
     expected = theirs.compute_bias(T, T).tril()
     assert expected.dtype == torch.float64 and torch.equal(whole(scheme).tril(), expected)
     assert torch.equal(whole(scheme, offset=2**22), whole(scheme))
+
+
+def test_the_bias_of_fire_is_its_perceptron():
+    """A softmax alone does not feel the output's own bias; beside a sink it counts."""
+    fire, i = scheme_of("fire", hidden=5), torch.arange(T)
+    c, L = F.softplus(fire.c), F.softplus(fire.L) * fire.shape.context_length
+    distances = (i[:, None] - i).clamp(min=0)
+    share = torch.log1p(c * distances) / torch.log1p(c * torch.maximum(L, i.double()))[:, None]
+    units = F.relu(F.linear(share[..., None], fire.hidden_weight, fire.hidden_bias))
+    expected = F.linear(units, fire.output_weight, fire.output_bias).movedim(-1, 0)[None]
+    assert torch.allclose(whole(fire).tril(), expected.tril(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("clip", [1, 16, 500])
