@@ -42,10 +42,11 @@ style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks docs/site
 
-lint: $(VENV)/.developed ## Check format, lint and types
+lint: $(VENV)/.developed ## Check format, lint, types and the layers of imports
 	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/ruff check posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); two minutes
 	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -106,7 +106,7 @@ class SweepJob:
     """What Hydra calls with the configuration of each job."""
 
     job: Callable[[Config], object]
-    say: Say  # is told which job begins, and each failure when it happens
+    say: Say  # called with the name of each job as it begins, and with each failure
     is_finished: Callable[[Path], bool]  # whether a run folder needs no training
     num_jobs: int | None = None  # of a sweep, set by the sweeper; None: one run, or another sweeper's job
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
