@@ -90,8 +90,6 @@ def _fused_kernel(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        if (groups := q.shape[1] // k.shape[1]) > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         of_cpus = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         o, logsumexp = of_cpus(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
         o = beside_sink(o, logsumexp, sink)
