@@ -152,6 +152,13 @@ def learning_rates(what: str, value: Any) -> dict[str, float]:
     return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
 
 
+def schemes_of_a_group(what: str, value: Any) -> str:
+    """Names of two or more schemes with spaces between them. Raises: ConfigError."""
+    holds = isinstance(value, str) and len(value.split()) > 1
+    _require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
+    return str(value)
+
+
 def user_path(what: str, value: Any) -> Any:
     """A path, or a list of paths, with `~` expanded. Raises: ConfigError."""
     if isinstance(value, list):
@@ -569,6 +576,7 @@ class ExperimentConfig(_Group):
     source: str = ""  # the publication it follows, if any
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # the published results set beside ours, a name of `posbench report --against`
+    primary: Any = ruled(list_of(schemes_of_a_group), [])  # fixed before training: all pairs within these groups
 
 
 @dataclass

@@ -137,7 +137,8 @@ def build(
     runs, left_out = finished(summary)
     check_agreement(runs, by)
     config = config_of(str(runs["path"].iloc[0]))
-    wanted = baseline or str(config.get("experiment", {}).get("baseline") or "")
+    experiment = config.get("experiment", {})
+    wanted = baseline or str(experiment.get("baseline") or "")
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None
     complete = losses.loc[:, losses.notna().all()]
@@ -157,6 +158,7 @@ def build(
     tried = rates(runs)
     is_chosen = bool(len(tried)) and set(tried["scheme"]) == set(losses) and not has_other_rates(tried)
     pilots = int(tried["seeds"].min()) if is_chosen and "seeds" in tried else 0
+    links = published.links(losses.columns) if published else ()
     of_runs = runs[["path", "scheme", "seed"]]
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
@@ -164,7 +166,7 @@ def build(
         wanted_baseline=wanted,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, base, published.links(losses.columns) if published else (), margin, pilots),
+        pairs=compare(losses, base, links, margin, pilots, experiment.get("primary") or ()),
         ngrams=_ngrams(rows, losses, base),
         curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
         orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),

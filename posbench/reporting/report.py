@@ -171,6 +171,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
             "costs": costs,
             "context": None if context.empty else context,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
+            "primary": tables.primary_table(c) if c.can_rank else None,
             "onset": tables.onset_table(c) if c.has_onsets else None,
             "heads": None if heads.empty else mechanism.heads_table(heads),
         },

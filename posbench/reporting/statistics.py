@@ -6,8 +6,8 @@ what the seeds have in common drops out. Two kinds of doubt, never added up:
 over seeds      would other seeds, on this text, say the same? Student's t on the differences.
 over documents  would other documents, with these models, say the same? (`document_error`)
 
-Holm's correction holds the chance of any false claim in a family of pairs to 5 %. There are three families: the pairs
-with the baseline, the links of a published chain, and all pairs (for the ranking).
+Holm's correction holds the chance of any false claim in a family of pairs to 5 %. The families: the pairs with the
+baseline, the links of a published chain, those that an experiment fixed before it was trained, and all pairs.
 """
 
 from __future__ import annotations
@@ -59,13 +59,19 @@ def holm(p: Floats) -> Floats:
 
 
 def compare(
-    losses: pd.DataFrame, baseline: str | None, links: Iterable[Link] = (), margin: float = MARGIN, pilots: int = 0
+    losses: pd.DataFrame,
+    baseline: str | None,
+    links: Iterable[Link] = (),
+    margin: float = MARGIN,
+    pilots: int = 0,
+    primary: Iterable[str] = (),
 ) -> pd.DataFrame:
     """Every pair of schemes over the seeds that both have; `left` has the lower mean loss on them.
 
     Arguments: losses, a row a seed and a column a scheme, nats a token, NaN where there is no run; links of the
     published chain; margin of equivalence; pilots, seeds by which each scheme's learning rate was chosen (0: it was
-    not): then a difference is tested against their `allowance`. Columns: see `posbench.table.COLUMNS`.
+    not): then a difference is tested against their `allowance`; primary, groups of schemes whose pairs were fixed
+    before training. Columns: see `posbench.table.COLUMNS`.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
@@ -81,10 +87,12 @@ def compare(
         error = pairs["sd"] / np.sqrt(pairs["seeds"])
         pairs["p"] = np.minimum(1, 2 * stdtr(pairs["seeds"] - 1, (allowed - pairs["difference"]) / error))
     claimed = {frozenset((better, worse)) for better, _, worse in links}
+    fixed = {frozenset(pair) for group in primary for pair in combinations(group.split(), 2)}
     names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
     families = {
         "baseline": np.array([baseline in pair for pair in names], dtype=bool),
         "published": np.array([pair in claimed for pair in names], dtype=bool),
+        "primary": np.array([pair in fixed for pair in names], dtype=bool),
         "all": np.ones(len(pairs), dtype=bool),
     }
     for family, inside in families.items():

@@ -193,6 +193,18 @@ def onset_table(c: Comparison) -> pd.DataFrame:
     return frame(rows)
 
 
+def primary_table(c: Comparison) -> pd.DataFrame:
+    """The pairs that the experiment fixed before it was trained, each with its difference and its test."""
+    rows = []
+    for pair in c.pairs.dropna(subset="p_primary").to_dict("records"):
+        half_width = (pair["difference_high"] - pair["difference_low"]) / 2
+        said = verdict(c.pairs, pair["left"], pair["right"], "primary")
+        row = {"lower loss": pair["left"], "higher loss": pair["right"]}
+        row |= {"difference": plus_minus(pair["difference"], half_width), "p": f"{pair['p_primary']:.2g}"}
+        rows.append(row | {"verdict": {"better": "differ"}.get(said, said)})
+    return frame(rows)
+
+
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     """The best rate of each scheme by the pilots of `posbench tune`, its loss, and those at half and at twice the rate.
 

@@ -314,3 +314,16 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
 def test_names_at_the_ends_of_lines_stand_clear() -> None:
     placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
+
+
+def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Path, undrawn: None) -> None:
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.003}
+    words = ("model=tiny", "experiment.primary=[qk_rope alibi, nope qk_rope]", "train.context_length=256")
+    text, said = written(fabricate(tmp_path, World(effects, overrides=words)), tmp_path / "report")
+    rows = re.findall(r"^(\w+) \| (\w+) \| ([\d.]+) ±[\d.]+ \| [\d.e-]+ \| (\w+)$", text, re.MULTILINE)
+    assert [(left, right, verdict) for left, right, _, verdict in rows] == [
+        ("alibi", "qk_rope", "differ"),
+        ("qk_rope", "nope", "equal"),
+    ]
+    assert float(rows[0][2]) == pytest.approx(0.1, abs=0.01)
+    assert "Of the 2 pairs fixed before training 1 differ" in " ".join(said.split())

@@ -50,12 +50,13 @@ def test_pairs_are_the_paired_t_test_and_its_interval() -> None:
 
 
 def test_holms_correction_is_by_family() -> None:
-    pairs = compare(TABLE, "c", [("a", ">", "b"), ("b", "~", "d")])
+    pairs = compare(TABLE, "c", [("a", ">", "b"), ("b", "~", "d")], primary=["a b c", "d c", "a elsewhere"])
     names = [{left, right} for left, right in zip(pairs["left"], pairs["right"], strict=True)]
     for family, inside in (
         ("all", [True] * 6),
         ("baseline", ["c" in pair for pair in names]),
         ("published", [pair in ({"a", "b"}, {"b", "d"}) for pair in names]),
+        ("primary", [pair in ({"a", "b"}, {"a", "c"}, {"b", "c"}, {"c", "d"}) for pair in names]),
     ):
         p = pairs.loc[inside, "p"].sort_values()
         steps = np.maximum.accumulate(p.to_numpy() * np.arange(len(p), 0, -1)).clip(max=1)
