@@ -225,7 +225,7 @@ def tune(
     seeds: Annotated[int, typer.Option(help="Seeds of pilots; their mean losses choose.", min=1)] = 1,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Find the learning rate of each scheme of an experiment, on text used for nothing else. Resumes like a sweep.
+    """Find the learning rate of each scheme of an experiment, on text that no table scores. Resumes like a sweep.
 
     `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope hydra/launcher=joblib`
     """

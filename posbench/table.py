@@ -105,6 +105,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "difference": ("right minus left, same seeds", "nats a token"),
     "sd": ("of the difference over seeds", "nats a token"),
     "p": ("two-sided paired t-test; where pilots chose the rates, of a difference beyond what these may cost", ""),
+    "allowed": ("what the choice of rates by pilots may cost; differences are tested beyond it", "nats a token"),
     "p_sign": ("two-sided sign test over seeds; above 0.5 no difference is called significant", ""),
     "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
     "p_published": ("p with Holm's correction over the links of the published chain", ""),
@@ -251,7 +252,8 @@ def _onset(orders: list[dict[str, Any]]) -> dict[str, float]:
     if not orders:
         return {}
     tokens, worth = ([row[name] for row in orders] for name in ("tokens", "order_beyond_32"))
-    return {"order_beyond_32": worth[-1], "onset_tokens": crossing(tokens, np.negative(worth), -ONSET)}
+    onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
+    return {"order_beyond_32": worth[-1], "onset_tokens": onset}
 
 
 def _logged(run: Run, faults: list[str]) -> list[dict[str, Any]]:

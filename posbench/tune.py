@@ -1,4 +1,4 @@
-"""`posbench tune`: a learning rate for each scheme of an experiment, searched alike, on text used for nothing else.
+"""`posbench tune`: a learning rate for each scheme of an experiment, searched alike, on text that no table scores.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment, at full length
     runs/demo/rates.csv                            a row a scheme and rate; in packs and reports of demo
@@ -97,8 +97,14 @@ def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]
         is_best = any(best_rate(rates) == edge for rates in losses.values())
         if is_best and lr / limit < rate < lr * limit:
             near = [(scheme, rates) for scheme, rates in losses.items() if edge in rates]
-            wanted[rate] = [s for s, rates in near if not rates[edge] > min(rates.values()) + HOPELESS]
+            wanted[rate] = [s for s, rates in near if _is_promising(rates, edge, rate)]
     return wanted
+
+
+def _is_promising(rates: Rates, edge: float, beyond: float) -> bool:
+    """Whether a scheme is trained beyond its lowest or highest rate; lower ones are tried where all pilots died."""
+    lowest = min(rates.values())
+    return rates[edge] < lowest + HOPELESS if lowest < math.inf else beyond < edge
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:

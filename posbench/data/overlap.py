@@ -74,7 +74,7 @@ def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
 
     Two documents are linked if more than `share` of the distinct grams of the smaller one stand in the other, and a
     group holds whatever is linked to its members. A gram that many documents hold is looked at in neighbouring ones
-    only, which costs little and loses nothing but links between documents that are linked through others.
+    only, which costs little; documents that share nothing but such grams can stay apart.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -69,15 +69,19 @@ class Comparison:
         return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
 
     @property
-    def can_rank(self) -> bool:
-        """Whether there are seeds enough to rank schemes: more of them where seeds of a scheme split in two."""
+    def ranked(self) -> list[str]:
+        """The schemes with seeds enough to be ranked: more of them where seeds of a scheme split in two."""
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
-        return bool(self.losses.notna().sum().max() >= fewest) and len(self.schemes) > 1
+        return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
+
+    @property
+    def can_rank(self) -> bool:
+        return len(self.ranked) > 1
 
     @property
     def split_in_two(self) -> list[str]:
         """The schemes of which some seeds use distant order by the end and some do not; none where nobody scored it."""
-        return [s for s in self.schemes if self.has_onsets and np.isfinite(self.onsets[s].dropna()).nunique() > 1]
+        return split_in_two(self.runs)
 
     @property
     def training_length(self) -> int:
@@ -156,9 +160,10 @@ def build(
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
     tried = rates(runs)
-    is_chosen = bool(len(tried)) and set(tried["scheme"]) == set(losses) and not has_other_rates(tried)
+    is_chosen = bool(len(tried)) and not has_other_rates(tried)
     pilots = int(tried["seeds"].min()) if is_chosen and "seeds" in tried else 0
     links = published.links(losses.columns) if published else ()
+    fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
     of_runs = runs[["path", "scheme", "seed"]]
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
@@ -166,7 +171,7 @@ def build(
         wanted_baseline=wanted,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, base, links, margin, pilots, experiment.get("primary") or ()),
+        pairs=compare(losses, base, links, margin, pilots, experiment.get("primary") or (), fewest),
         ngrams=_ngrams(rows, losses, base),
         curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
         orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
@@ -176,6 +181,12 @@ def build(
         left_out=left_out,
         notes=notes,
     )
+
+
+def split_in_two(runs: pd.DataFrame) -> list[str]:
+    """The schemes of which some runs use distant order by the end and some do not."""
+    scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
+    return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
 def has_other_rates(tried: pd.DataFrame) -> bool:
@@ -261,7 +272,8 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         unlike = [name for name in names if len({each[name] for each in parts if name in each}) > 1]
         if unlike:
             yield f"the initial weights of seed {seed}", ", ".join(unlike)
-    options = runs[[column for column in settings_of(runs) if column.startswith("scheme.")]].astype(str)
+    own = [column for column in settings_of(runs) if column.startswith("scheme.") or column == "train.lr"]
+    options = runs[own].astype(str)
     for scheme, numbers in options.groupby(runs["scheme"]).nunique().iterrows():
         of_scheme = runs["scheme"] == scheme
         yield from (

@@ -22,7 +22,7 @@ from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
-from posbench.reporting.statistics import MARGIN, allowance, conclusions, verdict
+from posbench.reporting.statistics import MARGIN, conclusions, fixed_pairs, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.table import ONSET, config_of, read, settings_of
@@ -136,7 +136,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     """What the template is filled with, and the CSV files."""
     heads = mechanism.read(c.runs, c.schemes, c.training_length)
     drawn = pictures.draw_all(c) | mechanism.draw(heads)
-    said = conclusions(c.schemes, c.pairs) if c.can_rank else {}
+    said = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
         "lower": [s for s in gaps if (gaps[s] < 0).all()],
@@ -157,6 +157,9 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "margin": margin,
         "reach": REACH,
         "said": said,
+        "unranked": [s for s in c.schemes if s not in c.ranked],
+        "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
+        "fixed": len(fixed_pairs(c.config.get("experiment", {}).get("primary") or ())),
         "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
@@ -177,7 +180,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         },
         "same_costs": same,
         "onset": ONSET,
-        "allowance": allowance(c.pairs, c.pilots),
+        "allowance": c.pairs["allowed"].max(),
         "none_caught_on": c.has_onsets and not np.isfinite(c.onsets.dropna()).any(axis=None),
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),

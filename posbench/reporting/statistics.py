@@ -30,6 +30,7 @@ LEVEL = 0.05  # chance of any false claim in a family
 POWER = 0.80  # of the smallest detectable difference
 MARGIN = 0.01  # nats a token: losses closer than this, 1 % in perplexity, count as equal
 FEWEST_SEEDS = 3  # to rank schemes
+ALLOWED = 2.0  # of the spread of a difference, for a choice of rates by one pilot seed
 ENOUGH_SEEDS = 5  # to rank schemes where seeds of one split in two
 SIGNS = 0.5  # p of the sign test above which so few seeds agree in sign that the t-test is not believed
 FEWEST_DOCUMENTS = 4.0  # effective ones: with fewer, one or two decide
@@ -39,22 +40,26 @@ Link = tuple[str, str, str]  # of a published chain: better, sign, worse
 
 
 def interval(values: Any) -> tuple[float, float, float]:
-    """The mean of independent values and its 95 % interval by Student's t; NaN ends for fewer than two."""
+    """The mean of independent values and its 95 % interval by Student's t; NaN ends for fewer than FEWEST_SEEDS."""
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
     mean = float(values.sum()) / count if count else math.nan
-    if count < 2:
+    if count < FEWEST_SEEDS:
         return mean, math.nan, math.nan
     half = student(count - 1) * math.sqrt(float(((values - mean) ** 2).sum()) / (count - 1) / count)
     return mean, mean - half, mean + half
 
 
-def holm(p: Floats) -> Floats:
-    """Adjusted p-values of Holm (1979): sorted upwards, the i-th of m times (m - i + 1), made monotone, at most 1."""
+def holm(p: Floats, size: int = 0) -> Floats:
+    """Adjusted p-values of Holm (1979): sorted upwards, the i-th of m times (m - i + 1), made monotone, at most 1.
+
+    Arguments: size, m where the family has more members than were tested.
+    """
     p = np.asarray(p, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
+    factors = max(size, len(p)) - np.arange(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted
 
 
@@ -65,13 +70,15 @@ def compare(
     margin: float = MARGIN,
     pilots: int = 0,
     primary: Iterable[str] = (),
+    fewest: int = FEWEST_SEEDS,
 ) -> pd.DataFrame:
     """Every pair of schemes over the seeds that both have; `left` has the lower mean loss on them.
 
     Arguments: losses, a row a seed and a column a scheme, nats a token, NaN where there is no run; links of the
     published chain; margin of equivalence; pilots, seeds by which each scheme's learning rate was chosen (0: it was
     not): then a difference is tested against their `allowance`; primary, groups of schemes whose pairs were fixed
-    before training. Columns: see `posbench.table.COLUMNS`.
+    before training: their tests do not depend on other rows; fewest, seeds of a pair that is tested. Columns: see
+    `posbench.table.COLUMNS`.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
@@ -82,24 +89,30 @@ def compare(
             left, right, sign = (a, b, 1) if difference.mean() >= 0 else (b, a, -1)
             rows.append({"left": left, "right": right, **_test(sign * difference, margin)})
     pairs = pd.DataFrame(rows, columns=["left", "right", *_test(np.zeros(1), margin)])
-    allowed = allowance(pairs, pilots)
+    claimed = {frozenset((better, worse)) for better, _, worse in links}
+    fixed = fixed_pairs(primary)
+    names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
+    is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
+    allowed = allowance(pairs[is_fixed] if is_fixed.any() else pairs, pilots)
     if allowed:
         error = pairs["sd"] / np.sqrt(pairs["seeds"])
         pairs["p"] = np.minimum(1, 2 * stdtr(pairs["seeds"] - 1, (allowed - pairs["difference"]) / error))
-    claimed = {frozenset((better, worse)) for better, _, worse in links}
-    fixed = {frozenset(pair) for group in primary for pair in combinations(group.split(), 2)}
-    names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
+        beyond = stdtr(pairs["seeds"] - 1, (pairs["difference"] + allowed - margin) / error)
+        pairs["p_equal"] = beyond if allowed < margin else 1.0
+    pairs["allowed"] = allowed
+    pairs.loc[pairs["seeds"] < fewest, ["p", "p_equal"]] = math.nan
     families = {
         "baseline": np.array([baseline in pair for pair in names], dtype=bool),
         "published": np.array([pair in claimed for pair in names], dtype=bool),
-        "primary": np.array([pair in fixed for pair in names], dtype=bool),
+        "primary": is_fixed,
         "all": np.ones(len(pairs), dtype=bool),
     }
     for family, inside in families.items():
         inside = inside & pairs["p"].notna().to_numpy(bool)
         for p in ("p", "p_equal"):
             pairs[f"{p}_{family}"] = math.nan
-            pairs.loc[inside, f"{p}_{family}"] = holm(pairs.loc[inside, p].to_numpy(float))
+            size = len(fixed) if family == "primary" else 0
+            pairs.loc[inside, f"{p}_{family}"] = holm(pairs.loc[inside, p].to_numpy(float), size)
     level = LEVEL / max(1, int(families["baseline"].sum()))
     pairs["detectable"] = [
         allowed + detectable(sd, n, level) for sd, n in zip(pairs["sd"], pairs["seeds"], strict=True)
@@ -107,13 +120,19 @@ def compare(
     return pairs
 
 
-def allowance(pairs: pd.DataFrame, pilots: int) -> float:
-    """What a wrong choice of learning rates may cost, nats a token: the median spread of a difference over seeds.
+def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
+    """All pairs within groups of schemes, names with spaces between them."""
+    return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
-    Divided by the root of the number of pilot seeds. Without it equal schemes are called different in 15 to 27 % of
-    tables of 5 and 8 seeds, because one pilot seed often takes the rate beside the best (`benchmarks.calibration`).
+
+def allowance(pairs: pd.DataFrame, pilots: int) -> float:
+    """What a wrong choice of learning rates may cost, nats a token: ALLOWED times the median spread of a difference.
+
+    Over seeds, divided by the root of the number of pilot seeds. Without it equal schemes are called different in up to
+    half of tables of 8 seeds, because one pilot seed often takes the rate beside the best (`benchmarks.calibration`).
     """
-    return float(np.nanmedian(pairs["sd"])) / math.sqrt(pilots) if pilots and pairs["sd"].notna().any() else 0.0
+    spread = pairs["sd"].dropna()
+    return ALLOWED * float(spread.median()) / math.sqrt(pilots) if pilots and len(spread) else 0.0
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
@@ -121,7 +140,7 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     row["p_sign"] = sign_test(difference)
-    if len(difference) < 2:
+    if len(difference) < FEWEST_SEEDS:
         return row | {"sd": math.nan, "p": math.nan, "p_equal": math.nan}
     freedom, sd = len(difference) - 1, float(difference.std(ddof=1))
     error = sd / math.sqrt(len(difference))

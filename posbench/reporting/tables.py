@@ -23,7 +23,7 @@ Text = Mapping[str, str]
 
 def loss_table(c: Comparison) -> pd.DataFrame:
     """Losses and gaps to the baseline, with letters where there are seeds enough to rank."""
-    validation, groups = c.validation(), letters(c.schemes, decided(c.pairs)) if c.can_rank else {}
+    validation, groups = c.validation(), letters(c.ranked, decided(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
     rows = []
@@ -35,7 +35,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
             row["seeds"] = str(len(of))
         caught = {"caught on": caught_on(c.onsets[scheme])} if c.has_onsets else {}
         if c.can_rank:
-            row |= {"group": groups[scheme], "loss": plus_minus(of.mean(), half(cell, "value"))} | caught
+            row |= {"group": groups.get(scheme, DASH), "loss": plus_minus(of.mean(), half(cell, "value"))} | caught
             row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)
             row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
         else:
@@ -77,8 +77,7 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         if of.empty:
             continue
         halves = of["change_documents"].to_frame()
-        if of["seeds"].min() > 2:
-            halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
+        halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
         least = halves.max(axis=1)
         row = {"scheme": scheme}
         for n in shown:
@@ -176,6 +175,7 @@ def onset_table(c: Comparison) -> pd.DataFrame:
     """When each scheme began to use distant order: seeds that did, the median, each seed, the test of the baseline.
 
     Seeds that have not by the end stand with `>` and the tokens they were trained on, and count as that in the test.
+    Of two seeds in the middle the median is the earlier one, so that half of all had caught on by then.
     """
     budget = float(c.runs["tokens"].iloc[0])
 
@@ -183,9 +183,10 @@ def onset_table(c: Comparison) -> pd.DataFrame:
         return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
 
     rows = []
-    for scheme in c.onsets.median().sort_values(kind="stable").index:
+    medians = c.onsets.quantile(0.5, interpolation="lower").sort_values(kind="stable")
+    for scheme, median in medians.items():
         of = c.onsets[scheme].dropna()
-        row = {"scheme": str(scheme), "caught on": caught_on(of), "median tokens": text(of.median())}
+        row = {"scheme": str(scheme), "caught on": caught_on(of), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, of))
         times = c.onsets.clip(upper=budget)
         apart = (times[scheme] - times[c.baseline]).dropna().to_numpy()
@@ -269,7 +270,7 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
         if is_rate and base in at_best:
             gap = (at_best[scheme] - at_best[base]).dropna()
             mean, low, high = interval(gap)
-            text = plus_minus(mean, (high - low) / 2 if len(gap) > 2 else math.nan, sign=True)
+            text = plus_minus(mean, (high - low) / 2, sign=True)
             loss_row[f"gap to {base} at best rates"] = "0" if scheme == base else text
         losses.append(loss_row)
         gaps.append(gap_row)
@@ -298,10 +299,8 @@ def frame(rows: list[dict[str, str]]) -> pd.DataFrame:
 
 
 def half(cell: Any, name: str) -> float:
-    """Half of a cell's interval over seeds; NaN where there is none, and of two seeds, whose interval says nothing."""
-    if cell is None or cell.get("seeds", 3) < 3:
-        return math.nan
-    return float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
+    """Half of a cell's interval over seeds; NaN where there is none."""
+    return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -115,6 +115,8 @@ def test_where_the_best_rate_of_one_scheme_is_at_an_edge_all_are_tried_beyond_it
     down = {2.0**-n: -0.1 * n for n in range(-1, 4)}
     assert list(wider_rates({"a": down}, 1.0)) == [1 / 16] and wider_rates({"a": down | {1 / 16: -9.0}}, 1.0) == {}
     assert wider_rates({"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf)}, 1.0) == {0.25: ["a"]}, "all died: lower"
+    beside = {"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf), "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}
+    assert wider_rates(beside, 1.0) == {0.25: ["a"], 4.0: ["b"]}
 
 
 def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(

@@ -118,6 +118,14 @@ def test_three_seeds_are_enough_to_rank_schemes_and_two_are_not(own: Path) -> No
         assert comparison(own).can_rank == is_enough
 
 
+def test_a_scheme_with_too_few_seeds_is_shown_and_not_ranked(own: Path) -> None:
+    for seed in (0, 1):
+        shutil.rmtree(own / "nope" / f"seed={seed}")
+    found = comparison(own)
+    assert found.can_rank and "nope" in found.schemes and "nope" not in found.ranked
+    assert math.isnan(cell(found, "nope", protocol="validation")["gap_low"])
+
+
 def test_a_missing_baseline_is_replaced_by_the_best_scheme(own: Path) -> None:
     shutil.rmtree(own / "qk_rope")
     found = comparison(own)
@@ -160,6 +168,9 @@ def test_options_of_a_scheme_must_agree_between_its_seeds_and_the_code_may_diffe
     run = run_of(own, "qk_rope", 2)
     run.update_manifest(identity=run.manifest.identity | {"scheme.base": 5.0})
     with pytest.raises(ConfigError, match=r"scheme\.base of qk_rope"):
+        comparison(own)
+    run.update_manifest(identity=run_of(own, "qk_rope", 1).manifest.identity | {"seed": 2, "scheme.lr": 5e-4})
+    with pytest.raises(ConfigError, match=r"train\.lr of qk_rope"):
         comparison(own)
 
 

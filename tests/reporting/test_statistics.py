@@ -52,14 +52,14 @@ def test_pairs_are_the_paired_t_test_and_its_interval() -> None:
 def test_holms_correction_is_by_family() -> None:
     pairs = compare(TABLE, "c", [("a", ">", "b"), ("b", "~", "d")], primary=["a b c", "d c", "a elsewhere"])
     names = [{left, right} for left, right in zip(pairs["left"], pairs["right"], strict=True)]
-    for family, inside in (
-        ("all", [True] * 6),
-        ("baseline", ["c" in pair for pair in names]),
-        ("published", [pair in ({"a", "b"}, {"b", "d"}) for pair in names]),
-        ("primary", [pair in ({"a", "b"}, {"a", "c"}, {"b", "c"}, {"c", "d"}) for pair in names]),
+    for family, inside, size in (
+        ("all", [True] * 6, 6),
+        ("baseline", ["c" in pair for pair in names], 3),
+        ("published", [pair in ({"a", "b"}, {"b", "d"}) for pair in names], 2),
+        ("primary", [pair in ({"a", "b"}, {"a", "c"}, {"b", "c"}, {"c", "d"}) for pair in names], 5),  # one absent
     ):
         p = pairs.loc[inside, "p"].sort_values()
-        steps = np.maximum.accumulate(p.to_numpy() * np.arange(len(p), 0, -1)).clip(max=1)
+        steps = np.maximum.accumulate(p.to_numpy() * (size - np.arange(len(p)))).clip(max=1)
         assert pairs.loc[p.index, f"p_{family}"].to_numpy() == pytest.approx(steps)
         assert pairs.loc[~np.array(inside), f"p_{family}"].isna().all()
 
@@ -143,12 +143,34 @@ def test_tests_by_signs_are_those_of_scipy(values: list[float]) -> None:
 
 def test_where_pilots_chose_the_rates_a_difference_is_tested_against_what_they_may_cost() -> None:
     plain, chosen = compare(TABLE, "c"), compare(TABLE, "c", pilots=4)
-    allowed = np.median(plain["sd"]) / 2
+    allowed = np.median(plain["sd"])  # ALLOWED / sqrt(4)
     for before, after in zip(plain.to_dict("records"), chosen.to_dict("records"), strict=True):
         apart = TABLE[after["right"]] - TABLE[after["left"]]
         one_sided = stats.ttest_1samp(apart, allowed, alternative="greater").pvalue
         assert after["p"] == pytest.approx(min(1, 2 * one_sided)) and after["p"] >= before["p"]
         assert after["detectable"] == pytest.approx(before["detectable"] + allowed)
+        at_most = stats.ttest_1samp(apart, 0.01 - allowed, alternative="less").pvalue
+        assert (
+            after["p_equal"] == pytest.approx(at_most if allowed < 0.01 else 1)
+            and after["p_equal"] >= before["p_equal"]
+        )
+
+
+def test_tests_of_pairs_that_were_fixed_do_not_depend_on_other_rows() -> None:
+    groups = ["a b c", "a elsewhere"]
+    alone = compare(TABLE[["a", "b", "c"]], "c", pilots=1, primary=groups).set_index(["left", "right"])
+    noisy = TABLE.assign(noisy=TABLE["a"] + [0.5, 0.1, 0.9, 0.0, 0.3])
+    beside = compare(noisy, "c", pilots=1, primary=groups).set_index(["left", "right"])
+    for column in ("allowed", "p", "p_primary"):
+        assert beside.loc[alone.index, column].tolist() == alone[column].tolist()
+    assert beside["p_primary"].notna().sum() == 3
+
+
+def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested() -> None:
+    table = TABLE.assign(d=TABLE["d"].where(np.arange(5) < 2))
+    pairs = compare(table, "c")
+    assert (pairs["p"].isna() == (pairs["seeds"] == 2)).all() and verdict(pairs, "d", "c", "baseline") == ""
+    assert verdict(compare(TABLE, "c", fewest=6), "d", "c", "baseline") == ""
 
 
 def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
