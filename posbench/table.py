@@ -222,7 +222,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "initial_loss": _number(first),
         "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
-        **_onset([row for row in logged if row["kind"] == "order"]),
+        **({} if manifest.continued else _onset([row for row in logged if row["kind"] == "order"])),
         "is_relative": manifest.is_relative,
         **(
             {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}

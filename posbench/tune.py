@@ -73,6 +73,8 @@ def tune(
     Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
     """
     swept = sweep_of(words)
+    if any(word.startswith("train.from_run=") for word in words):
+        raise ConfigError("posbench tune searches rates of runs from their first step: leave out train.from_run")
     several = [key for key in swept if key not in ("scheme", "seed", "data")]
     tunings = [] if several else [_tuning(words, swept, data, fraction, seeds) for data in swept.get("data", [""])]
     if len({tuning.folder for tuning in tunings}) < len(tunings):

@@ -44,7 +44,7 @@ def stock_of(model: Decoder) -> Stock | None:
     layers_with = [scheme is not None for scheme in rotations]
     rotary = next((scheme for scheme in rotations if scheme is not None), None)
     is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
-    if is_partial and not all(layers_with):
+    if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):  # which Phi-3 gives rotated channels alone
         return None
     sizes = model.config
     config = {
@@ -96,6 +96,13 @@ def _has_own(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
     return getattr(type(scheme), hook) is not getattr(base, hook)
 
 
+def _temperature(rotary: Rotary | None) -> float:
+    """By which a rescaling multiplies q and k."""
+    if rotary is None or rotary.rescaling is None:
+        return 1.0
+    return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.context_length)
+
+
 def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
     if rotary is None:
         return {"rope_type": "default", "rope_theta": 10000.0}
@@ -104,7 +111,7 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
     with torch.no_grad():
         frequencies = rotary.angles(torch.ones(1, dtype=torch.long), length)[0]
     usual = inverse_frequencies(width, rotary.base)
-    temperature = 1.0 if rotary.rescaling is None else rotary.rescaling.temperature(length, length)
+    temperature = _temperature(rotary)
     if torch.equal(frequencies, usual) and temperature == 1.0:
         return {"rope_type": "default", **common}
     factors = [min(float(factor), INFINITE) for factor in usual / frequencies]

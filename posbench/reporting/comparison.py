@@ -94,8 +94,8 @@ class Comparison:
 
     @property
     def has_onsets(self) -> bool:
-        """Whether all runs scored distant order while they trained."""
-        return not self.runs.get("onset_tokens", pd.Series([math.nan])).isna().any()
+        """Whether runs scored distant order while they trained; one that continues another cannot tell when it came."""
+        return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:

@@ -181,7 +181,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "same_costs": same,
         "onset": ONSET,
         "allowance": c.pairs["allowed"].max(),
-        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets.dropna()).any(axis=None),
+        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
         "has_absolute": not c.runs["is_relative"].astype(bool).all(),
@@ -239,7 +239,7 @@ def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> It
                 "longest": c.at(name, text=text)["length"].max(),
                 "table": tables.lengths_table(c, name, text, every),
                 "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
-                "rescaled": None if rescaled.empty else tables.rescaled_table(c, rescaled),
+                "rescaled": tables.rescaled_table(c, rescaled),
                 "rescaled_at": rescaled["length"].max(),
             }
 

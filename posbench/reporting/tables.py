@@ -167,8 +167,8 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
 
 
 def caught_on(onsets: pd.Series) -> str:
-    """`3/5`: seeds that use distant order by the end, of all."""
-    return f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
+    """`3/5`: seeds that use distant order by the end, of all; a dash where none tells."""
+    return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
 
 
 def onset_table(c: Comparison) -> pd.DataFrame:
@@ -183,7 +183,7 @@ def onset_table(c: Comparison) -> pd.DataFrame:
         return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
 
     rows = []
-    medians = c.onsets.quantile(0.5, interpolation="lower").sort_values(kind="stable")
+    medians = c.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
     for scheme, median in medians.items():
         of = c.onsets[scheme].dropna()
         row = {"scheme": str(scheme), "caught on": caught_on(of), "median tokens": text(median)}
@@ -283,7 +283,7 @@ def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
     for value, c in groups.items():
         means = c.onsets.clip(upper=float(c.runs["tokens"].iloc[0])).mean()
         row = {"group": text_of(value)}
-        row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(c.schemes)}
+        row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(means.dropna().index)}
         rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
     return frame(rows)
 

@@ -35,6 +35,7 @@ _ASIDE_IN_TRAIN = (
     "lr_of",  # what of it holds for a run is `scheme.lr`
     "from_run",  # see `_continued`
 )
+_WINDOWS = ("context_length", "batch_size")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -76,10 +77,11 @@ def identity(config: Config, device: dict[str, Any], origin: Origin | None = Non
 def _continued(fields: dict[str, Any], config: Config, origin: Origin) -> None:
     """Make `fields` those of a run that continues another: it stands in a table with runs trained as that one was.
 
-    So `train` is that run's with the tokens of both, and what differs is a setting of the row, `scheme.continued`.
+    So `train` is that run's with the tokens of both, and what differs is a setting of the row, `scheme.continued`. With
+    other windows than that run's it stands in no table with it.
     """
     own, before = fields["train"], origin.identity or {}
-    was = {key: before.get(f"train.{key}", value) for key, value in own.items()}
+    was = {key: value if key in _WINDOWS else before.get(f"train.{key}", value) for key, value in own.items()}
     tokens = origin.tokens + own["tokens"]
     differing = {key: value for key, value in own.items() if value != was[key] and key not in ("lr", "trunk_tokens")}
     fields["scheme"] |= {
@@ -90,7 +92,7 @@ def _continued(fields: dict[str, Any], config: Config, origin: Origin) -> None:
     fields["train"] = was | {
         "tokens": tokens,
         "num_steps": tokens // per_step,
-        "trunk_tokens": max(tokens, was["trunk_tokens"]),
+        "trunk_tokens": origin.tokens + own["trunk_tokens"],
     }
 
 

@@ -8,6 +8,7 @@ that was trained through has read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -114,17 +115,20 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
             f"train.from_run={place}: {run.name} is {manifest.status}: finish it first (run its train command again)"
         )
     folder = run.path / "checkpoints" / f"step={step:08d}"
+    if not (folder / "model.safetensors").is_file() if at_step else run.weights_digest is None:
+        kept = ", ".join(sorted(path.name for path in folder.parent.glob("step=*"))) or "no weights"
+        raise ConfigError(f"train.from_run={place}: there are no such weights ({run.name} has {kept})")
     before = manifest.continued["tokens"] if manifest.continued else 0
-    share = step / manifest.num_steps
+    tokens = before + round(step / manifest.num_steps * (manifest.tokens - before))
     return Origin(
         name=run.name + (f" at step {step}" if at_step else ""),
         scheme=manifest.scheme,
         model=asdict(run.config.model),
         load=lambda: run.load_weights(step if at_step else None),
-        digest=sum_of(folder / "model.safetensors") if at_step else str(manifest.weights),
-        tokens=before + round(share * (manifest.tokens - before)),
-        training_flops=None if manifest.training_flops is None else share * manifest.training_flops,
-        batches=read_state(folder)["batches"] if folder.is_dir() else "",
+        digest=sum_of(folder / "model.safetensors") if at_step else str(run.weights_digest),
+        tokens=tokens,
+        training_flops=manifest.training_flops and manifest.training_flops * tokens / manifest.tokens,
+        batches=read_state(folder)["batches"] if at_step else manifest.fingerprints.batches or "",
         identity=manifest.identity,
         initial_weights=manifest.fingerprints.initial_weights,
         vocab_size=manifest.vocab_size,
@@ -134,7 +138,7 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
 
 def _of_hugging_face(folder: Path) -> Origin:
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     family, activation = content.get("model_type"), content.get("hidden_act", "silu")
     if family not in FAMILIES or activation != "silu" or not files:
         found = f"model_type={family}, hidden_act={activation}, {len(files)} safetensors files"
@@ -144,13 +148,14 @@ def _of_hugging_face(folder: Path) -> Origin:
         )
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
     sizes = content.get("sizes") or _sizes(content, name)
+    sums = "".join(sum_of(file) for file in files)
     tokenizer = folder / "tokenizer.json"
     return Origin(
         name=name,
         scheme=name,
         model=sizes | {"vocab_size": content["vocab_size"]},
         load=lambda: _weights(files, sizes["tied_embeddings"]),
-        digest="+".join(sum_of(file) for file in files),
+        digest=hashlib.sha256(sums.encode()).hexdigest(),
         tokenizer_file=tokenizer if tokenizer.is_file() else None,
     )
 
@@ -165,7 +170,7 @@ def _sizes(content: dict[str, Any], name: str) -> dict[str, Any]:
         "num_kv_heads": content.get("num_key_value_heads"),
         "head_dim": content.get("head_dim"),
         "ffn_dim": content["intermediate_size"],
-        "tied_embeddings": content.get("tie_word_embeddings", False),
+        "tied_embeddings": content.get("tie_word_embeddings", content["model_type"] == "smollm3"),  # their defaults
         "qk_norm": content["model_type"] == "qwen3",
         "qkv_bias": content["model_type"] == "qwen2" or content.get("attention_bias", False),
         "norm_eps": content["rms_norm_eps"],

@@ -230,7 +230,7 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.choices import read_row
-        from posbench.schemes import with_option
+        from posbench.schemes.building import WINDOW, with_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
@@ -241,7 +241,8 @@ class Run:
                 row = read_row(str(changed[name]))
                 if row.attention not in ({}, self.config.scheme.attention):
                     raise ConfigError(f"--under {option} has another attention than {self.name} was trained with")
-                scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping()
+                window = {key: of for key, of in scheme.items() if key == WINDOW}
+                scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping() | window
             elif name in of_task:
                 data = data | {name: changed[name]}
             elif "." in name:

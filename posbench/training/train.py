@@ -35,8 +35,7 @@ from posbench.console import console as new_console
 from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import VALIDATION, protocol_named
-from posbench.evaluation.protocols.order import worth_beyond_near
+from posbench.evaluation.protocols import VALIDATION, order, protocol_named
 from posbench.machine.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.files import locked, write_text
 from posbench.machine.signals import StopSignals
@@ -144,6 +143,8 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
             f"({corpus.validation.num_documents} documents), less than one context of {config.train.context_length}: "
             "raise data.validation_fraction, give longer text, or shorten train.context_length"
         )
+    if config.train.order_every is not None:
+        order.window_starts(corpus.validation, config.train.context_length, order.WINDOWS)
     return corpus
 
 
@@ -361,7 +362,9 @@ class Training:
         """The row of what order far back is worth: on the same few windows of the validation text each time."""
         assert not isinstance(self.corpus, Problems)
         length, step = self.config.train.context_length, self.state.steps_done
-        worth = worth_beyond_near(self.step.model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
+        worth = order.worth_beyond_near(
+            self.step.model, self.corpus.validation, length, self.config.evaluation.batch_tokens
+        )
         if not math.isfinite(worth):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, "order_beyond_32": worth})

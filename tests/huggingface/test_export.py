@@ -63,6 +63,11 @@ def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
     assert result.class_name == "LlamaForCausalLM"  # and `export_model` has compared the logits
 
 
+def test_a_temperature_of_all_channels_is_not_phi_3s(tmp_path):
+    _, result = written(tmp_path, "rotary_pct_25", options={"rescale": "yarn", "factor": 4.0})
+    assert result.class_name == "PosbenchForCausalLM"
+
+
 def test_frequencies_that_follow_the_window_come_back(tmp_path):
     model, result = written(tmp_path, "qk_rope", options={"rescale": "dynamic_ntk"})
     assert result.class_name == "PosbenchForCausalLM"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
@@ -155,6 +156,11 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
     nope = build_model(replace(run.config, scheme=SchemeConfig("nope", "nope")), run.manifest.vocab_size)
     nope.load_state_dict(run.load_weights())
     assert torch.equal(run.load_model(["scheme=nope"])(tokens), nope(tokens))
+    near = replace(run.config, scheme=replace(run.config.scheme, options={**run.config.scheme.options, "window": 8}))
+    windowed = run.path.parent / "seed=9"
+    shutil.copytree(run.path, windowed)
+    (windowed / "config.yaml").write_text(yaml.safe_dump(near.to_mapping()))
+    assert Run(windowed).load_model(["scheme=nope"]).scheme[0].window == 8
     turned = run.load_model(["base=1e2", "scheme=qk_rope"])  # options are of the scheme that is named, in any order
     assert turned.scheme[0].sites == {"q", "k"} and turned.scheme[0].base == 100
     learned = train(compose([*small_run(documents, cache, tmp_path), *WORDS, "scheme=t5"]))

@@ -16,6 +16,7 @@ from posbench.config import Config, ConfigError
 from posbench.machine.signals import Stopped
 from posbench.reporting.comparison import disagreements
 from posbench.runs import Run
+from posbench.runs.finding import pack_experiment
 from posbench.table import results
 from posbench.training import train
 from tests.conftest import small_run
@@ -127,6 +128,27 @@ def test_one_that_was_cut_off_ends_with_the_same_bytes(runs: Path, words: Words)
     assert prints[0] == prints[1]
 
 
+def test_with_other_windows_it_stands_in_no_table_with_its_source(runs: Path, words: Words) -> None:
+    run = train(compose(words("demo/qk_rope", "scheme=nope", "train.context_length=64")))
+    assert run.manifest.identity["train.context_length"] == 64
+    again = train(compose(words(run.path, "scheme=nope", "train.context_length=64", "experiment_name=again")))
+    flops = Run(runs / "demo/qk_rope/seed=0").manifest.training_flops
+    per_token = (run.manifest.training_flops - flops) / (run.manifest.tokens - 12 * 128)
+    assert again.manifest.training_flops == pytest.approx(run.manifest.training_flops + 4 * 256 * per_token)
+
+
+def test_a_pack_of_its_weights_is_another_source(runs: Path, words: Words, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(runs / "demo", tmp_path / "packed/demo"))
+    pack_experiment(place, None, pytest.fail, True)
+    shutil.rmtree(place)
+    folder, packed = (
+        train(compose(words(path, "scheme=nope", f"experiment_name={name}")))
+        for name, path in (("a", runs / "demo/qk_rope/seed=0"), ("b", place / "qk_rope/seed=0"))
+    )
+    assert packed.manifest.continued["weights"] != folder.manifest.continued["weights"]
+    assert packed.manifest.fingerprints.batches == folder.manifest.fingerprints.batches
+
+
 def test_another_source_is_another_run(runs: Path, words: Words) -> None:
     train(compose(words("demo/qk_rope", "scheme=nope", "scheme.name=mine")))
     with pytest.raises(ConfigError, match=r"train.from_run: [0-9a-f]{12} -> [0-9a-f]{12}"):
@@ -139,6 +161,8 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
     with pytest.raises(ConfigError, match="no run or experiment 'demo/absent'"):
         compose(words("demo/absent", "scheme=nope"))
+    with pytest.raises(ConfigError, match=r"no such weights \(demo/nope/seed=0 has step=00000008, step=00000012\)"):
+        compose(words(runs / "demo/nope/seed=0/checkpoints/step=00000005", "scheme=nope"))
     with pytest.raises(ConfigError, match=r"from_run=demo: it has 3 runs of seed 0, .*are demo/nope/seed=0, demo"):
         compose(words("demo", "scheme=nope"))
     for seed in (1, 2):

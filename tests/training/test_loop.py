@@ -85,6 +85,13 @@ def test_order_is_scored_every_so_many_tokens_and_changes_nothing_else(config: M
     ]
     assert others[0] == others[1] and scored.manifest.weights == plain.manifest.weights
     assert scored.manifest.identity == plain.manifest.identity
+    with pytest.raises(ConfigError, match="in its longest document"):  # before the first step
+        train(
+            config(
+                *words, "train.tokens=8k", "train.order_every=4k", "train.context_length=2000", "experiment_name=longer"
+            )
+        )
+    assert not (scored.path.parents[2] / "longer").exists()
     with pytest.raises(ConfigError, match=r"context_length=64 is too short for it"):
         config(*words, "train.order_every=600", "train.context_length=64")
 

@@ -92,19 +92,21 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
     return [int(begin) for begin in np.concatenate(begins)[choose_evenly(rooms, count)]]
 
 
-def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
-    """The tokens of the three readings of each window, int64 [3, windows, length + 1].
+def readings(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
+    """The tokens of the first `count` readings of each window, int64 [count, windows, length + 1].
 
     The permutation, the other document and the place in it are drawn from the window's start. Raises: ConfigError where
     there is no other document that is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
     donors = np.flatnonzero(sizes >= middle)
-    three = np.empty((3, len(starts), length + 1), dtype=np.int64)
+    read = np.empty((count, len(starts), length + 1), dtype=np.int64)
     for n, start in enumerate(starts):
         random = np.random.default_rng(start)
-        three[:, n] = split.tokens[start : start + length + 1]
-        three[1, n, :middle] = three[0, n, :middle][random.permutation(middle)]
+        read[:, n] = split.tokens[start : start + length + 1]
+        read[1, n, :middle] = read[0, n, :middle][random.permutation(middle)]
+        if count < 3:
+            continue
         others = donors[donors != split.document_of(start)]
         if not len(others):
             raise ConfigError(
@@ -113,8 +115,8 @@ def readings(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
             )
         other = int(random.choice(others))
         at = int(split.starts[other]) + 1 + int(random.integers(sizes[other] - middle + 1))
-        three[2, n, :middle] = split.tokens[at : at + middle]
-    return three
+        read[2, n, :middle] = split.tokens[at : at + middle]
+    return read
 
 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> float:
@@ -142,7 +144,7 @@ def losses(
     device, size = model.embedding.weight.device, max(1, batch_tokens // length)
     batches = []
     for n in range(0, len(starts), size):
-        read = torch.from_numpy(readings(split, starts[n : n + size], length)[:scored]).to(device)
+        read = torch.from_numpy(readings(split, starts[n : n + size], length, scored)).to(device)
         with torch.no_grad():
             nll = [model.nll(r[:, :-1], r[:, 1:], last=length - length // 2).double().cpu() for r in read]
         advance(scored * read.shape[1] * length)
