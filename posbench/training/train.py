@@ -306,7 +306,7 @@ class Training:
         train = self.config.row_train
         for n, loss, norm in self.state.fetch():
             rate = learning_rate(n, train)
-            skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {rate:.3g}, batch {n}"
+            skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {rate:.3g}, batch {self.first_batch + n}"
             self.console.out(f"{self.run.name}: skipped {skipped}; weights and moments are as before")
             if self.state.skipped_steps > train.max_skipped_steps:
                 raise Died(

@@ -216,7 +216,7 @@ def _norms(layer: int, scheme: Any, kept: dict[str, Tensor]) -> Iterator[Measure
     from posbench.schemes.rotary import Rotary
 
     for site in ("q", "k"):
-        if isinstance(scheme, Rotary) and site in scheme.sites:
+        if isinstance(scheme, Rotary) and site in scheme.sites and scheme.keeps_norms:
             x, half = kept[site][..., : scheme.width].double(), scheme.width // 2
             norms = (x[..., :half].square() + x[..., half:].square()).sqrt()
             pair = np.arange(half)

@@ -118,6 +118,8 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
+    if manifest.continued:
+        raise ConfigError(f"{run.name} continues another run, and its own batches are a part of what that read")
     starts, batches = windows_read(config, corpus)
     if batches != manifest.fingerprints.batches:
         recorded = manifest.fingerprints.batches
