@@ -306,7 +306,8 @@ class Training:
         train = self.config.row_train
         for n, loss, norm in self.state.fetch():
             rate = learning_rate(n, train)
-            skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {rate:.3g}, batch {self.first_batch + n}"
+            batch = self.first_batch + n
+            skipped = f"step {n + 1}: loss {loss}, gradient norm {norm}, learning rate {rate:.3g}, batch {batch}"
             self.console.out(f"{self.run.name}: skipped {skipped}; weights and moments are as before")
             if self.state.skipped_steps > train.max_skipped_steps:
                 raise Died(

@@ -86,7 +86,9 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
     done = set()
     for run in runs:
         folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
-        if (folder, batches) in done or run.manifest.tokens > run.config.evaluation.ngram_tokens:
+        if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
+            continue  # one that continues another run read only a part of its batches itself
+        if (folder, batches) in done:
             continue
         done.add((folder, batches))
         beside = [
@@ -118,8 +120,6 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
-    if manifest.continued:
-        raise ConfigError(f"{run.name} continues another run, and its own batches are a part of what that read")
     starts, batches = windows_read(config, corpus)
     if batches != manifest.fingerprints.batches:
         recorded = manifest.fingerprints.batches
