@@ -11,7 +11,7 @@ import pandas as pd
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Published, PublishedMeasurement
-from posbench.reporting.statistics import Link, equivalent, kendall, verdict
+from posbench.reporting.statistics import Link, equivalent, verdict
 
 NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
 
@@ -30,6 +30,8 @@ class Agreement:
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
     """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
+    from scipy.stats import kendalltau  # half a second
+
     found = []
     for theirs in published.measurements:
         ours = _counterpart(theirs, comparison)
@@ -45,7 +47,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
-        tau, p = kendall(losses, table["value"].to_numpy()) if len(both) > 1 else (math.nan, math.nan)
+        tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
         where = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
         found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))
     return found

@@ -194,24 +194,6 @@ def _shift(seeds: int, level: float) -> float:
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
-def kendall(one: Floats, other: Floats) -> tuple[float, float]:
-    """Kendall's tau of two orders, and the chance of one as far from 0 in orders that have nothing to do with another.
-
-    The chance is exact for values without ties: `ways` counts the orders by the neighbours that must be exchanged to
-    sort them. Tau is tau-b, where ties count as half an exchange.
-    """
-    signs = [np.sign(values[:, None] - values)[np.triu_indices(len(values), 1)] for values in (one, other)]
-    agreement = float((signs[0] * signs[1]).sum())
-    untied = math.sqrt(np.count_nonzero(signs[0]) * np.count_nonzero(signs[1]))
-    if not untied:
-        return math.nan, math.nan
-    ways = np.ones(1)
-    for size in range(2, len(one) + 1):
-        ways = np.convolve(ways, np.ones(size))
-    exchanges = math.floor((len(signs[0]) - abs(agreement)) / 2)
-    return agreement / untied, min(1.0, 2 * float(ways[: exchanges + 1].sum() / ways.sum()))
-
-
 def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, str]:
     """Letters for each scheme, such as `a`, `ab`: two schemes share one if and only if their pair is not decided.
 
