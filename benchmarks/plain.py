@@ -96,8 +96,9 @@ def batch(n: int, tokens: np.ndarray, s: dict) -> torch.Tensor:
 
 def rate(n: int, s: dict) -> float:
     """Of step n, from 0: linear warm-up, then a cosine, or constant with a linear decay at the end (wsd)."""
-    peak, total, end = s["train.lr"], s["train.num_steps"], s["train.lr"] * s["train.lr_end_ratio"]
-    warm = math.ceil(s["train.warmup_ratio"] * total)
+    peak, total = s.get("scheme.lr", s["train.lr"]), s["train.num_steps"]
+    end, trunk = peak * s["train.lr_end_ratio"], s["train.trunk_tokens"] // (s["train.tokens"] // total)
+    warm = math.ceil(s["train.warmup_ratio"] * trunk)  # a branch warms up as the run that it leaves
     if n < warm:
         return peak * (n + 1) / warm
     if s["train.schedule"] == "cosine":

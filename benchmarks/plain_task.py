@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from posbench import build_model, compose
 from posbench.data import Batch, ProblemBatches, Problems
-from posbench.evaluation.protocols.accuracy import BEYOND
+from posbench.evaluation.protocols.accuracy import Accuracy
+from posbench.training.optimizer import decayed_parameters
 
 
 def main(words: list[str]) -> None:
@@ -24,9 +25,11 @@ def main(words: list[str]) -> None:
     config = compose(words)
     problems, train = Problems(config.data), config.row_train
     batches, model = ProblemBatches(problems, train.batch_size, config.seed), build_model(config, problems.vocab_size)
-    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("scheme.")]
-    others = [p for name, p in model.named_parameters() if p.ndim < 2 or name.startswith("scheme.")]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    decayed = decayed_parameters(model)
+    groups = [
+        {"params": [p for name, p in model.named_parameters() if (name in decayed) == decays], "weight_decay": weight}
+        for decays, weight in ((True, train.weight_decay), (False, 0.0))
+    ]
     optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2))
     steps, warmup, end = train.num_steps, train.warmup_ratio * train.num_steps, train.lr_end_ratio
 
@@ -50,7 +53,7 @@ def main(words: list[str]) -> None:
         optimizer.step()
         if (n + 1) % (steps // 10) == 0:
             print(f"step {n + 1}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
-    for length in [int(config.data.lengths[1] * times) for times in BEYOND]:
+    for length in Accuracy().default_lengths(config.data.lengths[1], problems.splits["test"]):
         with torch.no_grad():
             logits, answers = answered(problems.splits["test"].at_length(length, config.evaluation.problems))
         print(f"{length:5} items: accuracy {(logits.argmax(-1) == answers).float().mean():.3f}", flush=True)

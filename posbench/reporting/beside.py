@@ -41,6 +41,8 @@ _ASIDE = (
     "train.validate_every",
     "train.log_every",
     "train.max_skipped_steps",
+    "evaluation.batch_tokens",
+    "evaluation.piece",
 )
 
 
@@ -55,10 +57,11 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     for line in left_out:
         console.out(f"left out: {line}")
     is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
-    both = runs[~is_theirs].merge(runs[is_theirs], on=["scheme", "seed"])
+    same = ["scheme", "seed", *(["data.name"] if is_of_tasks(runs) else [])]
+    both = runs[~is_theirs].merge(runs[is_theirs], on=same)
     for run in both.itertuples():
-        same = f"{reference.name} has too (loss {run.loss_y:.4f})"
-        console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), which {same}")
+        theirs = f"{reference.name} has too (loss {run.loss_y:.4f})"
+        console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), which {theirs}")
     runs = runs[~runs["path"].isin(both["path_x"])]
     schemes = runs.loc[~is_theirs[runs.index], ["scheme", "scheme.kind"]].drop_duplicates()
     own = [str(kind if names_file(kind) else name) for name, kind in schemes.itertuples(index=False)]
@@ -151,7 +154,7 @@ def _settings(config: Config) -> dict[str, object]:
     """`group.field` -> value of what decides what a run computes and scores, widths of the model as numbers."""
     mapping, model = config.to_mapping(), config.model
     mapping["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
-    settings = flat({group: mapping[group] for group in ("model", "data", "tokenizer", "train")})
+    settings = flat({group: mapping[group] for group in ("model", "data", "tokenizer", "train", "evaluation")})
     return {key: value for key, value in settings.items() if not key.startswith(_ASIDE)}
 
 

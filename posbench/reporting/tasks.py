@@ -72,14 +72,16 @@ class TaskScores:
     @property
     def schemes(self) -> list[str]:
         """The furthest first, by name where none is further; then those that no seed learnt, by name."""
-        learnt = sorted(self.limits, key=lambda s: (-self.limits[s], -self.medians.loc[s].iloc[-1], s))
+        learnt = sorted(
+            self.limits, key=lambda s: (-self.kept_to(s), -self.limits[s], -self.medians.loc[s].iloc[-1], s)
+        )
         return [*learnt, *sorted(set(self.learners.index) - set(learnt))]
 
     @property
     def furthest(self) -> list[str]:
         """The schemes that keep the task furthest: none where no seed learnt it."""
-        most = max(self.limits.values(), default=0.0)
-        return [scheme for scheme in self.schemes if self.limits.get(scheme) == most]
+        kept = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
+        return [scheme for scheme in kept if kept[scheme] == max(kept.values())]
 
     @property
     def furthest_with_seeds(self) -> list[str]:
@@ -93,7 +95,7 @@ class TaskScores:
     @property
     def is_kept(self) -> bool:
         """Whether some scheme keeps the task at every tested length."""
-        return math.inf in self.limits.values()
+        return any(limit == math.inf and self.kept_to(s) == self.lengths[-1] for s, limit in self.limits.items())
 
     @property
     def lengths(self) -> list[int]:

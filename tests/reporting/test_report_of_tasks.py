@@ -79,6 +79,14 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
     assert kept.limit_text("alibi") == "≥64"
 
 
+def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    runs, rows = frames({"fox": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 0.97, 0.8)]})
+    scored = measure(runs, rows[(rows["scheme"] == "alibi") | (rows["length"] <= 16)], notes=[])["copy"]
+    assert scored.schemes == scored.furthest + ["fox"] == ["alibi", "fox"] and not scored.is_kept
+    assert scored.limit_text("fox") == "≥16"
+
+
 def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -> None:
     assert copying.schemes == ["alibi", "qk_rope", "nope"]
     table = tasks.task_table(copying).set_index("scheme")
