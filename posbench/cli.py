@@ -661,7 +661,10 @@ def bench(
     """
     from posbench.bench import bench as measure
 
-    measure(_words(words, ctx, config_dir), scheme.split(","), rounds, steps, console())
+    given = _words(words, ctx, config_dir)
+    named = [word.removeprefix("scheme=") for word in given if word.startswith("scheme=")] or [scheme]
+    rest = [word for word in given if not word.startswith("scheme=")]
+    measure(rest, named[-1].split(","), rounds, steps, console())
 
 
 def _version(wanted: bool) -> None:

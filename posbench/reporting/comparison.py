@@ -321,6 +321,11 @@ def measure(
             here = dict(zip(_PLACE, place, strict=True))
             runs_of = of_place.groupby("windows_digest", observed=True)["run"].first()
             which = " and ".join(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}" for run in runs_of[:2])
+            if here["protocol"] == VALIDATION.name and not here["text"]:
+                raise ConfigError(
+                    f"{which} were validated on different windows, so their losses are not comparable: train one of "
+                    "them again with the other's train.validation_tokens, or choose with --schemes or --seeds"
+                )
             notes.append(
                 f"{here['protocol']} at {here['length']} is left out: {which} scored different windows "
                 f"(`posbench eval --protocol {here['protocol']} --again` scores all alike)."

@@ -68,8 +68,8 @@ def save(
             publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
     except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         raise ConfigError(
-            f"could not write the checkpoint of step {step} to {folder}: {error}. The one before it is intact: make "
-            "room and run the same command again"
+            f"could not write the checkpoint of step {step} to {folder}: {error}. Make room and run the same "
+            "command again; a checkpoint before it is intact"
         ) from error
     prune(folder, final, keep, branching)
     return final

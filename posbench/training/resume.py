@@ -45,10 +45,10 @@ _SAVED = (
     "first_step_seconds",
 )
 # What a branch may differ in from its trunk, of the identity, and what it may not, of fingerprints and settings: the
-# last three say which rows are logged.
+# last four say which rows are logged.
 _LENGTH = {"train.tokens", "train.num_steps", "scheme.continued.tokens", "scheme.continued.num_steps"}
 _SAME_PRINTS = ("data", "tokenizer", "code", "initial_weights")
-_SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens")
+_SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens", "order_every")
 
 
 @dataclass

@@ -39,12 +39,13 @@ from posbench.evaluation.protocols import VALIDATION, order, protocol_named
 from posbench.machine.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.machine.files import locked, write_text
 from posbench.machine.signals import StopSignals
-from posbench.model import build_model, checked_scheme
+from posbench.model import Decoder, build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
+from posbench.schemes.building import seed_of
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, joined_processes
@@ -110,9 +111,12 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
+                if processes.broadcast(processes.is_first and _is_finished(run)):
+                    raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
                 line = f"{run.name}: {short_count(manifest.tokens)} tokens"
-                if manifest.text_tokens and manifest.epochs:
-                    line += f", {manifest.epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
+                if manifest.text_tokens:
+                    epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
+                    line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
                 console.out(line)
                 if before is not None:
                     say_what_changed(before, manifest, console.out)
@@ -123,6 +127,10 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     training.finish()
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
     return run
+
+
+def _is_finished(run: Run) -> bool:
+    return (run.path / "run.json").is_file() and run.manifest.status == runs.FINISHED
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
@@ -154,6 +162,14 @@ def batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
     if isinstance(corpus, Problems):
         return ProblemBatches(corpus, train.batch_size, config.seed)
     return Batches(corpus.train, train.context_length, train.batch_size, config.seed)
+
+
+@contextmanager
+def _evaluated(model: Decoder) -> Iterator[Decoder]:
+    """The model as evaluation reads it: a scheme of the user's may do otherwise in training."""
+    model.eval()
+    yield model
+    model.train()
 
 
 class Training:
@@ -257,7 +273,9 @@ class Training:
                 self.observe("batch", n, step)
 
                 # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
-                # (posbench.training.step). The result stays on the device, and the host does not wait for it.
+                # (posbench.training.step). The result stays on the device, and the host does not wait for it. Nothing
+                # of ours draws numbers in a step; a scheme of the user's that does draws alike after a resume.
+                torch.manual_seed(seed_of(self.config.seed, f"step {n}"))
                 state.pending.append(step(n, sent, self.observe))  # [2]: loss (nats per token), gradient norm
                 state.steps_done = done = n + 1
                 self.bar.advance(done)
@@ -339,9 +357,10 @@ class Training:
         Raises: Died.
         """
         length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
-        rows, header = score_split(
-            self.step.model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
-        )
+        with _evaluated(self.step.model) as model:
+            rows, header = score_split(
+                model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
+            )
         if not math.isfinite(header["nll_mean"]):
             raise Died(f"the validation loss at step {self.state.steps_done} is {header['nll_mean']}. Lower train.lr")
         return rows, header
@@ -363,9 +382,8 @@ class Training:
         """The row of what order far back is worth: on the same few windows of the validation text each time."""
         assert not isinstance(self.corpus, Problems)
         length, step = self.config.train.context_length, self.state.steps_done
-        worth = order.worth_beyond_near(
-            self.step.model, self.corpus.validation, length, self.config.evaluation.batch_tokens
-        )
+        with _evaluated(self.step.model) as model:
+            worth = order.worth_beyond_near(model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
         if not math.isfinite(worth):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, "order_beyond_32": worth})

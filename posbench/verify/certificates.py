@@ -2,15 +2,18 @@
 
 A small grouped-query decoder with random weights is built under the scheme (`specimen`) and asked, in float64:
 
-    shift   the same tokens 37 positions on: logits as before (relative) or clearly others (absolute), as promised?
+    shift   the same tokens 37 positions on: logits as before (relative, 1,024 tokens out too) or clearly others
+            (absolute), as promised?
     norm    do q, k, v and o come out of their hooks as long as they went in, where the scheme promises it?
     trip    does the inverse rotation undo each rotated site?
     offset  V with O: is the output sum_j a_ij R_(j-i) v_j?
     future  do other tokens from t on leave the logits before t as they were?
+    batch   two sequences, with positions of their own that leave some out: the logits of each alone?
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
             (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those of `posbench.reference`, the definition?
-    grad    are gradients of what the scheme learns, and of sinks, on every kernel those of finite differences?
+    grad    are gradients of what the scheme learns, of sinks and of what makes q, k and v, on every kernel those of
+            finite differences?
 
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
 kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
@@ -33,7 +36,7 @@ import torch
 from posbench.config import Config
 from posbench.verify import measures
 from posbench.verify.gradients import gradients
-from posbench.verify.specimen import Specimen, learned
+from posbench.verify.specimen import Specimen
 
 EXACT = 1e-12  # of float64 logits of size 1
 SLOPE = 1e-7  # of derivatives of size 0.01 to 10, of which finite differences were measured to leave 2e-9
@@ -61,10 +64,11 @@ PROPERTIES = (
     Property("trip", lambda s: any(map(measures.rotates, s.schemes)), measures.round_trip, EXACT),
     Property("offset", lambda s: bool(measures.turning_values(s)), measures.offset_form, EXACT),
     Property("future", lambda s: True, measures.future, EXACT),
+    Property("batch", lambda s: True, measures.batch, EXACT),
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
-    Property("grad", lambda s: bool(learned(s.wide)), gradients, SLOPE),
+    Property("grad", lambda s: True, gradients, SLOPE),
     Property("fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]),
     Property("bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]),
 )

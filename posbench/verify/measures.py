@@ -21,6 +21,7 @@ from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
 from posbench.verify.specimen import SHIFT, VOCAB, Specimen, kind_of, set_kernel
 
+OUT = 1024  # tokens
 PIECE = 56  # tokens: three pieces, the last one short
 
 
@@ -32,13 +33,17 @@ def distance(one: Tensor, other: Tensor) -> float:
 def shift(specimen: Specimen) -> float:
     """How far the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
 
-    A scheme may be absolute beyond the training length alone (FIRE), so one that promises to be is asked there too.
+    A scheme may be absolute beyond the training length alone (FIRE), so one that promises to be is asked there too; one
+    that promises to be relative is asked further out.
     """
     model, tokens, scheme = specimen.wide, specimen.tokens, specimen.wide.scheme
     if scheme.longest is not None:
         tokens = tokens[:, : max(1, scheme.longest - SHIFT)]
-    beyond = [] if scheme.is_relative or scheme.longest is not None else [2 * scheme.shape.context_length]
-    return max(distance(model(tokens, offset=p), model(tokens, offset=p + SHIFT)) for p in (0, *beyond))
+    moves = [(0, SHIFT)]
+    if scheme.longest is None:
+        beyond = 2 * scheme.shape.context_length
+        moves.append((0, OUT) if scheme.is_relative else (beyond, beyond + SHIFT))
+    return max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
 
 
 def norm(specimen: Specimen) -> float:
@@ -121,6 +126,20 @@ def future(specimen: Specimen) -> float:
             return float("inf")
         worst = max(worst, distance(before[:, :t], after[:, :t]))
     return worst
+
+
+def batch(specimen: Specimen) -> float:
+    """How far the logits of two sequences in a batch are from those of each alone, at positions that leave some out."""
+    model, T = specimen.wide, specimen.length
+    reach, random = model.scheme.longest or 4 * T, np.random.RandomState(3)
+    drawn = [np.sort(random.choice(reach - 1, T - 1, replace=False)) for _ in range(2)]
+    positions = torch.from_numpy(np.array([[*each, reach - 1] for each in drawn]))  # both reach as far
+    tokens = torch.cat((specimen.tokens, specimen.tokens.flip(1)))
+    try:
+        alone = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
+        return distance(model(tokens, positions=positions), torch.cat(alone))
+    except RuntimeError:  # of shapes that do not fit: positions are [B, 1, T] here
+        return math.inf
 
 
 def growth(specimen: Specimen) -> float:

@@ -20,7 +20,11 @@ from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
-TOGETHER = {"trip": "turn", "offset": "turn"}  # certificates that share a column, which shows the worst of them
+TOGETHER = {
+    "trip": "turn",
+    "offset": "turn",
+    "batch": "future",
+}  # certificates that share a column, which shows the worst of them
 
 
 def verify(words: Sequence[str] | None, console: Console, compiled: bool = False) -> bool:
@@ -30,8 +34,9 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
     compiled for training is certified too.
     Raises: ConfigError for a name that is no scheme, or options that it refuses.
     """
-    overrides = [word for word in words or () if "=" in word]
-    names = [word for word in words or () if "=" not in word] or choices("scheme")
+    given = [word.removeprefix("scheme=") for word in words or ()]
+    overrides = [word for word in given if "=" in word]
+    names = [name for word in given if "=" not in word for name in word.split(",")] or choices("scheme")
     configs = [certificate_config(name, overrides) for name in names]
     certificates = [certify(config, compiled) for config in configs]
     console.print(tabulate(certificates))
@@ -73,9 +78,10 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
     """What was measured and its limits, a line for each thing that broke, the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
-        f"pos: by shift, the change of logits when positions grow by {SHIFT}: at most {EXACT:g} relative, above "
-        f"{APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most {SLOPE:g}. fp32, bf16: "
-        f"errors at position {FAR:,} in roundings, at most {limits}. posbench/verify/certificates.py says more"
+        f"pos: by shift, the change of logits when positions grow by {SHIFT}, near 0 and far out: at most {EXACT:g} "
+        f"relative, above {APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most "
+        f"{SLOPE:g}. fp32, bf16: errors at position {FAR:,} in roundings, at most {limits}. "
+        "posbench/verify/certificates.py says more"
     )
     for row in certificates:
         if not row.is_streaming:

@@ -73,8 +73,9 @@ def randomise(model: Decoder) -> None:
 
 
 def learned(model: Decoder) -> dict[str, nn.Parameter]:
-    """What the scheme and the kind of attention learn of their own, by name."""
-    of_kinds = {name: p for name, p in model.named_parameters() if ".attention.kind." in name}
+    """What the scheme and the kind of attention learn of their own, and the first layer's projection, by name."""
+    ours = (".attention.kind.", "blocks.0.attention.qkv.weight")
+    of_kinds = {name: p for name, p in model.named_parameters() if any(part in name for part in ours)}
     return {**dict(model.scheme.named_parameters()), **of_kinds}
 
 

@@ -83,7 +83,7 @@ def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeyp
     monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
     runs, rows = frames({"fox": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 0.97, 0.8)]})
     scored = measure(runs, rows[(rows["scheme"] == "alibi") | (rows["length"] <= 16)], notes=[])["copy"]
-    assert scored.schemes == scored.furthest + ["fox"] == ["alibi", "fox"] and not scored.is_kept
+    assert scored.schemes == [*scored.furthest, "fox"] == ["alibi", "fox"] and not scored.is_kept
     assert scored.limit_text("fox") == "≥16"
 
 

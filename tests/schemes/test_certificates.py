@@ -14,7 +14,7 @@ from posbench.attention import KVCache, kernels
 from posbench.choices import choices
 from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import SCHEMES, alibi, rotary, transformer_xl
+from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify
 from posbench.verify.certificates import ROUNDINGS, SLOPE
 from posbench.verify.gradients import gradients, training_errors
@@ -77,7 +77,9 @@ def turn_with(**broken):
 
 def angles_in(dtype):
     def angles(self, pos, length):
-        return (pos.to(dtype)[:, None] * rotary.inverse_frequencies(self.shape.head_dim, self.base).to(dtype)).double()
+        return (
+            pos.to(dtype)[..., None] * rotary.inverse_frequencies(self.shape.head_dim, self.base).to(dtype)
+        ).double()
 
     return angles
 
@@ -305,3 +307,38 @@ def test_schemes_are_listed_with_their_promises(console, tmp_path):
     assert [said.index(f"\n{row}") for row in groups] == sorted(said.index(f"\n{row}") for row in groups)
     assert re.search(r"\nturns +relative +By turns\.", said)
     assert verify(["turns", f"--config-dir={tmp_path}"], console)
+
+
+class RowZero(Scheme):
+    """The bias of the first sequence for all of them."""
+
+    def bias(self, q, k, gates, at):
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
+        return lambda b, h, i, j: scores[0, h, i, j].clone()
+
+    reads_keys = True
+
+
+class Deaf(Scheme):
+    """Its queries and values send no gradient back."""
+
+    def q(self, x, pos):
+        return x.detach()
+
+    v = q
+
+
+class FarAbsolute(rotary.Rotary):
+    """Relative up to a thousand tokens."""
+
+    def prepare(self, pos, length):
+        return super().prepare(pos.clamp(max=1000), length)
+
+
+@pytest.mark.parametrize("cls, broken", [(RowZero, "batch"), (Deaf, "grad"), (FarAbsolute, "shift")])
+def test_a_scheme_of_ones_own_that_is_wrong_fails(cls, broken, monkeypatch):
+    name = cls.__name__.lower()
+    monkeypatch.setitem(SCHEMES, name, cls)
+    config = certificate_config("qk_rope" if cls is FarAbsolute else "nope", [ONE_LAYER])
+    config = replace(config, scheme=replace(config.scheme, name=name, kind=name))
+    assert broken in failures(certify(config))
