@@ -188,6 +188,12 @@ def test_a_place_where_runs_scored_different_windows_is_left_out_and_named(own: 
     assert any("fixed at 512 is left out" in note and "--again" in note for note in found.notes)
 
 
+def test_losses_of_unlike_validation_windows_are_refused(own: Path) -> None:
+    rescore(run_of(own, "nope", 1), "validation", T, lambda rows: rows.iloc[:-1])
+    with pytest.raises(ConfigError, match=r"nope seed 1.* were validated on different windows.*validation_tokens"):
+        comparison(own)
+
+
 def test_a_choice_that_is_not_there_is_named(own: Path) -> None:
     summary, _ = read([own])
     with pytest.raises(ConfigError, match=r"'alibo' has no runs here.*alibi"):

@@ -17,13 +17,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from posbench import tracking
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
+from posbench.data import dataset_of
+from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.request import Request
 from posbench.machine.signals import Stopped
 from posbench.model import Decoder
 from posbench.runs import Run, checkpoint, run_folder, state_of
+from posbench.schemes import SCHEMES, Scheme
 from posbench.training import train
 from posbench.training.step import TrainingStep
 from tests.conftest import small_run
@@ -86,6 +91,44 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(
     for name in ("model", "optimizer"):
         last = f"checkpoints/step=00000012/{name}.safetensors"
         assert found["sums"][last] == whole["sums"][last]
+
+
+class Jitter(Scheme):
+    """Noise on the stream in training; otherwise none."""
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + 0.3 * torch.randn_like(x) if self.training else x
+
+
+def test_a_scheme_that_draws_in_training_draws_alike_after_a_resume_and_is_scored_without(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCHEMES, "jitter", Jitter)
+    row = ("scheme=nope", "scheme.name=jitter", "scheme.kind=jitter")
+    whole = train(config(*row))
+    with pytest.raises(Stopped):
+        train(config(*row, "experiment_name=cut"), observe=after_step(4, signalled()))
+    assert train(config(*row, "experiment_name=cut")).manifest.weights == whole.manifest.weights
+    [scored] = evaluate_run(
+        whole, dataset_of(whole.config), Request(protocols=("validation",), lengths=(32,), again=True)
+    )
+    assert scored.header["nll_mean"] == pytest.approx(whole.manifest.loss, abs=1e-6)
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = TRAIN.build_model
+
+    def meanwhile(*given: Any) -> Decoder:
+        monkeypatch.setattr(TRAIN, "build_model", build)
+        train(config("train.lr=1e-3"))
+        return build(*given)
+
+    monkeypatch.setattr(TRAIN, "build_model", meanwhile)
+    with pytest.raises(ConfigError, match="finished by another process meanwhile"):
+        train(config("train.lr=1e-4"))
+    assert Run(run_folder(config())).manifest.identity["train.lr"] == 1e-3
 
 
 def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
