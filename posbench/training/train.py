@@ -111,7 +111,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
-                if processes.broadcast(processes.is_first and _is_finished(run)):
+                if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
                     raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
                 line = f"{run.name}: {short_count(manifest.tokens)} tokens"
                 if manifest.text_tokens:
@@ -127,10 +127,6 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     training.finish()
             signals.raise_if_received("after it was finished")  # before the next run of a sweep
     return run
-
-
-def _is_finished(run: Run) -> bool:
-    return (run.path / "run.json").is_file() and run.manifest.status == runs.FINISHED
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
