@@ -46,7 +46,8 @@ PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
 
 def pages(root: Path = ROOT) -> dict[str, str]:
     """Path -> Markdown of every page. Arguments: root, the folder with README.md, docs/ and runs/reference/."""
-    documents = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "runs" / "reference").glob("*.md")]
+    documents = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    documents += [*(root / "runs" / "reference").glob("*.md"), *(root / "benchmarks").glob("*.md")]
     written = {
         file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
     }
@@ -240,7 +241,7 @@ def on_config(config: Any) -> Any:
         {"Results": ["docs/results.md", *below["results"], "runs/reference/README.md"]},
         {"Schemes": schemes},
         {"Tasks": below["tasks"]},
-        {"Reference": ["api.md", *internals, "CONTRIBUTING.md", "CHANGELOG.md"]},
+        {"Reference": ["api.md", *internals, "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]},
     ]
     return config
 
