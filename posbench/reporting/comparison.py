@@ -98,6 +98,11 @@ class Comparison:
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
+    def has_caught_on(self) -> bool:
+        """Whether a run began to use distant order."""
+        return self.has_onsets and bool(np.isfinite(self.runs["onset_tokens"]).any())
+
+    @property
     def onsets(self) -> pd.DataFrame:
         """Tokens until distant order was worth ONSET: a row a seed, a column a scheme; infinity: not by the end."""
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()

@@ -101,7 +101,7 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
                 figures["pairs"] = matrix(c)
             if c.curves.groupby("scheme")["tokens"].nunique().max() > 2:
                 figures["curves"] = curves(c, look)
-        if c.has_onsets:
+        if c.has_caught_on:
             figures["onset"] = onset(c, look)
         if len(c.rates):
             figures["rates"] = by_rate(c.rates, look)

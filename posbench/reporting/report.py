@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 
@@ -175,13 +174,13 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
             "context": None if context.empty else context,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
             "primary": tables.primary_table(c) if c.can_rank else None,
-            "onset": tables.onset_table(c) if c.has_onsets else None,
+            "onset": tables.onset_table(c) if c.has_caught_on else None,
             "heads": None if heads.empty else mechanism.heads_table(heads),
         },
         "same_costs": same,
         "onset": ONSET,
         "allowance": c.pairs["allowed"].max(),
-        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
+        "none_caught_on": c.has_onsets and not c.has_caught_on,
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
         "has_absolute": not c.runs["is_relative"].astype(bool).all(),

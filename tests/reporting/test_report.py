@@ -119,6 +119,8 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
     assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
     assert "five are needed to rank schemes" in " ".join(shown.split()) and "±" not in text.split("## Perplexity")[0]
     grouped, _ = written(own, tmp_path / "by", by="train.lr")
+    alone, said = written(own, tmp_path / "alone", schemes=["nope"], baseline="nope")
+    assert "## When" not in alone and "uses order more than 32 tokens back by the end" in " ".join(said.split())
     assert re.search(r"100k \(4/4\) \| 399k \(0/4\) \| 275k \(4/4\) \| 312k \(2/4\) \| 272k$", grouped, re.MULTILINE)
     table = posbench.results(own).set_index(["scheme", "seed"])
     assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
