@@ -40,8 +40,12 @@ class Rotary(Definition):
     def matrix(self, p: int, D: int) -> Array:
         w = self.frequencies(D)
         if self.rescale is not None:
-            w = rescaled(w, self.rescale, self.s, self.base, self.L)
+            w = rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
         return rotation(p, D, tuple(w))
+
+    @property
+    def schedule_base(self) -> float:
+        return self.base
 
     @property
     def s(self) -> float:
@@ -91,7 +95,11 @@ class LearnedBase(Rotary):
     """The base times the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
-        return [(self.base * exp(self.weights["log_scale"][0])) ** (-2 * t / D) for t in range(D // 2)]
+        return [self.schedule_base ** (-2 * t / D) for t in range(D // 2)]
+
+    @property
+    def schedule_base(self) -> float:
+        return float(self.base * exp(self.weights["log_scale"][0]))
 
 
 class Fraction(Rotary):

@@ -14,7 +14,7 @@ class Cope(Scheme):
     """`q_i . e[p_ij] / sqrt(D)`, `p_ij = sum_{t=j..i} sigmoid(q_i . k_t / sqrt(D))`, at most `positions - 1`.
 
     The vectors e [positions, D] are learned from 0 in each layer and shared by heads; between whole positions they are
-    interpolated. Scales as in the authors' code, which divides both products by sqrt(D) (the paper writes none).
+    interpolated. Both products are divided by sqrt(D), as in the authors' code; the paper lists it for q . k alone.
 
     Options: `positions` (64 in the paper's language models). Raises: ConfigError where that is not a whole number.
     """

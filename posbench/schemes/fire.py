@@ -18,10 +18,12 @@ def before_softplus(x: float) -> float:
 
 
 class Fire(Scheme):
-    """`bias_h(i, j) = MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`, a ReLU in the MLP, shared by all layers.
+    """`bias_h(i, j) = MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`, a ReLU in the MLP, one for all layers.
 
     c and L are learned and positive, by softplus: c begins at 0.1 (the authors' code), L at the training length. Up to
-    L tokens the bias depends on the distance alone, beyond it on the query's position too: so it is not relative.
+    L tokens the bias depends on the distance alone, beyond it on the query's position too: so it is not relative. The
+    MLP's matrices begin as the model's, its biases at 0 (the authors': uniform, both), so units of negative weight stay
+    silent.
 
     Options: `hidden`, units of the MLP between its one input and the heads (32 in the paper).
     Raises: ConfigError where that is not a whole number above 0.

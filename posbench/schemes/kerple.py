@@ -17,7 +17,7 @@ ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 class Kerple(Scheme):
     """`bias_h(i, j) = -a_h ln(1 + b_h (i - j))`: the paper's logarithmic kernel.
 
-    a and b are positive (softplus of what is learned), start at 1 and are shared by all layers.
+    a and b are positive (softplus of what is learned), start at 1 (the authors': at random), for all layers.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -5,6 +5,7 @@ Angles are float64, as of every rotation, and keep the gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -45,6 +46,10 @@ class LearnedBase(Rotary):
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
         self.log_scale = nn.Parameter(torch.zeros(1))
+
+    @property
+    def schedule_base(self) -> float:
+        return self.base * math.exp(self.log_scale.item())
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)

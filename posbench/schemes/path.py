@@ -18,7 +18,7 @@ class Path(Scheme):
 
     w_t is the direction of `B A x_t`, A [rank, C] and B [D, rank], x the stream behind the layer's norm; b and w are of
     each key head. A, B and u begin as the model's matrices and c at 0. The paper's short convolution of w, which needs
-    earlier rows of the stream, is left out.
+    earlier rows of the stream, is left out. With fewer key heads the authors' map to w has full rank.
 
     Options: `rank` (32 in the authors' code). Raises: ConfigError where that is not a whole number.
     """

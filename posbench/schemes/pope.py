@@ -13,8 +13,8 @@ from posbench.schemes.rotary import Turn
 class Pope(Scheme):
     """`sum_c softplus(q_c) softplus(k_c) cos(d w_c + delta_c)`, d the distance, `w_c = base ** (-c / D)`.
 
-    delta [H, D] is learned from 0 in each layer. Each channel becomes two, a cosine's and a sine's, so q and k come
-    back 2 D wide.
+    delta [H, D] is learned from 0 in each layer; the paper's is -delta, and bounded to [-2 pi, 0]. Each channel becomes
+    two, a cosine's and a sine's, so q and k come back 2 D wide.
 
     Options: `base` (10000 as in the paper). Raises: ConfigError for a base that is not above 1.
     """

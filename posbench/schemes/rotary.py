@@ -150,6 +150,11 @@ class Rotary(Scheme):
         """r, the channels of each head that are rotated, from the first on, in pairs (t, t + r/2); even."""
         return self.shape.head_dim
 
+    @property
+    def schedule_base(self) -> float:
+        """The base of `frequencies`, as trained."""
+        return self.base
+
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """`inv_freq` as trained, [r/2] float64, radians a token."""
         return inverse_frequencies(self.width, self.base, device)
@@ -161,7 +166,7 @@ class Rotary(Scheme):
         """
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
-            inv_freq = self.rescaling.inv_freq(Trained(inv_freq, self.base, self.shape.context_length), length)
+            inv_freq = self.rescaling.inv_freq(Trained(inv_freq, self.schedule_base, self.shape.context_length), length)
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:

@@ -18,7 +18,7 @@ class SelectiveRope(Scheme):
     x is the stream behind the layer's norm. V [rank, C], u [D/2, rank] and b [D/2] are of each layer, u and b of each
     key head, whose queries turn alike. V and u begin as the model's matrices and b at 0, near RoPE. Of the paper's
     module this is the low-rank map with its constant; its short convolution, which needs earlier rows of the stream,
-    and its gate are left out.
+    and its gate are left out. The authors' code divides each head's part of x by a norm of its own.
 
     Options: `base` (500000 as in the authors' code), `rank` (16 there).
     Raises: ConfigError for a base that is not above 1 or a rank that is not a whole number above 0.

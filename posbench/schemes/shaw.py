@@ -13,7 +13,7 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 class Shaw(Scheme):
     """`q_i . a_min(i - j, clip) / sqrt(D)` on the scores, with a table a [clip + 1, D] in each layer, learned from 0.
 
-    Shared by heads, as in section 3.4 of the paper. Its vectors on values are left out.
+    Shared by heads (section 3.3 of the paper). Its vectors on values are left out.
 
     Options: `clip`, tokens from which on all distances share a vector.
     Raises: ConfigError where that is not a whole number above 0.

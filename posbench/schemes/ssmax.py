@@ -14,7 +14,8 @@ class Ssmax(Scheme):
     """`q_i -> s_h ln(i + 1) q_i`, s learned in each layer and head; without the bias that the paper tries beside it.
 
     s begins at 1 / ln(training length), so that the last query of a training window begins unscaled. `i` is the
-    position, since a causal query at position i sees i + 1 tokens: the scores are not relative.
+    position, since a causal query at position i sees i + 1 tokens (under `window` too, where it sees fewer): the scores
+    are not relative.
     """
 
     group = "biases on the scores"  # by way of q

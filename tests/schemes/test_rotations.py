@@ -137,6 +137,13 @@ def test_every_rescaling_is_its_definition(name):
         assert inv_freq(scheme, length).tolist() == pytest.approx(expected, rel=1e-13)
 
 
+@pytest.mark.parametrize("name", RESCALINGS)
+def test_a_learned_base_is_rescaled_as_a_fixed_one_of_its_value(name):
+    learned, fixed = scheme_of("learned_base", rescale=name), scheme_of(base=5e5, rescale=name)
+    learned.log_scale.data.fill_(math.log(5e5 / 10000.0))
+    assert torch.allclose(inv_freq(learned, 4 * L), inv_freq(fixed, 4 * L), rtol=1e-6, atol=0)
+
+
 def test_the_papers_ramp_is_linear_in_turns_and_the_codes_in_pairs():
     w = scheme_of().frequencies()
     turns = L * w / (2 * math.pi)
