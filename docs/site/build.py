@@ -111,7 +111,8 @@ def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]], hea
     for pack, of_pack in rows.items():
         for title, heading, scheme, line in of_pack:
             if scheme == name:
-                title = "Loss" if title == pack else title
+                if title == pack:  # a report's first table
+                    title = "Loss" if " loss" in heading else "Tasks: up to which length"
                 figures = line.partition(" | ")[2]
                 found.setdefault((title, heading), []).append(f"[{pack}](../results/{pack}.md) | {figures}")
     parts.append("## Its row in every table")
@@ -143,9 +144,8 @@ def picture(name: str) -> str:
     if not curves or config.scheme.attention:
         return ""
     drawing = inline_svg(encoded(scheme_plots.grid(curves, ""), "svg").decode(), name)
-    caption = (
-        "Before training, by distance: what the scheme adds to a score, and how much of a value arrives unchanged."
-    )
+    said = {"score": "what the scheme adds to a score", "value": "how much of a value arrives unchanged"}
+    caption = f"Before training, by distance: {', and '.join(said[what] for what in curves)}."
     return f'<figure class="picture curves-{len(curves)}">{drawing}<figcaption>{caption}</figcaption></figure>'
 
 

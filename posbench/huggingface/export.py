@@ -74,7 +74,7 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
         again = AutoModelForCausalLM.from_pretrained(beside, dtype=torch.float32, local_files_only=True).eval()
         difference, largest = _compare(model, again, config.train.context_length)
         result = Export(folder, type(again).__name__, stock is not None, difference, largest)
-        write_text(beside / "README.md", _readme(result, config, name))
+        write_text(beside / "README.md", _readme(result, config, name, tokenizer))
         publish_folder(beside, folder)
     return result
 
@@ -112,7 +112,10 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
     return difference, largest
 
 
-def _readme(result: Export, config: Config, name: str) -> str:
+def _readme(result: Export, config: Config, name: str, tokenizer: Tokenizer) -> str:
+    prompt, note = ("Once upon a time", "  # begins with BOS, as in training")
+    if config.is_task:  # a word of its own tokens
+        prompt, note = " ".join(tokenizer.id_to_token(n) for n in range(2)), ""
     row = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
     return f"""# `{name}`
@@ -126,7 +129,7 @@ context. On random tokens its logits differ from posbench's by at most {result.d
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-inputs = tokenizer("Once upon a time", return_tensors="pt")  # begins with BOS, as in training
+inputs = tokenizer({json.dumps(prompt)}, return_tensors="pt"){note}
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=True)[0]))
 ```
 """

@@ -53,9 +53,11 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
             for own, new in zip(module.buffers(recurse=False), made.buffers(recurse=False), strict=True):
                 own.copy_(new)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **others: Any) -> dict[str, Any]:  # type: ignore[override]
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
+    ) -> dict[str, Any]:
         """The whole window each time: schemes differ in what could be cached, and exports are scored, not served."""
-        return {"input_ids": input_ids, "attention_mask": others.get("attention_mask")}
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(
         self,
@@ -72,7 +74,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         many last positions, 0 for all.
         Raises: ValueError for padding before a sequence, which would move its positions.
         """
-        if attention_mask is not None and (attention_mask.diff(dim=-1) > 0).any():
+        if attention_mask is not None and (attention_mask.long().diff(dim=-1) > 0).any():
             raise ValueError(
                 "attention_mask has a 0 before a token: pad behind the sequence, or read prompts one at a time"
             )

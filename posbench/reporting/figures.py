@@ -154,7 +154,7 @@ def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
         colour, _, marker = look[scheme]
         each = of_all[scheme].dropna()
         axes.plot(each, [y + 0.25] * len(each), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
-        interval = half(validation.loc[scheme], "gap") if scheme in validation.index else math.nan
+        interval = half(validation.loc[scheme], "gap") if c.can_rank and scheme in validation.index else math.nan
         if math.isfinite(interval):
             axes.errorbar([each.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
         axes.plot([each.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
@@ -207,7 +207,7 @@ def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
         axes.margins(x=0)
 
-    return _lines(lines, look, finish, "tokens trained on", 3.6, marker=False, sharey=False)
+    return _lines(lines, look, finish, "tokens trained on", 3.6, sharey=False)
 
 
 def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
@@ -317,7 +317,6 @@ def _lines(
     finish: Callable[[Axes], None],
     label: str,
     height: float,
-    marker: bool = True,
     sharey: bool = True,
 ) -> Figure:
     """A line a scheme, MOST_LINES in a panel at the most; `finish` sets a panel's axes."""
@@ -326,13 +325,13 @@ def _lines(
     size = math.ceil(len(lines) / number)
     for n, (scheme, (x, y)) in enumerate(lines.items()):
         colour, line, mark = look[scheme]
-        shape = mark if marker else None
         panels[n // size].plot(
             np.asarray(x, float),
             np.asarray(y, float),
             line,
             color=colour,
-            marker=shape,
+            marker=mark,
+            markevery=max(1, len(x) // 8),
             markeredgewidth=0,
             label=scheme,
         )
@@ -360,7 +359,7 @@ def name_lines(figure: Figure, axes: Axes) -> None:
     placed = stand_clear(wanted, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
     for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
         colour: Any = line.get_color()
-        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "linestyle": ":", "shrinkA": 0, "shrinkB": 2}
         axes.annotate("", end, (1.03, y), textcoords="axes fraction", annotation_clip=False, arrowprops=arrow)
         sample: dict[str, Any] = {"color": colour, "transform": axes.transAxes, "clip_on": False, "label": "_sample"}
         axes.plot([1.03, 1.062], [y, y], line.get_linestyle(), **sample)
@@ -420,7 +419,7 @@ def encoded(figure: Figure, kind: str) -> bytes:
     with style():
         getattr(canvas, f"print_{kind}")(buffer, metadata=metadata)  # `savefig` draws twice
     if kind == "svg":  # two decimals of a point are more than can be seen
-        return re.sub(rb"(\d\.\d\d)\d+", rb"\1", buffer.getvalue())
+        return re.sub(rb"<[^>]*>", lambda tag: re.sub(rb"(\d\.\d\d)\d+", rb"\1", tag[0]), buffer.getvalue())
     return buffer.getvalue()
 
 

@@ -179,7 +179,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         },
         "same_costs": same,
         "onset": ONSET,
-        "allowance": c.pairs["allowed"].max(),
+        "allowance": c.pairs["allowed"].max() if c.can_rank else 0.0,
         "none_caught_on": c.has_onsets and not c.has_caught_on,
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
@@ -337,7 +337,7 @@ _UNTOLD = {
     "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
     "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
     "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
-    "validation_tokens", "order_every",
+    "validation_tokens", "order_every", "tokens", "from_run",
 }  # fmt: skip
 
 
@@ -396,9 +396,7 @@ def _by_content(
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "across": _across(groups),
-        "lowest": [
-            (scheme, tables.text_of(best[scheme])) for scheme in means.min(axis=1).nsmallest(3).index if scheme in best
-        ],
+        "lowest": [(s, tables.text_of(means.loc[s].idxmin())) for s in means.min(axis=1).nsmallest(3).index],
         "figures": pictures.trend(groups, by, is_rate),
         "tables": {
             "loss": losses,

@@ -170,12 +170,13 @@ def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
         figure, panels = new_figure(height, rows, width, ncols=columns)
         for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
             alike = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
-            shades = [INK] if alike else colormaps["viridis"](np.linspace(0, 0.85, len(heads)))
+            shades = [INK] if alike else colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
             for line, shade in zip(heads, shades, strict=False):
                 axes.plot(distances, line, color=shade, linewidth=1.0)
             low, high = max(float(heads.min()), LEAST), float(heads.max())
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
+            axes.set_xlim(0, distances[-1])
             axes.set_xticks([0, 1, 4, 16, 64, 256, 1024], ["0", "1", "4", "16", "64", "256", "1k"])
             axes.minorticks_off()
             axes.tick_params(labelsize=7)

@@ -177,8 +177,8 @@ def flip_test(difference: Floats) -> float:
     """
     difference = difference[difference != 0]  # both censored, or alike: they say nothing
     signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
-    means = np.abs(signs @ difference)
-    return float((means >= np.abs(difference.sum()) * (1 - 1e-9)).mean())
+    rounding = 1e-9 * np.abs(difference).sum()
+    return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 
 
 def detectable(sd: float, seeds: int, level: float) -> float:

@@ -246,10 +246,10 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
     Bold: the best group of each scheme; `*`: significant in its group.
     Arguments: is_rate, whether groups are learning rates: losses have a column with the gap at each scheme's best one.
     """
-    schemes = sorted({s for c in groups.values() for s in c.schemes}, key=lambda s: _mean_gap(groups, s))
     validations = {value: c.validation() for value, c in groups.items()}
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
-    best = means.idxmin(axis=1)
+    best, lowest = means.idxmin(axis=1), means.min(axis=1)
+    schemes = sorted(means.index, key=lambda s: (lowest[s] if is_rate else _mean_gap(groups, s), s))
     at_best = {scheme: groups[best[scheme]].losses[scheme] for scheme in schemes}
     base = next(iter(groups.values())).wanted_baseline
     losses, gaps = [], []
@@ -288,9 +288,10 @@ def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
     return frame(rows)
 
 
-def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> tuple[float, str]:
-    gaps = [(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses]
-    return float(np.mean(gaps)), scheme
+def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
+    return float(
+        np.mean([(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses])
+    )
 
 
 def frame(rows: list[dict[str, str]]) -> pd.DataFrame:

@@ -48,7 +48,8 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
     expected = model(tokens)
     scale = expected.abs().max()
     torch.testing.assert_close(theirs(tokens).logits / scale, expected / scale, atol=2e-5, rtol=0)
-    generated = theirs.generate(tokens, max_new_tokens=2, do_sample=False, eos_token_id=None, pad_token_id=256)
+    given = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 2, "do_sample": False, "pad_token_id": 256}
+    generated = theirs.generate(tokens, eos_token_id=None, **given)
     assert generated[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
 
 
@@ -88,7 +89,7 @@ def test_padding_behind_a_sequence_changes_nothing_and_padding_before_it_is_refu
     written(tmp_path, "sinusoidal")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     tokens, mask = torch.arange(6)[None], torch.tensor([[1, 1, 1, 1, 0, 0]])
-    torch.testing.assert_close(model(tokens, attention_mask=mask).logits[:, :4], model(tokens[:, :4]).logits)
+    torch.testing.assert_close(model(tokens, attention_mask=mask.bool()).logits[:, :4], model(tokens[:, :4]).logits)
     with pytest.raises(ValueError, match="attention_mask"):
         model(tokens, attention_mask=mask.flip(1))
 

@@ -20,7 +20,7 @@ from rich.console import Console
 import posbench
 from posbench.config import ConfigError
 from posbench.reporting import tables
-from posbench.reporting.figures import looks, stand_clear
+from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
 from posbench.runs import append_metrics
 
@@ -152,6 +152,14 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
+
+
+def test_coordinates_are_cut_and_numbers_that_are_read_are_not() -> None:
+    with style():
+        figure, (axes,) = new_figure(2.0)
+        axes.set_title("0.0625")
+        drawing = encoded(figure, "svg")
+    assert b">0.0625<" in drawing and not re.search(rb'd="[^"]*\.\d{3}', drawing)
 
 
 @pytest.mark.usefixtures("undrawn")
