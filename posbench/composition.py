@@ -209,6 +209,9 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
+    given = {word.partition("=")[0] for word in HydraConfig.get().overrides.task}
+    if "train.lr" in given and "train.lr_of" not in given:
+        mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
     if mapping["train"].get("from_run"):
         _continue(mapping)
     if mapping["data"].get("source") == "task":

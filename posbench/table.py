@@ -110,6 +110,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
     "p_published": ("p with Holm's correction over the links of the published chain", ""),
     "p_primary": ("p with Holm's correction over the pairs fixed before training (experiment.primary)", ""),
+    "p_primary_at_rates": ("the same of a plain paired t-test, at the rates as they are", ""),
     "p_all": ("p with Holm's correction over all pairs", ""),
     "p_equal": ("two one-sided tests of a difference of the margin or more", ""),
     "p_equal_baseline": ("p_equal with Holm's correction over the pairs with the baseline", ""),

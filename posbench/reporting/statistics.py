@@ -94,6 +94,7 @@ def compare(
     names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
     is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
     allowed = allowance(pairs[is_fixed] if is_fixed.any() else pairs, pilots)
+    at_rates = pairs["p"].to_numpy(float)
     if allowed:
         error = pairs["sd"] / np.sqrt(pairs["seeds"])
         pairs["p"] = np.minimum(1, 2 * stdtr(pairs["seeds"] - 1, (allowed - pairs["difference"]) / error))
@@ -113,6 +114,8 @@ def compare(
             pairs[f"{p}_{family}"] = math.nan
             size = len(fixed) if family == "primary" else 0
             pairs.loc[inside, f"{p}_{family}"] = holm(pairs.loc[inside, p].to_numpy(float), size)
+    tested = pairs["p_primary"].notna().to_numpy(bool)
+    pairs.loc[tested, "p_primary_at_rates"] = holm(at_rates[tested], len(fixed))
     level = LEVEL / max(1, int(families["baseline"].sum()))
     pairs["detectable"] = [
         allowed + detectable(sd, n, level) for sd, n in zip(pairs["sd"], pairs["seeds"], strict=True)

@@ -201,7 +201,10 @@ def primary_table(c: Comparison) -> pd.DataFrame:
         half_width = (pair["difference_high"] - pair["difference_low"]) / 2
         said = verdict(c.pairs, pair["left"], pair["right"], "primary")
         row = {"lower loss": pair["left"], "higher loss": pair["right"]}
-        row |= {"difference": plus_minus(pair["difference"], half_width), "p": f"{pair['p_primary']:.2g}"}
+        row["difference"] = plus_minus(pair["difference"], half_width)
+        if pair["allowed"]:
+            row["p at these rates"] = f"{pair['p_primary_at_rates']:.2g}"
+        row["p"] = f"{pair['p_primary']:.2g}"
         rows.append(row | {"verdict": {"better": "differ"}.get(said, said)})
     return frame(rows)
 

@@ -337,4 +337,4 @@ def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Pat
         ("qk_rope", "nope", "equal"),
     ]
     assert float(rows[0][2]) == pytest.approx(0.1, abs=0.01)
-    assert "Of the 2 pairs fixed before training 1 differ" in " ".join(said.split())
+    assert "Significantly different among the 2 pairs fixed before training: 1" in " ".join(said.split())

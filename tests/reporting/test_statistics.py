@@ -165,6 +165,8 @@ def test_tests_of_pairs_that_were_fixed_do_not_depend_on_other_rows() -> None:
     for column in ("allowed", "p", "p_primary"):
         assert beside.loc[alone.index, column].tolist() == alone[column].tolist()
     assert beside["p_primary"].notna().sum() == 3
+    plain = compare(TABLE[["a", "b", "c"]], "c", primary=groups).set_index(["left", "right"])
+    assert alone["p_primary_at_rates"].tolist() == plain["p_primary"].tolist() != alone["p_primary"].tolist()
 
 
 def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested() -> None:
