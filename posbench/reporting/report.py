@@ -83,7 +83,7 @@ def report(
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         runs, left_out = finished(chosen)
         content, files = content_of_tasks(runs, rows, by, left_out)
-        content["setup"] = _setup(runs)
+        content |= {"setup": _setup(runs), "continued": dict(_continued(runs))}
         names, first = content["names"], content["tables"]["summary"]
     elif by:
         groups = _groups(chosen, rows, by, baseline, published, margin)
