@@ -150,5 +150,9 @@ def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
 
 def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     template = environment().get_template("tasks_conclusions.j2")
-    said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2]).split())
-    assert said == "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it."
+    continued = {"nope": "1 of 2 tokens as copy/alibi"}
+    said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
+    assert said == (
+        "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
+        "nope was trained for 1 of 2 tokens as copy/alibi, and began the rest with those weights."
+    )
