@@ -87,6 +87,10 @@ def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: G
     assert rates[0] != rates[1]
     assert own.manifest.identity["scheme.lr"] == 2e-3 and "scheme.lr" not in shared.manifest.identity
     assert results("runs/demo")["fingerprint.config"].nunique() == 1
+    assert posbench("train", *short, "scheme=alibi", "seed=0", "train.lr=3e-3").status == 0  # in words, beside these
+    assert posbench("report", "runs/demo").status == 0
+    assert posbench("train", *short, "scheme=k_rope", "seed=0", "train.lr=3e-3", "train.weight_decay=0.2").status == 0
+    assert "train.weight_decay: 0.1 (3 runs), 0.2 (k_rope seed 0)" in posbench("report", "runs/demo").error
 
 
 @pytest.mark.slow
