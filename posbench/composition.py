@@ -113,9 +113,12 @@ def settings() -> list[str]:
 def hydra_word(word: str) -> str:
     """An override with quotes around `~/books` and `größe`, which Hydra's grammar cannot read without.
 
-    Words with quotes, functions, mappings or references stay as they are.
+    Words with quotes, functions, mappings or references stay as they are, but rates of further schemes may be added to
+    those of an experiment's file.
     """
     key, equals, value = word.partition("=")
+    if key == "train.lr_of" and value.startswith("{"):
+        return f"++{word}"
     if re.search(r"[\"'(){}\\]", value):
         return word
     return key + equals + _NEEDS_QUOTES.sub(lambda part: f"'{part[0].strip()}'", value)
@@ -209,7 +212,7 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
-    given = {word.partition("=")[0] for word in HydraConfig.get().overrides.task}
+    given = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     if "train.lr" in given and "train.lr_of" not in given:
         mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
     if mapping["train"].get("from_run"):

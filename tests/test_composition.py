@@ -91,7 +91,7 @@ def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
     assert config.data.train_path == [f"{here}/a b.txt", "ö.txt"] and config.data.validation_path == f"{here}/v"
     assert config.data.cache_dir == f"{here}/cache" and config.runs_dir == f"{here}/runs"
     assert config.scheme.kind == "other/x.py:Bent"  # seen from here
-    for word in ("scheme.base=1,2", "scheme=choice(é,b)", "train.lr_of={nope:1e-3}", "~train.lr"):
+    for word in ("scheme.base=1,2", "scheme=choice(é,b)", "scheme.attention={kind: linear}", "~train.lr"):
         assert hydra_word(word) == word
 
 

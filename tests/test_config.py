@@ -32,7 +32,7 @@ def test_the_learning_rate_of_a_scheme_is_looked_up() -> None:
 def test_a_rate_in_words_goes_before_those_of_an_experiments_file() -> None:
     words = ["experiment=headline", "scheme=vo_rope"]
     assert compose(words).row_train.lr == 1e-3 and compose([*words, "train.lr=5e-3"]).row_train.lr == 5e-3
-    assert compose([*words, "train.lr=5e-3", "train.lr_of={nope:7e-3}"]).row_train.lr == 1e-3
+    assert compose([*words, "train.lr=5e-3", "train.lr_of={nope:7e-3,mine:1e-4}"]).train.lr_of["mine"] == 1e-4
 
 
 def test_a_run_is_identified_by_what_its_settings_came_to() -> None:
