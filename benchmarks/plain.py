@@ -59,8 +59,9 @@ def logits(w: dict[str, torch.Tensor], tokens: torch.Tensor, s: dict) -> torch.T
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     bias = torch.zeros(H, 1, 1)
     if s["scheme.kind"] == "alibi":
-        assert H & (H - 1) == 0, "slopes of a power of two heads"
-        bias = -(2.0 ** (-8 * torch.arange(1, H + 1) / H))[:, None, None] * (i - j)
+        P = 2 ** (H.bit_length() - 1)  # more heads than a power of two: every second slope of the next power
+        powers = [8 * h / P for h in range(1, P + 1)] + [4 * (2 * h + 1) / P for h in range(H - P)]
+        bias = -torch.tensor([2.0**-power for power in powers])[:, None, None] * (i - j)
     bias = bias + torch.full((T, T), -math.inf).triu(1)
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
