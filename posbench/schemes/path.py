@@ -42,10 +42,10 @@ class Path(Scheme):
         return torch.cat((w, b[..., None]), dim=-1).transpose(1, 2)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        k = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        w, b = gates.at_key.to(wide).split((k.shape[-1], 1), dim=-1)
-        added = reflected(q.to(wide), k, w, b) * self.shape.head_dim**-0.5
+        wide, D = torch.promote_types(q.dtype, torch.float32), self.shape.head_dim
+        q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        w, b = gates.at_key.to(wide).split((D, 1), dim=-1)
+        added = (reflected(q, k, w, b) - q @ k.mT) * D**-0.5
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
@@ -57,16 +57,17 @@ class Path(Scheme):
 
 
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """`k_j^T (H_(j+1) ... H_i - 1) q_i`, [B, H, Tq, T] for keys up to the query's row; later entries are undefined.
+    """`k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T] for keys up to the query's row; later entries are undefined.
 
     In blocks (section 3.2 of the paper): a product of reflections is `1 - W^T M W` with an upper triangular M, by which
-    keys are carried to the end of their block and queries back to the beginning of theirs; then block by block.
+    keys are carried to the end of their block and queries back to the beginning of theirs. Then, from the last block of
+    keys to the first, all queries behind a block meet its keys and are carried back across it.
     Arguments: q [B, H, Tq, D], the last rows; k, w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]
     first = (T - rows) // BLOCK  # the block of the first query
-    behind = -T % BLOCK
-    q = F.pad(q, (0, 0, T - rows - first * BLOCK, behind)).unflatten(2, (-1, BLOCK))  # [B, H, queries' blocks, L, D]
+    begin, behind = T - rows - first * BLOCK, -T % BLOCK
+    q = F.pad(q, (0, 0, begin, behind)).unflatten(2, (-1, BLOCK))  # [B, H, queries' blocks, BLOCK, D]
     k, w, b = (F.pad(x, (0, 0, 0, behind)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
     between = b * (w @ w.mT).triu(1)
     one = torch.eye(BLOCK, dtype=w.dtype, device=w.device)
@@ -74,22 +75,17 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     keys_seen = (w @ k.mT).tril(-1)  # by later rows of their block
     queries_see = (q @ w[:, :, first:].mT).tril()  # earlier rows and their own
     back = queries_see @ inverse[:, :, first:].mT
-    inside = -back @ keys_seen[:, :, first:]
-    carried = k - keys_seen.mT @ inverse @ w  # keys to the end of their block
-    q_back = q - back @ w[:, :, first:]
-    blocks, queried = k.shape[2], q.shape[2]
-    parts = [inside]  # by blocks between query and key, [B, H, queries' blocks, L, L]
-    for n in range(1, blocks):
-        skipped = max(0, n - first)  # blocks of queries with no key so far back
-        to, of = slice(first + skipped - n, blocks - n), slice(skipped, None)
-        now = q_back[:, :, skipped - queried :]
-        added = now @ carried[:, :, to].mT - q[:, :, of] @ k[:, :, to].mT
-        parts.append(F.pad(added, (0, 0, 0, 0, skipped, 0)))
-        W = w[:, :, to]
-        q_back = now - ((now @ W.mT) @ inverse[:, :, to].mT) @ W
-    # parts[n] of queries' block m belongs to the keys' block first + m - n: rows are shifted by one another.
-    shifted = F.pad(torch.stack(parts[::-1], dim=3), (0, 0, 0, 0, 1, 0))  # [B, H, queried, blocks + 1, L, L]
-    shifted = shifted.flatten(2, 3).unflatten(2, (blocks + 1, queried))[:, :, 1:]
-    shifted = shifted.flatten(2, 3).unflatten(2, (queried, blocks)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
-    begin = T - rows - first * BLOCK
-    return shifted[:, :, begin : begin + rows, :T]
+    inside = (q @ k[:, :, first:].mT - back @ keys_seen[:, :, first:]).unbind(2)
+    carried = (k - keys_seen.mT @ inverse @ w).unbind(2)  # keys to the end of their block
+    q_back = (q - back @ w[:, :, first:]).unbind(2)
+    W, M = w.unbind(2), inverse.unbind(2)
+    queries = q[:, :, 0, :0]  # those behind the block, [B, H, rows, D]
+    columns = []
+    for n in reversed(range(len(carried))):
+        column = queries @ carried[n].mT
+        queries = queries - ((queries @ W[n].mT) @ M[n].mT) @ W[n]
+        if n >= first:  # queries stand in this block too; those before it see nothing of it
+            column = F.pad(torch.cat((inside[n - first], column), dim=2), (0, 0, (n - first) * BLOCK, 0))
+            queries = torch.cat((q_back[n - first], queries), dim=2)
+        columns.append(column)
+    return torch.cat(columns[::-1], dim=3)[:, :, begin : begin + rows, :T]
