@@ -76,14 +76,14 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     queries_see = (q @ w[:, :, first:].mT).tril()  # earlier rows and their own
     back = queries_see @ inverse[:, :, first:].mT
     inside = (q @ k[:, :, first:].mT - back @ keys_seen[:, :, first:]).unbind(2)
-    carried = (k - keys_seen.mT @ inverse @ w).unbind(2)  # keys to the end of their block
     q_back = (q - back @ w[:, :, first:]).unbind(2)
-    W, M = w.unbind(2), inverse.unbind(2)
+    carried = k - keys_seen.mT @ inverse @ w  # keys to the end of their block
+    met, taken = torch.cat((carried, w), dim=3).unbind(2), (inverse.mT @ w).unbind(2)
     queries = q[:, :, 0, :0]  # those behind the block, [B, H, rows, D]
     columns = []
-    for n in reversed(range(len(carried))):
-        column = queries @ carried[n].mT
-        queries = queries - ((queries @ W[n].mT) @ M[n].mT) @ W[n]
+    for n in reversed(range(len(met))):
+        column, along = (queries @ met[n].mT).split(BLOCK, dim=-1)
+        queries = queries - along @ taken[n]
         if n >= first:  # queries stand in this block too; those before it see nothing of it
             column = F.pad(torch.cat((inside[n - first], column), dim=2), (0, 0, (n - first) * BLOCK, 0))
             queries = torch.cat((q_back[n - first], queries), dim=2)
