@@ -14,6 +14,7 @@ ONE_OF_EACH = (
     "decay_vo_rope",
     "fire",
     "fox",
+    "grape_ap",
     "learned",
     "linear_qk_rope",
     "nope",

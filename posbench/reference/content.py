@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import floor, sqrt
+from math import exp, floor, log1p, sqrt
 from typing import Any
 
 import numpy as np
@@ -95,3 +95,49 @@ class SelectiveRope(Definition):
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
+
+
+class Repo(Definition):
+    """q and k turned by a position that each token computes (arXiv 2512.14391)."""
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, width: int | None = None
+    ) -> None:
+        super().__init__(config, weights)
+        model = config.model
+        assert model.head_dim is not None and model.num_kv_heads is not None
+        self.group, half = model.num_heads // model.num_kv_heads, model.head_dim // 2
+        self.w = np.array([base ** (-t / half) for t in range(half)])
+
+    def gate(self, x: Array, h: int) -> float:
+        gate, content = self.weights["G"] @ x, self.weights["A"] @ x
+        return float(self.weights["u"][h // self.group] @ (gate / (1 + np.exp(-gate)) * content))
+
+    def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
+        return np.asarray(gates[-1] * self.w)
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)) @ x
+
+    def k(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)) @ x
+
+
+class GrapeAp(Definition):
+    """ALiBi's slope times, for each token behind the key, what the query makes of it there (arXiv 2512.07805)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 8) -> None:
+        super().__init__(config, weights)
+        self.P, self.slopes = width, alibi_slopes(config.model.num_heads)
+
+    def gate(self, x: Array, h: int) -> Array:
+        return np.asarray(self.weights["W"][h * self.P : (h + 1) * self.P] @ x)
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        total = 0.0
+        for between in range(s + 1, t + 1):
+            p = rows.gates[h][between]
+            angles = (float(rows.positions[between]),) * (self.P // 2)
+            turned = rotation_by(angles, self.P) @ p / sqrt(float(p @ p) / self.P)
+            total += self.slopes[h] * -log1p(exp(-float(rows.gates[h][t] @ turned) / self.P))
+        return total

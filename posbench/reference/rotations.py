@@ -134,6 +134,16 @@ class Hope(Rotary):
         return [0.0 if 2 * pi / w > self.L else w for w in super().frequencies(D)]
 
 
+class Clipped(Rotary):
+    """They turn ever less, the slowest not at all."""
+
+    def frequencies(self, D: int) -> list[float]:
+        w = super().frequencies(D)
+        fast = [f for f in w if 2 * pi / f <= self.L]
+        slow = w[len(fast) :]
+        return fast + [f * (1 + cos(pi * m / max(1, len(slow) - 1))) / 2 for m, f in enumerate(slow)]
+
+
 class Xpos(Rotary):
     """`zeta_t ** (d / span)` on pair t: q takes the power of its position, k the inverse."""
 

@@ -21,7 +21,7 @@ from posbench.attention.kernels import attend
 from posbench.composition import compose
 from posbench.config import SchemeConfig
 from posbench.model import build_model
-from posbench.schemes import Placement, Shape, build_scheme
+from posbench.schemes import Gates, Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.schemes.path import reflected
 from posbench.schemes.t5 import buckets_of
@@ -277,6 +277,54 @@ def test_selective_rope_that_selects_nothing_is_rope():
     for scheme in selective.scheme:
         scheme.u.zero_()
     assert (selective(random_tokens()) - rope(random_tokens())).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_repo_is_transformers_rotation_at_the_positions_that_its_authors_map_gives(monkeypatch):
+    monkeypatch.setattr(modeling_llama, "torch", Float64())
+    scheme, positions = scheme_of("repo", base=10000.0), torch.arange(T)
+    x, q, k = random(2, T, 48), random(2, H, T, D, seed=3), random(2, HKV, T, D, seed=4)
+    made = scheme.gate(x, positions)
+    z = (F.silu(x @ scheme.G.t()) * (x @ scheme.A.t())) @ scheme.u.t()  # [B, T, Hkv], as SakanaAI/repo's final_map
+    assert z.std() > 1
+    rope = scheme_of("rotary", sites=["q", "k"])
+    for gates, places in ((made, z), (positions.double().expand(2, HKV, T)[..., None], positions.expand(HKV, -1).t())):
+        angles = places[..., None] / 10000 ** (torch.arange(0, D, 2).double() / D)  # [B, T, Hkv, D/2]
+        cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+        for tensor, move in ((q, scheme.q), (k, scheme.k)):
+            group = tensor.shape[1] // HKV
+            ours = move(tensor, scheme.locate(None, Gates(*4 * [gates.repeat_interleave(group, dim=1)])))
+            for head in range(tensor.shape[1]):
+                own = (part[..., head // group, :].expand(2, -1, -1) for part in (cos, sin))
+                theirs, _ = modeling_llama.apply_rotary_pos_emb(tensor[:, [head]], tensor[:, [head]], *own)
+                assert (ours[:, [head]] - theirs).abs().max() < 1e-12
+    assert torch.allclose(
+        ours, rope.k(k, rope.prepare(positions, T)), rtol=0, atol=1e-12
+    )  # tokens that say their index
+
+
+@pytest.mark.parametrize("offset", [0, 37])
+def test_grape_ap_is_its_authors_code_with_its_gradients(offset):
+    """model/llama-mha-grape-a-pi.py. They turn the other way, which the halves of p's channels change over undo."""
+    P, length = 8, 40
+    scheme, x = scheme_of("grape_ap", width=P), random(2, length, 48)
+    positions = torch.arange(offset, offset + length)
+    pos = scheme.prepare(positions, length)
+    gates = scheme.gate(x, pos)
+    rows, b, h = torch.arange(length), torch.arange(2)[:, None, None, None], torch.arange(H)[:, None, None]
+    bias = scheme.bias(x, x, Gates(gates, gates, gates, gates), Placement(pos, offset, offset, length))
+    ours = bias(b, h, rows[:, None], rows).tril()
+    p = torch.cat((x @ scheme.W.t()).unflatten(-1, (H, P)).transpose(1, 2).chunk(2, -1)[::-1], -1)  # [B, H, T, P]
+    p_norm = p * p.pow(2).mean(-1, keepdim=True).rsqrt()
+    cos, sin = positions[:, None].double().cos(), positions[:, None].double().sin()
+    one, two = p_norm.chunk(2, dim=-1)
+    p_rot = torch.cat((one * cos + two * sin, one * -sin + two * cos), dim=-1)
+    theirs = torch.log(torch.sigmoid(p @ p_rot.mT / P)) * slopes(H)[:, None, None]
+    theirs = theirs.masked_fill(torch.ones(length, length).triu(1) == 1, 0.0)
+    theirs = (theirs.sum(-1, keepdim=True) - theirs.cumsum(-1)).tril()
+    assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
+    grads = [torch.autograd.grad((made * made).sum(), scheme.W)[0] for made in (ours, theirs)]
+    assert grads[0].abs().max() > 1e-3 and (grads[0] - grads[1]).abs().max() < 1e-8
 
 
 WIDE = Shape(d_model=256, num_heads=4, num_kv_heads=2, head_dim=64, context_length=512)

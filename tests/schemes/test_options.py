@@ -38,6 +38,8 @@ REFUSED = [
     ("pope", {"base": 1}, "scheme.base=1 must lie between"),
     ("path", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (32 is the authors')"),
     ("selective_rope", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (16 is the authors')"),
+    ("repo", {"width": 0}, "scheme.width=0 must be a whole number, 1 or more (C / 8 in the paper)"),
+    ("grape_ap", {"width": 7}, "scheme.width=7 must be an even number above 0 (8 is the paper's)"),
     ("nope", {"base": 10000}, "(options: none)"),
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
     ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 is odd"),

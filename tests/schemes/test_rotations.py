@@ -100,6 +100,16 @@ def test_hope_keeps_what_comes_round_within_the_training_length():
     assert torch.equal(scheme_of("hope", context_length=1 << 20).frequencies(), geometric)
 
 
+@pytest.mark.parametrize("length, slow", [(L, 16), (6200, 8), (60_000, 0), (40_000, 1)])
+def test_clipped_frequencies_are_their_authors(length, slow):
+    geometric = inverse_frequencies(64, 10000.0)
+    clip = int((2 * math.pi / geometric > length).sum())
+    mask = 0.5 * (1.0 + torch.cos(torch.linspace(0.0, torch.pi, steps=clip, dtype=torch.float64)))  # hrlics/CoPE
+    theirs = torch.cat((geometric[: 32 - clip], geometric[32 - clip :] * mask))
+    assert clip == slow
+    assert torch.allclose(scheme_of("clipped", context_length=length).frequencies(), theirs, rtol=0, atol=1e-16)
+
+
 def test_the_base_may_be_the_training_length_also_where_it_is_one_of_several():
     row = certificate_config("qk_rope_context", ["train.context_length=333"])
     assert build_model(row, VOCAB).scheme[0].base == 333.0

@@ -289,6 +289,8 @@ FLOPS = {  # of one layer, a token of a window of T
     "cope": lambda T: 2 * H * D * 64,
     "dape": lambda T: T * 32 * (2 * H + H),
     "selective_rope": lambda T: 2 * 16 * (C + HKV * D // 2),
+    "repo": lambda T: 2 * (C // 8) * (2 * C + HKV),
+    "grape_ap": lambda T: 2 * H * 8 * C + H * 8 * T,
     "fox_qk_rope": lambda T: 2 * H * C,
     "path": lambda T: 2 * (32 + HKV) * C + 2 * HKV * D * 32 + 2 * H * 32 * (5 * D + 64) + H * T * D * (1 + D / 32),
 }
