@@ -264,12 +264,12 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield what, _counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
-        of_rows = runs.groupby("fingerprint.config")["train.lr"].nunique().max() > 1  # each has a rate of its own
-        aside = ("scheme.", "device.compiled", *(["train.lr"] if of_rows else []))
+        with_own_rates = runs.groupby("fingerprint.config")["train.lr"].nunique().max() > 1
+        aside = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
         shared = [column for column in settings_of(runs) if not column.startswith(aside)]
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in differing)
-        if not differing and not of_rows:
+        if not differing and not with_own_rates:
             yield "the configuration", _counts(runs, "fingerprint.config")
     for seed, of_seed in runs.groupby("seed"):
         if of_seed["fingerprint.batches"].nunique() > 1:

@@ -21,7 +21,7 @@ from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
-from posbench.reporting.statistics import MARGIN, conclusions, fixed_pairs, verdict
+from posbench.reporting.statistics import MARGIN, conclusions, decided, fixed_pairs, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.table import ONSET, config_of, read, settings_of
@@ -159,6 +159,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
         "fixed": len(fixed_pairs(c.config.get("experiment", {}).get("primary") or ())),
+        "differ_at_rates": len(decided(c.pairs, "primary_at_rates")),
         "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
