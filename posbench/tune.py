@@ -167,7 +167,7 @@ def _loss(pilots: Sequence[Run]) -> float:
 
 
 def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
-    """Write `rates.csv` and return it: a row for each scheme and rate."""
+    """Write the schemes' rows of `rates.csv`, one for each rate, and return them. Those of other schemes stay."""
     rows = []
     for rate in sorted({rate for rates in losses.values() for rate in rates}):
         for scheme, rates in losses.items():
@@ -176,7 +176,10 @@ def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
             rows.append({"scheme": scheme, "train.lr": rate, "loss": loss, "status": status, "seeds": tuning.seeds})
     frame = pd.DataFrame(rows).replace(math.inf, math.nan)
     frame = frame.sort_values("scheme", key=lambda names: names.map(list(losses).index), kind="stable")
-    write_text(tuning.folder / RATES, frame.to_csv(index=False))
+    path = tuning.folder / RATES
+    before = pd.read_csv(path) if path.exists() else frame
+    others = before[~before["scheme"].isin(list(losses))]
+    write_text(path, pd.concat([others, frame] if len(others) else [frame]).to_csv(index=False))
     return frame
 
 

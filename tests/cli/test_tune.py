@@ -123,7 +123,7 @@ def test_where_the_best_rate_of_one_scheme_is_at_an_edge_all_are_tried_beyond_it
     assert wider_rates(beside, 1.0) == {0.25: ["a"], 4.0: ["b"]}
 
 
-def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
+def test_what_is_known_when_a_search_is_cut_off_is_in_the_file_beside_other_schemes(
     short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sweeps: list[str] = []
@@ -136,10 +136,13 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posbench.tune.run_application", train)
     monkeypatch.setattr("posbench.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr=")))
+    before = "alibi,0.004,2.1234567890123457,finished,2\nnope,0.004,2.0,finished,2\n"
+    Path("runs/demo").mkdir(parents=True)
+    Path("runs/demo/rates.csv").write_text(f"scheme,train.lr,loss,status,seeds\n{before}")
     with pytest.raises(KeyboardInterrupt):
         tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
     assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]
-    assert table() == {"nope": {5e-4: -0.05, 1e-3: -0.1, 2e-3: -0.2}}
+    assert table() == {"alibi": {4e-3: 2.1234567890123457}, "nope": {5e-4: -0.05, 1e-3: -0.1, 2e-3: -0.2}}
 
 
 def test_of_rates_that_do_as_well_the_middle_one_is_the_best() -> None:
