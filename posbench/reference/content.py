@@ -138,6 +138,6 @@ class GrapeAp(Definition):
         for between in range(s + 1, t + 1):
             p = rows.gates[h][between]
             angles = (float(rows.positions[between]),) * (self.P // 2)
-            turned = rotation_by(angles, self.P) @ p / sqrt(float(p @ p) / self.P)
+            turned = rotation_by(angles, self.P) @ p / sqrt(float(p @ p) / self.P + np.finfo(float).eps)
             total += self.slopes[h] * -log1p(exp(-float(rows.gates[h][t] @ turned) / self.P))
         return total

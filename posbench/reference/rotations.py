@@ -135,7 +135,7 @@ class Hope(Rotary):
 
 
 class Clipped(Rotary):
-    """They turn ever less, the slowest not at all."""
+    """What does not come round within the training length turns ever less, the slowest not at all."""
 
     def frequencies(self, D: int) -> list[float]:
         w = super().frequencies(D)

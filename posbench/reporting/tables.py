@@ -218,8 +218,7 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):
         tried = of.set_index("train.lr")
         best = best_rate(dict(zip(of["train.lr"], of["loss"].fillna(math.inf), strict=True)))
-        grid = rates.loc[rates["experiment"] == experiment, "train.lr"]
-        edge = " (edge)" if best in (grid.min(), grid.max()) else ""
+        edge = " (edge)" if best in (of["train.lr"].min(), of["train.lr"].max()) else ""
         row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}
         for title, rate in (("loss", best), ("at half", best / 2), ("at twice", best * 2)):
             loss, status = (tried[name].get(rate, math.nan) for name in ("loss", "status"))

@@ -43,7 +43,7 @@ class GrapeAp(Scheme):
         return Turn(angles.cos(), angles.sin())
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
-        """p of each token, and its direction turned by its position, [B, H, T, 2 P]."""
+        """p of each token, and n(p) turned by the token's position, [B, H, T, 2 P]."""
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
         by = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
         return torch.cat((p, turn(F.rms_norm(p, (self.width,)), by)), dim=-1)

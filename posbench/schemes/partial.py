@@ -84,10 +84,10 @@ class Hope(Rotary):
 
 
 class Clipped(Rotary):
-    """Those frequencies fall to 0 along a cosine: the n slowest times `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1.
+    """The n slowest frequencies times `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1: they fall to 0 along a cosine.
 
     "CoPE", soft clipping (Li et al. 2026, arXiv 2602.05258). n counts the pairs whose period, 2 pi / inv_freq tokens,
-    exceeds the training length; the authors' code has 20 of Llama 3's 64, of which 29 do.
+    exceeds the training length (one such pair stays as it is). The authors' code takes 20 of Llama 3's 64; here 29.
     """
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.config import ConfigError
 from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
 
 BLOCK = 32  # rows of queries and of keys whose reflections are multiplied out together
@@ -43,6 +44,8 @@ class Path(Scheme):
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         wide, D = torch.promote_types(q.dtype, torch.float32), self.shape.head_dim
+        if q.shape[-1] != D:
+            raise ConfigError(f"path reflects queries of {D} channels; a scheme beside it made them {q.shape[-1]} wide")
         q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         w, b = gates.at_key.to(wide).split((D, 1), dim=-1)
         added = (reflected(q, k, w, b) - q @ k.mT) * D**-0.5

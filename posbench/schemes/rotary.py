@@ -23,7 +23,7 @@ SITES = ("q", "k", "v", "o")
 
 
 class Turn(NamedTuple):
-    """Cosines and sines of the angles, each [T, D/2], float32 (float64 where the model is)."""
+    """Cosines and sines of the angles, each [T, D/2] ([B, heads, T, D/2] by content), in the dtype they are used in."""
 
     cos: Tensor
     sin: Tensor

@@ -305,7 +305,7 @@ def test_repo_is_transformers_rotation_at_the_positions_that_its_authors_map_giv
 
 @pytest.mark.parametrize("offset", [0, 37])
 def test_grape_ap_is_its_authors_code_with_its_gradients(offset):
-    """model/llama-mha-grape-a-pi.py. They turn the other way, which the halves of p's channels change over undo."""
+    """model/llama-mha-grape-a-pi.py. They turn the other way: swapping the halves of p undoes this."""
     P, length = 8, 40
     scheme, x = scheme_of("grape_ap", width=P), random(2, length, 48)
     positions = torch.arange(offset, offset + length)
