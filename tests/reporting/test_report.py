@@ -22,7 +22,7 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
-from posbench.runs import append_metrics
+from posbench.runs import append_metrics, find_runs
 
 REFERENCE = Path("runs/reference")
 
@@ -178,11 +178,9 @@ def test_a_missing_baseline_is_said_first(own: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_special_about_runs_is_said_in_the_table(own: Path, tmp_path: Path) -> None:
-    for seed in range(4):
-        run = run_of(own, "nope", seed)
-        run.update_manifest(
-            identity=run.manifest.identity | {"scheme.layers": [{"name": "a"}] * 9, "model.num_layers": 4}
-        )
+    for run in find_runs(own):
+        layers = {"scheme.layers": [{"name": "a"}] * 9} if run.manifest.scheme == "nope" else {}
+        run.update_manifest(identity=run.manifest.identity | layers | {"model.num_layers": 4})
     run_of(own, "alibi", 0).update_manifest(status="died", reason="the loss is nan")
     text, _ = written(own, tmp_path)
     assert "nope (4 of 9 layers) |" in text and "- not compared: alibi seed 0: died: the loss is nan" in text
