@@ -373,10 +373,11 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
     for _, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
-        if text := rates_of(run_at(of["path"].iloc[0])):
-            own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
+        own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
+        for text in rates_of(run_at(of["path"].iloc[0])):  # the first that has a scheme counts
             pilots = pd.read_csv(io.StringIO(text)).filter(items=_OF_PILOTS).merge(own, on="scheme")
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
+            own = own.drop(pilots["scheme"].unique())
     return pd.concat(frames[1:] or frames)
 
 

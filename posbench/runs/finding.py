@@ -125,10 +125,10 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     return list(runs)
 
 
-def rates_of(run: Run) -> str | None:
-    """The table that `posbench tune` left for the run's experiment, or for its trunk's where it is a branch: CSV.
+def rates_of(run: Run) -> list[str]:
+    """The tables that `posbench tune` left for the run's experiment, and for its trunk's where it is a branch: CSV.
 
-    In the experiment's folder, else in its newest pack.
+    That in the experiment's folder first, then those in its packs, the newest first.
     """
     experiment = run.path.parents[1]
     tables: list[str | None] = []
@@ -138,7 +138,7 @@ def rates_of(run: Run) -> str | None:
         if (file := folder / RATES).is_file():
             tables.append(file.read_text(encoding="utf-8"))
         tables += [pack.index.get("rates") for pack in reversed(packs_of(folder))]
-    return next(filter(None, tables), None)
+    return list(filter(None, tables))
 
 
 def run_named(name: str, runs_dir: Path) -> Run:

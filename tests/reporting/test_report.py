@@ -23,6 +23,7 @@ from posbench.reporting import tables
 from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
 from posbench.runs import append_metrics, find_runs
+from posbench.table import rates
 
 REFERENCE = Path("runs/reference")
 
@@ -152,6 +153,15 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
+
+
+def test_the_pilots_of_a_scheme_are_those_of_the_newest_table_that_has_it(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = ["scheme,train.lr,loss\nnope,1,0.5\n", "scheme,train.lr,loss\nnope,2,0.6\nalibi,2,0.7\n"]
+    monkeypatch.setattr("posbench.table.rates_of", lambda run: tables)
+    found = rates(posbench.results(own))
+    assert found[["scheme", "train.lr", "loss"]].to_numpy().tolist() == [["nope", 1, 0.5], ["alibi", 2, 0.7]]
 
 
 def test_coordinates_are_cut_and_numbers_that_are_read_are_not() -> None:

@@ -130,16 +130,16 @@ def test_costs_of_a_branch_are_those_of_a_whole_run(config: Make, trunk: Run) ->
 
 def test_a_branch_has_the_learning_rates_that_were_tried_for_its_trunk(config: Make, trunk: Run) -> None:
     short = train(config(*branch("demo", 896)))
-    assert rates_of(short) is None
+    assert rates_of(short) == []
     table = trunk.path.parents[1] / "rates.csv"
     table.write_text("of the trunk")
     pack_experiment(trunk.path.parents[1], None, print)
     for found in (short, trunk):
-        assert rates_of(found) == "of the trunk"
+        assert rates_of(found)[0] == "of the trunk"
     table.unlink()
-    assert rates_of(short) == "of the trunk", "by its pack"
+    assert rates_of(short) == ["of the trunk"], "by its pack"
     (short.path.parents[1] / "rates.csv").write_text("its own")
-    assert rates_of(short) == "its own"
+    assert rates_of(short) == ["its own", "of the trunk"]
 
 
 def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Make) -> None:
