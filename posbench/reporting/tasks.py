@@ -252,7 +252,7 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     """Schemes by tasks: the length up to which a task is kept, and how many seeds learnt it where not all did."""
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
-        row = {"scheme": scheme}
+        row = {"scheme": scheme} | {t.name.replace("_", " "): "" for t in tasks.values()}
         for t in tasks.values():
             if scheme in t.learners.index:
                 all_learnt = t.learners["learnt"][scheme] == t.learners["seeds"][scheme]
