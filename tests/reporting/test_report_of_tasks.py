@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.pages import environment
-from posbench.reporting.tasks import TaskScores, measure
+from posbench.reporting.tasks import TaskScores, measure, summary_table
 
 LENGTHS = (8, 16, 20, 32, 64)
 COPY = {
@@ -156,3 +158,15 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
         "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
         "nope was trained for 1 of 2 tokens as copy/alibi, and began the rest with those weights."
     )
+
+
+def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
+    def scores(name: str, schemes: dict[str, float]) -> Any:
+        learners = pd.DataFrame({"learnt": 2, "seeds": 2}, index=list(schemes))
+        kept = {"kept_to": schemes.get, "limit_text": lambda scheme: f"{schemes[scheme]:g}", "trained": 16}
+        return SimpleNamespace(name=name, schemes=list(schemes), learners=learners, limits=schemes, **kept)
+
+    of = {"copy": scores("copy", {"alibi": 20.0}), "index": scores("index", {"alibi": 17.0, "path": 64.0})}
+    table = summary_table(of)
+    assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"]]
+    assert list(table) == ["scheme", "copy", "index"]
