@@ -29,7 +29,6 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.finding import rates_of
-from posbench.runs.fingerprints import config_fingerprint
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -90,6 +89,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "damaged": ("results that cannot be used, with the command that makes each again", ""),
     "path": ("the run folder", ""),
     "fingerprint.*": ("digest of what must agree in one table", ""),
+    "own_rate": ("whether train.lr is the scheme's own", ""),
     "version.*": ("of software", ""),
     "model.*, train.*, scheme.*, device.*, data.*": ("the run's settings; train.lr is the scheme's own rate", ""),
     "seeds": ("number of seeds", ""),
@@ -244,7 +244,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "damaged": "\n".join(dict.fromkeys(faults)) or None,
         "path": str(run.path),
         **{f"fingerprint.{name}": _plain(getattr(manifest.fingerprints, name)) for name in FINGERPRINTS},
-        "fingerprint.config": config_fingerprint(manifest.identity),
+        "own_rate": manifest.identity.get("scheme.lr") is not None,
         **{f"version.{name}": version for name, version in manifest.versions.items()},
         **_settings(manifest),
     }

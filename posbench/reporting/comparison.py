@@ -264,7 +264,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield what, _counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
-        with_own_rates = runs.groupby("fingerprint.config")["train.lr"].nunique().max() > 1
+        with_own_rates = bool(runs["own_rate"].any())
         aside = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
         shared = [column for column in settings_of(runs) if not column.startswith(aside)]
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]

@@ -105,12 +105,12 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
-    """Of the configuration without its scheme and seed: what all runs of a table must share.
-
-    Without the shared learning rate where the scheme has its own.
-    """
-    aside = {"seed", "device.compiled"} | ({"train.lr"} if identity.get("scheme.lr") is not None else set())
-    shared = {key: value for key, value in identity.items() if not key.startswith("scheme.") and key not in aside}
+    """Of the configuration without its scheme and seed: what all runs of a table must share."""
+    shared = {
+        key: value
+        for key, value in identity.items()
+        if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
+    }
     return digest(json.dumps(shared, sort_keys=True))
 
 

@@ -15,8 +15,9 @@ import yaml
 from fabricate import change_fingerprints, comparison, rescore, run_of
 from scipy import stats
 
+import posbench
 from posbench.config import ConfigError
-from posbench.reporting.comparison import Comparison, build, choose
+from posbench.reporting.comparison import Comparison, build, check_agreement, choose
 from posbench.reporting.statistics import document_error
 from posbench.runs import DIED
 from posbench.table import read
@@ -216,3 +217,11 @@ def test_runs_without_stored_windows_have_the_losses_of_their_manifests(own: Pat
     assert found.losses.loc[0, "nope"] == run_of(own, "nope", 0).manifest.loss
     config = yaml.safe_load((own / "nope/seed=0/config.yaml").read_text())
     assert found.config["train"] == config["train"]
+
+
+def test_what_the_shared_rate_was_is_no_difference_between_runs_with_their_own(own: Path) -> None:
+    runs = posbench.results(own)
+    runs.loc[runs["scheme"] == "nope", "fingerprint.config"] = "of another shared rate"
+    with pytest.raises(ConfigError, match="the configuration: "):
+        check_agreement(runs)
+    check_agreement(runs.assign(own_rate=True))
