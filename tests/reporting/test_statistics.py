@@ -179,9 +179,13 @@ def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested() -> None:
 def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
     """Of eight seeds five catch on under one scheme alone: the t-test says 0.01, the signs nothing."""
     caught_on = np.array([0.3, 0.3, 0.3, 0.3, 0.3, -0.001, -0.001, -0.001])
-    split = compare(pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + caught_on}), "early")
-    assert split["p"][0] < 0.02 and split["p_sign"][0] > 0.5
-    assert decided(split) == {} and verdict(split, "late", "early", "baseline") == "open"
+    table = pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + caught_on})
+    split = compare(table, "early", primary=["early late"])
+    assert split["p"][0] < 0.02 and split["p_primary_at_rates"][0] < 0.02 and split["p_sign"][0] > 0.5
+    assert (
+        decided(split) == {} == decided(split, "primary_at_rates")
+        and verdict(split, "late", "early", "baseline") == "open"
+    )
     most = compare(
         pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + np.append(caught_on[:5], [0.3] * 2 + [0])}), "early"
     )

@@ -197,6 +197,8 @@ def test_what_does_not_fit_the_seam_is_refused():
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
     with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
         checked_scheme(replace(certificate_config("nope"), scheme=several))
+    wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
+    assert "path reflects queries of 16 channels; a scheme beside it made them 32 wide" in message(wider)
     said = message(trial("FromTheEnd"))
     assert "trials.py, line " in said
     assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in said
