@@ -11,20 +11,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from posbench.config import ConfigError, scored_length
+from posbench.config import Config, ConfigError, scored_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
-from posbench.runs import run_at
+from posbench.runs import Manifest, run_at
 from posbench.runs.finding import only_experiment, pack_experiment, place_named, run_named, runs_named
 from posbench.scheme_file import name_file, place_of
-
-if TYPE_CHECKING:
-    from posbench.config import Config
-    from posbench.runs import Manifest
 
 app = typer.Typer(
     name="posbench",
@@ -368,7 +364,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to compare with ours, such as kexue-10862. --against list shows all.",
+            help="Published results to compare with ours, such as kexue-10862.",
             show_default=False,
         ),
     ] = None,
@@ -425,12 +421,8 @@ def report(
 
     `posbench report demo`, `posbench report ladder_s ladder_m --by model.name`
     """
-    from posbench.reporting.published import list_published
     from posbench.reporting.report import report as write_report
 
-    if against == "list":
-        list_published(console())
-        return
     numbers = _seeds(seeds or "")
     reference = place_named(beside, runs_dir) if beside else None
     try:

@@ -9,17 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.data.tokenizer import find_bos
-
-if TYPE_CHECKING:
-    from posbench.model import Decoder
-    from posbench.runs import Run
+from posbench.model import Decoder
+from posbench.runs import Run
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -203,7 +203,8 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         stored, damaged = run.results() if status == FINISHED else ([], [])
     except ConfigError as error:
         return _unreadable(run, str(error))
-    faults = [*map(str, damaged), *_add_results(number, manifest, stored, rows)]
+    _add_results(number, manifest, stored, rows)
+    faults = [*map(str, damaged)]
     logged = _logged(run, faults)
     final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
     lost = any(each.key.protocol == VALIDATION.name and not each.key.under for each in damaged)
@@ -283,17 +284,13 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
     return {**names, "status": UNREADABLE, "reason": reason, "diverged": None, "loss": math.nan, "path": str(run.path)}
 
 
-def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> Iterator[str]:
-    """Add the tidy rows of stored results; yield what is wrong with those that cannot be used."""
+def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
+    """Add the tidy rows of stored results."""
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
         protocol, known_by = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
-        lacking = protocol.lacking(columns)
-        if lacking:
-            yield f"{manifest.run_name}, {known_by}: it lacks the column {lacking!r}"
-            continue
         key = _key(
             number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _windows_digest(result, columns)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -41,7 +41,10 @@ class KVCache:
         """
         if window is not None:
             self.advance(next(x.shape[2] for x in new if x is not None))
-            rows = tuple(x if old is None or x is None else torch.cat((old, x), 2) for old, x in self._beside(new))
+            before = self.tensors or len(new) * (None,)
+            rows = tuple(
+                x if old is None or x is None else torch.cat((old, x), 2) for old, x in zip(before, new, strict=True)
+            )
             self.tensors = tuple(None if x is None else x[:, :, -window:].clone() for x in rows)
             return rows
         if not self.tensors:
@@ -52,10 +55,6 @@ class KVCache:
             if tensor is not None and x is not None:
                 tensor[:, :, start : self.filled] = x
         return tuple(None if tensor is None else tensor[:, :, : self.filled] for tensor in self.tensors)
-
-    def _beside(self, new: tuple[Tensor | None, ...]) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """What is kept, and the new rows, of each tensor."""
-        return zip(self.tensors or len(new) * (None,), new, strict=True)
 
     @property
     def num_bytes(self) -> int:

@@ -20,19 +20,17 @@ import json
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.batches import Batch
 from posbench.data.corpus import SPLITS
 from posbench.data.tasks import build_task
 from posbench.data.tokenizer import fingerprint
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _SIDES = {
     "test": (0,),
@@ -78,8 +76,6 @@ class Problems:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The task's tokens as words with spaces between them."""
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         vocabulary = {token: number for number, token in enumerate(self.task.tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
-
-Piece = tuple[str, str, str, bool]  # of a document: its split, its text, the piece, whether it is the last
 
 BOS = "<|bos|>"
 # A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
@@ -32,7 +31,7 @@ _CONVERT = (
 HUB_SECONDS = 5.0  # for the hub to answer: a download would retry for half a minute
 # Long documents are encoded in pieces of about this size: bounded memory, and work for every core.
 PIECE_CHARACTERS = 1 << 16
-_BATCH_CHARACTERS = 1 << 21  # of text encoded at a time
+_PIECES_AT_ONCE = 64  # encoded at a time, on all cores
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -178,7 +177,7 @@ def encoded(
     cut = ((split, text, list(pieces(text))) for split, text in documents)
     marked = ((split, text, piece, n == len(parts)) for split, text, parts in cut for n, piece in enumerate(parts, 1))
     tokens = [np.array([bos], np.uint32)]
-    for batch in _batched(marked):
+    while batch := list(islice(marked, _PIECES_AT_ONCE)):
         encodings = tokenizer.encode_batch_fast([piece for _, _, piece, _ in batch], add_special_tokens=False)
         for (split, text, _, is_last), encoding in zip(batch, encodings, strict=True):
             tokens.append(np.array(encoding.ids, np.uint32))
@@ -190,19 +189,6 @@ def encoded(
             if is_last:
                 yield split, text.encode(), np.concatenate(tokens)
                 tokens = tokens[:1]
-
-
-def _batched(marked: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Lists of pieces that reach `_BATCH_CHARACTERS` together."""
-    batch: list[Piece] = []
-    total = 0
-    for piece in marked:
-        batch.append(piece)
-        total += len(piece[2])
-        if total >= _BATCH_CHARACTERS:
-            yield batch
-            batch, total = [], 0
-    yield batch
 
 
 def pieces(text: str) -> Iterator[str]:

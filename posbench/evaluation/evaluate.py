@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.console import Say
-from posbench.data import Problems
+from posbench.data import Dataset, Problems
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.machine.device import Device, choose_device, exhaustion_explained
@@ -21,11 +23,6 @@ from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey
 from posbench.schemes import build_scheme
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from posbench.data import Dataset
 
 Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
 
@@ -54,7 +51,7 @@ def score_split(
         "protocol": protocol,
         "split": split.name,
         "length": length,
-        **({"anchor": anchor or length} if protocol_.has_anchor else {}),
+        **({"anchor": anchor or length} if protocol_.shares_windows else {}),
         **figures,
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
@@ -95,7 +92,7 @@ def evaluate_run(
         protocol.check(run.config)
         wanted = request.lengths_of(protocol, run.config, corpus.splits["test"])
         have = {} if request.again else scorer.usable(protocol, stored)
-        anchor = scorer.anchor(protocol, wanted, stored) if protocol.has_anchor else None
+        anchor = scorer.anchor(protocol, wanted, stored) if protocol.shares_windows else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
         if moved:
             notice(

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posbench.config import Config, ConfigError, DataConfig, check_name
+from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
-
-if TYPE_CHECKING:
-    from posbench.data import ProblemSplit, Split
 
 _COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
 

@@ -57,27 +57,26 @@ def rooms_of(split: Split, targets: np.ndarray) -> np.ndarray:
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
-def score(
+def losses_of(
     model: Decoder,
-    split: Split,
-    windows: Sequence[Window],
+    rows: np.ndarray,
+    scored: int,
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Negative log-likelihoods of the scored targets of each window, in their order, nats, float32 [windows, scored].
+    """Negative log-likelihoods of the last `scored` targets of rows of tokens [N, T + 1], nats, float32 [N, scored].
 
-    All windows have one length. `batch_tokens` bounds the tokens of a forward pass; `advance` gets the tokens done.
+    `batch_tokens` bounds the tokens of a forward pass; `advance` gets the tokens done.
     """
     import torch
 
-    device, length, scored = model.embedding.weight.device, windows[0].length, windows[0].scored
+    device, length = model.embedding.weight.device, rows.shape[1] - 1
     losses, size = [], max(1, batch_tokens // length)
-    for n in range(0, len(windows), size):
-        rows = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows[n : n + size]])
-        tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
+    for n in range(0, len(rows), size):
+        tokens = torch.from_numpy(rows[n : n + size].astype(np.int64)).to(device)
         with torch.no_grad():
             losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
-        advance(len(rows) * length)
+        advance(len(tokens) * length)
     # A loss that is not a number counts as infinite: pandas leaves NaN out of its sums, and the mean would be too good.
     return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import math
 import multiprocessing
 import os
 import platform
@@ -33,7 +31,6 @@ from posbench.products import product
 # Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
 # quoted against.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-BFLOAT16_PAYS_FROM = 2.0  # times the speed of float32: a model is more than its matrix products
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
@@ -119,7 +116,9 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
         if device.type == "cuda":
             is_fast = torch.cuda.get_device_capability(device) >= (8, 0)  # from which on there are units for it
         else:
-            is_fast = bfloat16_speedup() >= BFLOAT16_PAYS_FROM
+            # With AMX products in bfloat16 are ten times as fast, without it less than twice, on old CPUs an eighth.
+            # By name and not by trial: runs that are compared, or resumed, have one format.
+            is_fast = "amx_bf16" in _cpu_info()
         dtype = torch.bfloat16 if is_fast else torch.float32
     else:
         dtype = getattr(torch, config.dtype)
@@ -151,30 +150,15 @@ def gpu_of_process(count: int) -> int:
     return next(iter(_held), (int(worker[1]) - 1) % count)
 
 
-@functools.cache
-def bfloat16_speedup() -> float:
-    """How many times as fast as in float32 a matrix product is in bfloat16 on this machine's CPU.
-
-    The fastest of several trials of each, taken in turn. With AMX it is about ten, with neither AMX nor AVX-512 about
-    an eighth; noise does not change the choice.
-    """
-    seconds: dict[torch.dtype, float] = {}
-    with torch.random.fork_rng(devices=[]):
-        factors = {dtype: torch.randn(256, 256).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    for _ in range(6):
-        for dtype, factor in factors.items():
-            began = time.perf_counter()
-            product(factor, factor)
-            seconds[dtype] = min(seconds.get(dtype, math.inf), time.perf_counter() - began)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
+def _cpu_info() -> str:
+    info = Path("/proc/cpuinfo")
+    return info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""
 
 
 def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in _cpu_info().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 

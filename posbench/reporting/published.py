@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from posbench.config import ConfigError, nearest
 from posbench.reporting.statistics import Link
@@ -117,18 +114,5 @@ def load_published(name: str) -> Published:
     """The published results of this name. Raises: ConfigError for one we do not have."""
     known = all_published()
     if name not in known:
-        raise ConfigError(
-            f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)}; --against list shows "
-            "what each is)"
-        )
+        raise ConfigError(f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
     return known[name]
-
-
-def list_published(console: Console) -> None:
-    """Print what `--against` accepts: the publication, the models, the lengths, the schemes."""
-    table = Table("--against", "publication", "models and text", "schemes", box=box.SIMPLE_HEAD, show_lines=True)
-    table.columns[0].no_wrap = True
-    for published in all_published().values():
-        schemes = dict.fromkeys(scheme for each in published.measurements for scheme in each.values)
-        table.add_row(published.name, published.title, published.models, ", ".join(schemes))
-    console.print(table)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -51,7 +50,7 @@ class Curves:
 
 
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
-    """Draw every scheme that can be drawn; write scores.svg, values.svg and curves.csv to `folder`.
+    """Draw every scheme that can be drawn; write scores.svg and values.svg to `folder`.
 
     Arguments: runs, finished, whose weights are taken for the schemes that they have; config_dir, of the user's own
     schemes.
@@ -70,21 +69,13 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         if not config.scheme.attention:  # else its row without a kind of attention says the same
             drawn |= titled(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
-    paths, rows = [], []
+    paths = []
     for what in _LABELS:
         lines = {title: (of.distances, getattr(of, what)) for title, of in drawn.items()}
         lines = {title: of for title, of in lines.items() if of[1] is not None}
         if lines:
             paths.append(folder / f"{what}s.svg")
             paths[-1].write_bytes(encoded(grid(lines, _LABELS[what]), "svg"))
-        rows += [
-            {"scheme": title, "what": what, "head": head, "distance": distance, "value": value}
-            for title, (distances, heads) in lines.items()
-            for head, line in enumerate(heads)
-            for distance, value in zip(distances, line, strict=True)
-        ]
-    paths.append(folder / "curves.csv")
-    pd.DataFrame(rows).to_csv(paths[-1], index=False, float_format="%.6g")
     console.print(f"wrote {', '.join(path.name for path in paths)} in {folder}/", markup=False, soft_wrap=True)
     flat = [title for title, of in drawn.items() if of.score is None and of.value is None]
     if flat:

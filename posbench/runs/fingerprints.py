@@ -6,14 +6,12 @@ import hashlib
 import json
 import subprocess
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from posbench.config import Config
 from posbench.model import Decoder
-from posbench.runs.manifest import Fingerprints
 from posbench.runs.origin import Origin
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
@@ -112,11 +110,6 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
         if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
     }
     return digest(json.dumps(shared, sort_keys=True))
-
-
-def continued(before: Fingerprints, now: Fingerprints) -> Fingerprints:
-    """Those of a run that was resumed, with the code of both where it changed: a mixture is neither of them."""
-    return replace(before, code=mixed(before.code, now.code))
 
 
 def mixed(before: str | None, now: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
 from posbench.machine.signals import is_worker
-
-if TYPE_CHECKING:
-    from posbench.model import Decoder
+from posbench.model import Decoder
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
 PREPARATION = timedelta(days=7)  # the same, while the first process fetches and tokenises text
@@ -38,9 +36,6 @@ class Processes:
     def is_first(self) -> bool:
         """Whether this process is the one that writes and speaks."""
         return self.rank == 0
-
-    def check(self, config: Config) -> None:
-        """Raises: ConfigError where a batch does not divide among the processes."""
 
     def share_of(self, part: Tensor) -> Tensor:
         """This process's rows of a micro-batch [B, T + 1]."""
@@ -63,11 +58,8 @@ class Processes:
         return received
 
     def broadcast(self, value: Any) -> Any:
-        """The first process's value, in all of them."""
+        """The first process's value, in all of them, once all have asked for it."""
         return value
-
-    def barrier(self) -> None:
-        """Wait for all processes."""
 
     def announce(self, event: str) -> None:
         """Tell the others that something is done which they wait for, however long it took."""
@@ -95,9 +87,6 @@ class ProcessGroup(Processes):
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-
-    def check(self, config: Config) -> None:
-        check_divides(config, self.size)
 
     def share_of(self, part: Tensor) -> Tensor:
         return part.chunk(self.size)[self.rank]
@@ -138,9 +127,6 @@ class ProcessGroup(Processes):
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
-
-    def barrier(self) -> None:
-        self.broadcast(None)
 
     def announce(self, event: str) -> None:
         _store().set(event, "done")

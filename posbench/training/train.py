@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import torch
 import yaml
 from rich.console import Console
@@ -48,7 +49,7 @@ from posbench.runs.run import initial_loss
 from posbench.schemes.building import seed_of
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
-from posbench.training.processes import Processes, joined_processes
+from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (
     LoopState,
     first_manifest,
@@ -60,9 +61,6 @@ from posbench.training.resume import (
 )
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 from posbench.units import short_count
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from torchrun
 _runs_of_process = itertools.count()
@@ -88,7 +86,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
-            processes.check(config)
+            check_divides(config, processes.size)
             scheme = checked_scheme(config)  # what can be known to be wrong is refused before any text is read
             for name in config.evaluation.protocols:
                 protocol_named(name).check(config)
@@ -222,13 +220,14 @@ class Training:
             before, versions = checkpoint.manifest_in(found), self.manifest.versions.items()
             take_over(found, self.step, self.state)
             prints = self.manifest.fingerprints
+            code = fingerprints.mixed(before.fingerprints.code, prints.code)
             self.manifest = replace(
                 self.manifest,
                 versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
-                fingerprints=fingerprints.continued(before.fingerprints, prints) if newest else prints,
+                fingerprints=replace(before.fingerprints, code=code) if newest else prints,
                 branched_at=before.branched_at if newest else self.state.steps_done,
             )
-            self.processes.barrier()  # before the first process changes what the others read
+            self.processes.broadcast(None)  # before the first process changes what the others read
         if self.is_first:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             if found:

@@ -188,7 +188,7 @@ def test_a_long_text_is_not_held_and_not_read_beyond_the_budget(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer's sample is kept; of the rest, only a batch at a time."""
-    monkeypatch.setattr(tokenizer, "_BATCH_CHARACTERS", 2_000)
+    monkeypatch.setattr(tokenizer, "_PIECES_AT_ONCE", 5)
     alive = {"now": 0, "most": 0, "read": 0}
 
     class Text(str):

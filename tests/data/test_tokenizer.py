@@ -67,7 +67,7 @@ def test_a_long_document_has_the_same_tokens_as_in_one_piece(words: list[str]) -
     text = " ".join(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_CHARACTERS", 16)
-        patch.setattr(module, "_BATCH_CHARACTERS", 64)
+        patch.setattr(module, "_PIECES_AT_ONCE", 4)
         ((_, _, tokens),) = encoded(made("bpe"), 0, [("train", text)])
     assert tokens[1:].tolist() == made("bpe").encode(text).ids
 
@@ -82,7 +82,7 @@ def test_pieces_are_the_text_and_bounded(text: str) -> None:
 
 def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [("test" if n % 3 else "train", prose(n, words=n * 9)) for n in range(30)]
-    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(module, "_PIECES_AT_ONCE", 3)
     monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
     tokenizer = made("bpe")
     for (split, text), (name, document, tokens) in zip(documents, encoded(tokenizer, 0, documents), strict=True):

@@ -48,6 +48,14 @@ def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: l
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize(("flags", "dtype"), [("avx512_bf16", torch.float32), ("amx_bf16 amx_tile", torch.bfloat16)])
+def test_a_cpu_computes_in_bfloat16_where_it_has_amx(
+    flags: str, dtype: torch.dtype, config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posbench.machine.device._cpu_info", lambda: f"flags : {flags}")
+    assert choose_device(config("train.dtype=auto", "train.device=cpu").train).dtype == dtype
+
+
 def test_the_step_on_the_same_batches_ends_with_the_weights_of_the_run(config: Make) -> None:
     made = config("train.accumulation=2")
     run = train(made)

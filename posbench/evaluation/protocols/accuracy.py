@@ -28,8 +28,6 @@ class Accuracy(Protocol):
     """`evaluation.problems` problems of the test split at each length: the same for every scheme and seed."""
 
     name = "accuracy"
-    caption = "The share of answers that are right, given the true tokens before them."
-    columns: ClassVar[tuple[str, ...]] = ("problem", "right", "answers", "nll")
     of_text: ClassVar[bool] = False
     of_tasks: ClassVar[bool] = True
     decided_by: ClassVar[tuple[str, ...]] = ("problems",)

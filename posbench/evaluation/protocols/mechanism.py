@@ -46,8 +46,6 @@ class Mechanism(Protocol):
     """The length is that of the windows: by default the training length."""
 
     name = "mechanism"
-    caption = "What heads do: where they look, which frequencies they use, what the scheme adds to their scores."
-    columns: ClassVar[tuple[str, ...]] = ("start", "measure", "layer", "head", "first", "last", "queries", "value")
     of_tasks: ClassVar[bool] = True
     follows_lengths: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False

@@ -55,8 +55,6 @@ class Ngram(Protocol):
     """One row a window, document and order (n): the tokens that a model looks at, the predicted one included."""
 
     name = "ngram"
-    caption = "Kneser-Ney models of the last n - 1 tokens, counted on the same batches and scored on the same targets."
-    columns: ClassVar[tuple[str, ...]] = ("order", "document", "start", "targets", "nll", "bytes")
     split: ClassVar[str] = "validation"
     follows_lengths: ClassVar[bool] = False
 

@@ -14,7 +14,6 @@ in nats per token:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +22,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import choose_evenly, too_long
+from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
@@ -37,8 +36,6 @@ class Order(Protocol):
     """The length is that of the whole window, half of which is destroyed: by default the training length."""
 
     name = "order"
-    caption = "Order: windows as they are, with their first half shuffled, and with that half of another document."
-    columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", *LOSSES)
     follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
@@ -139,18 +136,8 @@ def losses(
 
     Arguments: scored, how many of the three readings, the first ones.
     """
-    import torch
-
-    device, size = model.embedding.weight.device, max(1, batch_tokens // length)
-    batches = []
-    for n in range(0, len(starts), size):
-        read = torch.from_numpy(readings(split, starts[n : n + size], length, scored)).to(device)
-        with torch.no_grad():
-            nll = [model.nll(r[:, :-1], r[:, 1:], last=length - length // 2).double().cpu() for r in read]
-        advance(scored * read.shape[1] * length)
-        batches.append(torch.stack(nll))
-    # A loss that is not a number counts as infinite: pandas would leave it out of its sums.
-    return torch.cat(batches, dim=1).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
+    read = readings(split, starts, length, scored)
+    return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
 
 
 def bucket_edges(distances: int) -> np.ndarray:

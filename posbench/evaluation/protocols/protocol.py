@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from posbench.config import ConfigError
+from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.runs.results import perplexity
 from posbench.units import perplexity_text
 
 if TYPE_CHECKING:
-    from posbench.config import Config, EvaluationConfig
     from posbench.model import Decoder
 
 Advance = Callable[[int], object]  # is told the tokens that were read
@@ -36,7 +35,8 @@ class Score:
 
     def of(self, sums: Any) -> Any:
         """The figure, of the sums of a group's columns."""
-        losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
+        with np.errstate(invalid="ignore"):  # infinite losses: whoever stores the figure refuses it
+            losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
         return losses / sums["targets"]
 
 
@@ -44,14 +44,12 @@ class Protocol(ABC):
     """One way to score. By default the figure is a loss (nats per target) and the comparison is of perplexities."""
 
     name: ClassVar[str]
-    caption: ClassVar[str]  # what is scored, a sentence or two for the report
-    columns: ClassVar[tuple[str, ...]]  # of the stored rows, those that every result has
+    caption: ClassVar[str]  # what is scored, a sentence for the report, where `is_by_length`
     split: ClassVar[str] = "test"  # of the text
     of_text: ClassVar[bool] = True  # whether it scores text
     of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
     follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
-    has_anchor: ClassVar[bool] = False  # whether the longest length decides which text is scored, at every length
-    shares_windows: ClassVar[tuple[str, ...]] = ()  # names of protocols that share an anchor: the longest length of all
+    shares_windows: ClassVar[tuple[str, ...]] = ()  # protocols whose longest length decides which text all score
 
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 
@@ -123,10 +121,6 @@ class Protocol(ABC):
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
-
-    def lacking(self, columns: Collection[str]) -> str | None:
-        """The first column that stored rows of this protocol must have and these have not."""
-        return next((name for name in self.columns if name not in columns), None)
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
         """What the tidy table has of stored rows. Arguments: columns, arrays by name."""

@@ -20,7 +20,7 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.windows import choose_evenly
+from posbench.evaluation.windows import choose_evenly, losses_of
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
@@ -33,8 +33,6 @@ class Retrieval(Protocol):
     """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
 
     name = "retrieval"
-    caption = "Retrieval: a passage, other text, and the passage again; scored where it comes again."
-    columns: ClassVar[tuple[str, ...]] = ("document", "start", "gap", "targets", *LOSSES)
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
         Score("drop", "control_nll", minus="second_nll"),
@@ -140,26 +138,14 @@ def probe(
     time. shuffled_nll: after its own tokens in another order, that of a permutation drawn from `start`. The passage's
     first token is no target: nothing announces it.
     """
-    import torch
-
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
-    device = model.embedding.weight.device
     trials = trial_starts(split, length, settings)
-    size = max(1, settings.batch_tokens // length)
-    rows = []
-    for n in range(0, len(trials), size):
-        batch = trials[n : n + size]
-        losses = []
-        for reading in _readings(split, batch, passage, gap):
-            tokens = torch.from_numpy(reading.astype(np.int64)).to(device)
-            with torch.no_grad():
-                nll = model.nll(tokens[:, :-1], tokens[:, 1:], last=passage - 1)
-            losses.append(nll.double().sum(1).cpu().numpy())
-            advance(reading.size)
-        for (start, _, _), *sums in zip(batch, *losses, strict=True):
-            document = int(split.document_of(start))
-            rows.append((document, start, gap, passage - 1, *sums))
-    return pd.DataFrame(rows, columns=list(Retrieval.columns))
+    read = _readings(split, trials, passage, gap)
+    losses = [losses_of(model, rows, passage - 1, settings.batch_tokens, advance) for rows in read]
+    starts = np.array([start for start, _, _ in trials])
+    rows = {"document": split.document_of(starts), "start": starts, "gap": gap, "targets": passage - 1}
+    sums = {name: each.sum(1, dtype=float) for name, each in zip(LOSSES, losses, strict=True)}
+    return pd.DataFrame(rows | sums)
 
 
 def _readings(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:

@@ -19,23 +19,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from posbench.config import ConfigError, EvaluationConfig
-from posbench.data import ProblemSplit
+from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.windows import (
     Window,
     choose_evenly,
+    losses_of,
     rooms_of,
-    score,
     scored_targets,
     tabulate_windows,
     too_long,
 )
 
 if TYPE_CHECKING:
-    from posbench.config import Config
-    from posbench.data import Split
     from posbench.model import Decoder
 
 BUCKETS_AN_OCTAVE = 2  # of positions
@@ -44,8 +42,6 @@ JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute 
 
 class Windowed(Protocol):
     """Windows over the split, and their losses put into a table: one row a window and document in it."""
-
-    columns: ClassVar[tuple[str, ...]] = ("document", "start", "targets", "nll")
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -66,7 +62,8 @@ class Windowed(Protocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         windows = self.windows(split, length, settings, anchor)
-        losses = score(model, split, windows, settings.batch_tokens, advance)
+        read = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
+        losses = losses_of(model, read, windows[0].scored, settings.batch_tokens, advance)
         rows = self.tabulate(losses, windows, split, corpus.bos_id)
         figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}
         nll, targets = float(rows["nll"].sum()), int(rows["targets"].sum())
@@ -89,7 +86,6 @@ class Validation(Windowed):
     """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
 
     name = "validation"
-    caption = "Held-out loss at the training length: the text is cut into windows and every token scored."
     split: ClassVar[str] = "validation"
     of_tasks: ClassVar[bool] = True
 
@@ -136,7 +132,6 @@ class Fixed(ByLength):
 
     name = "fixed"
     caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
-    has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -195,7 +190,6 @@ class Nonoverlapping(ByLength):
         "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
         "already by having fewer tokens near its start."
     )
-    has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -207,7 +201,6 @@ class Sliding(ByLength):
 
     name = "sliding"
     caption = "Sliding windows: windows overlap and only the last tokens of each are scored."
-    has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("sliding",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -233,9 +226,6 @@ class Position(Windowed):
     """The windows of `nonoverlapping`, their losses added up by document and log-spaced bucket of positions."""
 
     name = "position"
-    caption = "Loss by position in non-overlapping windows, in log-spaced buckets."
-    columns: ClassVar[tuple[str, ...]] = ("document", "bucket_start", "bucket_end", "targets", "nll")
-    has_anchor: ClassVar[bool] = True
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
