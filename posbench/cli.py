@@ -364,7 +364,7 @@ def report(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to compare with ours, such as kexue-10862.",
+            help="Published results to compare with ours, such as kexue-10862; an unknown name lists all.",
             show_default=False,
         ),
     ] = None,
