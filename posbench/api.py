@@ -80,19 +80,19 @@ def evaluate(
     evaluations = evaluate_runs(found, request, console(quiet=quiet), jobs=jobs)
     return pd.DataFrame(
         {
-            "experiment": evaluation.experiment,
-            "scheme": evaluation.scheme,
-            "seed": evaluation.seed,
-            "protocol": evaluation.result.protocol,
-            "length": evaluation.result.length,
-            "under": " ".join(evaluation.result.key.options),
-            "data": evaluation.result.key.data or "",
-            "loss": evaluation.result.header["nll_mean"],
-            "perplexity": perplexity(evaluation.result.header["nll_mean"]),
-            "bits_per_byte": evaluation.result.header.get("bits_per_byte"),
-            "targets": evaluation.result.header["targets_total"],
-            "accuracy": evaluation.result.header.get("accuracy"),
-            "exact": evaluation.result.header.get("exact"),
+            "experiment": run.config.experiment_name,
+            "scheme": run.config.scheme.name,
+            "seed": run.config.seed,
+            "protocol": result.protocol,
+            "length": result.length,
+            "under": " ".join(result.key.options),
+            "data": result.key.data or "",
+            "loss": result.header["nll_mean"],
+            "perplexity": perplexity(result.header["nll_mean"]),
+            "bits_per_byte": result.header.get("bits_per_byte"),
+            "targets": result.header["targets_total"],
+            "accuracy": result.header.get("accuracy"),
+            "exact": result.header.get("exact"),
         }
-        for evaluation in evaluations
+        for run, result in evaluations
     )

@@ -98,13 +98,8 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
     train = config.train
     if config.is_task:
         return ProblemBatches(Problems(config.data), train.batch_size, config.seed).batch(0).each(device.send)
-    return Batch(random_windows(train.batch_size, train.context_length, vocab_size, device))
-
-
-def random_windows(batch: int, length: int, vocab_size: int, device: Device) -> torch.Tensor:
-    """[batch, length + 1] int64 on the device, the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size, (batch, length + 1), generator=generator).to(device.torch)
+    size, generator = (train.batch_size, train.context_length + 1), torch.Generator().manual_seed(0)
+    return Batch(torch.randint(vocab_size, size, generator=generator).to(device.torch))
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:

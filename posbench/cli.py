@@ -624,13 +624,7 @@ def verify(
     """Check each scheme's properties numerically in float64 (relative, norms, causality). Exits 1 if one fails."""
     from posbench.verify import verify as certify
 
-    words = names or []
-    if config_dir:
-        from posbench.composition import choices
-
-        named = any("=" not in word for word in words)
-        words = [*words, *([] if named else choices("scheme", config_dir)), f"--config-dir={config_dir}"]
-    if not certify(words, console(), compiled):
+    if not certify(names, console(), compiled, config_dir):
         raise SystemExit(1)
 
 

@@ -205,20 +205,15 @@ class Decoder(nn.Module):
             x, targets = x[:, -last:], targets[:, -last:]
         # Row by row the logits are independent: without a gradient they need never stand whole in memory.
         rows = x.numel() if torch.is_grad_enabled() else ROWS
-        parts = [
-            self._row_nll(*part)
-            for part in zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        ]
-        return torch.cat(parts).view(targets.shape)
+        parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+        losses = [F.cross_entropy(self._wide_logits(of), wanted, reduction="none") for of, wanted in parts]
+        return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of each target that is not below 0: its loss, nats float32, and the likeliest token, [answers] both."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
-
-    def _row_nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self._wide_logits(x), targets, reduction="none")
 
     def _wide_logits(self, x: Tensor) -> Tensor:
         # Of the rounded numbers, but not rounded again: bfloat16 logits would move a mean loss by up to 6e-4 nats.

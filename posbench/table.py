@@ -146,7 +146,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     summary, rows = read(places)
     if not tidy:
         return summary
-    settings = summary[["tokens", "parameters", *settings_of(summary)]].astype("category")
+    settings = summary.reindex(columns=["tokens", "parameters", *settings_of(summary)]).astype("category")
     return rows.join(settings, on="run").drop(columns="run")
 
 
@@ -199,16 +199,13 @@ class _Rows:
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     """One run's row of the summary, with the reason where it cannot be read; its tidy rows go to `rows`."""
     try:
-        manifest, status = run.manifest, state_of(run)
+        manifest, status, logged = run.manifest, state_of(run), run.logged
         stored, damaged = run.results() if status == FINISHED else ([], [])
     except ConfigError as error:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
-    faults = [*map(str, damaged)]
-    logged = _logged(run, faults)
     final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
-    lost = any(each.key.protocol == VALIDATION.name and not each.key.under for each in damaged)
-    loss = final.loss if final else math.nan if lost else _number(manifest.loss)
+    loss = final.loss if final else _number(manifest.loss)
     if final:
         _add_ngrams(manifest, stored, rows)
     headers = [result.header for result in stored]
@@ -220,10 +217,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "seed": manifest.seed,
         "status": status,
         "reason": manifest.reason,
-        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else _number(first), lost),
+        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else _number(first)),
         "loss": loss,
         "initial_loss": _number(first),
-        "bits_per_byte": final.bits_per_byte if final else math.nan if lost else _number(manifest.bits_per_byte),
+        "bits_per_byte": final.bits_per_byte if final else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
         **({} if manifest.continued else _onset([row for row in logged if row["kind"] == "order"])),
         "is_relative": manifest.is_relative,
@@ -242,7 +239,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "dtype": str(manifest.device.get("dtype")),
         "started": manifest.started,
         "ended": manifest.ended,
-        "damaged": "\n".join(dict.fromkeys(faults)) or None,
+        "damaged": "\n".join(map(str, damaged)) or None,
         "path": str(run.path),
         **{f"fingerprint.{name}": _plain(getattr(manifest.fingerprints, name)) for name in FINGERPRINTS},
         "own_rate": manifest.identity.get("scheme.lr") is not None,
@@ -260,15 +257,6 @@ def _onset(orders: list[dict[str, Any]]) -> dict[str, float]:
     return {"order_beyond_32": worth[-1], "onset_tokens": onset}
 
 
-def _logged(run: Run, faults: list[str]) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; none where it cannot be read, and `faults` say so."""
-    try:
-        return run.logged
-    except ConfigError as error:
-        faults.append(str(error))
-        return []
-
-
 def _settings(manifest: Manifest) -> dict[str, Any]:
     """The run's settings by their names, lists as JSON; `train.lr` is the scheme's own learning rate."""
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
@@ -278,7 +266,7 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
     """The row of a run of which only its place is known."""
-    seed = re.fullmatch(r"seed=([0-9]{1,9})", run.path.name)
+    seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
     names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
     return {**names, "status": UNREADABLE, "reason": reason, "diverged": None, "loss": math.nan, "path": str(run.path)}
@@ -337,14 +325,10 @@ def _windows_digest(result: Result, columns: dict[str, Any]) -> str:
     return f"{digest:08x}"
 
 
-def _divergence(manifest: Manifest, status: str, loss: float, initial: float, is_lost: bool) -> str | None:
+def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
     """How a run diverged: it died of numbers that were not finite, or ended with a higher loss than it began with."""
     if status == "died":
         return f"died: {manifest.reason}"
-    if status != "finished" or is_lost:
-        return None
-    if not math.isfinite(loss):
-        return f"its final loss is {loss}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
@@ -356,7 +340,7 @@ def curves(paths: Iterable[str], kind: str = "validation") -> pd.DataFrame:
     """
     rows = []
     for path in paths:
-        logged = _logged(run_at(path), [])
+        logged = run_at(path).logged
         points = {row["step"]: row for row in reversed(logged) if row["kind"] == kind}
         rows += [{"path": path, **points[step]} for step in sorted(points)]
     figures = ["step", "tokens", *(["order_beyond_32"] if kind == "order" else ["loss", "accuracy"])]

@@ -60,14 +60,33 @@ _NOTICE_SECONDS = 10.0  # between lines about a long preparation
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
 
-def prepare(config: Config, notice: Say = say, check: bool = False) -> Corpus:
+def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool = False) -> Corpus:
     """The tokenized text of this configuration: from the cache where it is whole, else read, tokenized and kept there.
 
     Arguments: notice, called with lines about what takes long or is worth a warning; check, whether
     every byte of the cache is compared with its checksum, and not the sizes of files alone.
     Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
     """
-    return _prepared(config, notice, check=check)
+    source = SOURCES[config.data.source](config.data)
+    folder = _folder(config, source, held_out)
+    with suppress(DamagedCorpusError):
+        return open_corpus(folder, check)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"), folder_beside(folder) as beside:
+            try:
+                return open_corpus(folder, check)  # made meanwhile
+            except DamagedCorpusError as damage:
+                if folder.exists():
+                    notice(f"the token cache {folder} is damaged ({damage}): making it again")
+            _write_corpus(config, source, beside, notice, held_out)
+            publish_folder(beside, folder)
+        return open_corpus(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the token cache {folder.parent} cannot be written ({error.strerror or error}): make room, or set "
+            "data.cache_dir (or POSBENCH_CACHE) to a folder that can be written"
+        ) from error
 
 
 def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
@@ -77,7 +96,7 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
     of the two, and both the whole text where it has none. The train text of a source with held-out splits is not read.
     Raises: as `prepare`.
     """
-    corpus = _prepared(config, notice, held_out=True)
+    corpus = prepare(config, notice, held_out=True)
     given = [split for split in (corpus.validation, corpus.test) if split.num_documents]
     splits = given or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
@@ -124,29 +143,6 @@ def _folder(config: Config, source: Source, held_out: bool) -> Path:
     request = [_FORMAT, data, source.identity(), tokenizer, held_out]
     name = sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return cache_folder(config.data.cache_dir) / "corpora" / name
-
-
-def _prepared(config: Config, notice: Say, check: bool = False, held_out: bool = False) -> Corpus:
-    source = SOURCES[config.data.source](config.data)
-    folder = _folder(config, source, held_out)
-    with suppress(DamagedCorpusError):
-        return open_corpus(folder, check)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"), folder_beside(folder) as beside:
-            try:
-                return open_corpus(folder, check)  # made meanwhile
-            except DamagedCorpusError as damage:
-                if folder.exists():
-                    notice(f"the token cache {folder} is damaged ({damage}): making it again")
-            _write_corpus(config, source, beside, notice, held_out)
-            publish_folder(beside, folder)
-        return open_corpus(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"the token cache {folder.parent} cannot be written ({error.strerror or error}): make room, or set "
-            "data.cache_dir (or POSBENCH_CACHE) to a folder that can be written"
-        ) from error
 
 
 def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, held_out: bool) -> None:

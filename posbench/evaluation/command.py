@@ -26,30 +26,9 @@ from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One result of one run."""
-
-    experiment: str
-    scheme: str
-    seed: int
-    result: Result
-
-    @property
-    def row(self) -> str:
-        """Its name in a table."""
-        return row_name(self.scheme, self.result.key.options)
-
-    @property
-    def table(self) -> tuple[str, str]:
-        """Which table it stands in: of an experiment, and of its text where that is another; and the protocol."""
-        text = self.result.key.data
-        return (f"{self.experiment} on {text}" if text else self.experiment), self.result.protocol
-
-
 def evaluate_runs(
     runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
-) -> list[Evaluation]:
+) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
@@ -63,13 +42,13 @@ def evaluate_runs(
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
     scorable = _with_options(_scorable(runs, named, console.out), request.variants[0].under, console.out)
-    evaluations: list[Evaluation] = []
+    evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # what went wrong -> the runs
     try:
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
             here = jobs == 1  # in this process, which can show how far a run is
-            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else _unseen
+            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else (lambda n: None)
             score = partial(_evaluate, request=request, advance=advance, say=say_once if here else None)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable))
             for run, scoring in zip(scorable, scored, strict=True):
@@ -78,9 +57,7 @@ def evaluate_runs(
                     say_once(text)
                 if scoring.error is not None:  # the others are worth having
                     failures.setdefault(scoring.error, []).append(run.name)
-                for result, _ in scoring.results:
-                    config = run.config
-                    evaluations.append(Evaluation(config.experiment_name, config.scheme.name, config.seed, result))
+                evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
             own_text = partial(corpus_for, data=None, notice=say_once)
@@ -88,13 +65,12 @@ def evaluate_runs(
             of_text = [run for run in scorable if run.name not in failed and not run.config.is_task]
             add_ngrams(of_text, own_text, console.out, request.again)
     finally:
-        for title, protocol in dict.fromkeys(evaluation.table for evaluation in evaluations):
-            _show(
-                console,
-                title,
-                protocol,
-                [evaluation for evaluation in evaluations if evaluation.table == (title, protocol)],
-            )
+        tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
+        for run, result in evaluations:
+            text = f" on {result.key.data}" if result.key.data else ""
+            tables.setdefault((run.config.experiment_name + text, result.protocol), []).append((run, result))
+        for (title, protocol), of_table in tables.items():
+            _show(console, title, protocol, of_table)
     if failures:
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
         raise ConfigError(
@@ -113,10 +89,6 @@ def _progress(console: Console) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
-
-
-def _unseen(tokens: int) -> None:
-    """Of a run that is scored in another process."""
 
 
 @dataclass
@@ -216,16 +188,20 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Say) -> list[Ru
     return taken if under else runs
 
 
-def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Evaluation]) -> None:
+def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
     """A table of one figure by scheme and length, over all seeds. A scheme with `--under` options has its own row."""
-    lengths = sorted({evaluation.result.length for evaluation in evaluations})
-    rows = list(dict.fromkeys(evaluation.row for evaluation in evaluations))
-    targets = sorted({evaluation.result.header["targets_total"] for evaluation in evaluations})
+    lengths = sorted({result.length for _, result in evaluations})
+    of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
+    for run, result in evaluations:
+        name = row_name(run.config.scheme.name, result.key.options)
+        of_row.setdefault(name, []).append((run.config.seed, result))
+    rows = list(of_row)
+    targets = sorted({result.header["targets_total"] for _, result in evaluations})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
     asked = PROTOCOLS[protocol]
     heading = f"{title}: {asked.headline} by length in {asked.unit} ({protocol}, {scored} {asked.count_column})"
     console.out(f"\n{heading}")
-    seeds = {row: sorted({a.seed for a in evaluations if a.row == row}) for row in rows}
+    seeds = {row: sorted({seed for seed, _ in of}) for row, of in of_row.items()}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
@@ -233,7 +209,7 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[Eva
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in shown:
-            headers = [a.result.header for a in evaluations if (a.row, a.result.length) == (row, length)]
+            headers = [result.header for _, result in of_row[row] if result.length == length]
             cells.append(asked.headline_of(headers) if headers else "–")
         table.add_row(row, *cells)
     console.print(table)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.console import Say
-from posbench.data import Dataset, Problems
+from posbench.data import Dataset, Problems, Split
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.machine.device import Device, choose_device, exhaustion_explained
@@ -90,7 +90,7 @@ def evaluate_run(
     results = []
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
-        wanted = request.lengths_of(protocol, run.config, corpus.splits["test"])
+        wanted = _lengths(protocol, run.config, corpus, request)
         have = {} if request.again else scorer.usable(protocol, stored)
         anchor = scorer.anchor(protocol, wanted, stored) if protocol.shares_windows else None
         moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
@@ -123,6 +123,23 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
                 f"{run.name} was trained with another {what} (fingerprint {trained[:12]}, now {now[:12]}): "
                 "evaluate it with the data it was trained on"
             )
+
+
+def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Request) -> list[int]:
+    """The lengths to score. Raises: ConfigError where the text has none of them."""
+    split = corpus.splits[protocol.split]
+    if isinstance(split, Split) and not split.num_documents:
+        raise ConfigError(
+            f"data={config.data.name} has no {protocol.split} text, which protocol {protocol.name} scores: evaluate "
+            "another text (--data files --data data.path=FOLDER)"
+        )
+    lengths = request.lengths_of(protocol, config, corpus.splits["test"])
+    if not lengths and protocol.shares_windows:
+        raise ConfigError(
+            f"no document of the test split has the {config.trained_length // 2} tokens that the shortest length of "
+            f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
+        )
+    return lengths
 
 
 class _Scorer:

@@ -182,19 +182,16 @@ def matmul_rate(device: Device) -> float:
     return best
 
 
-def keep_freed_memory() -> bool:
-    """Tell glibc to serve large blocks from its heap and never to give the heap back. Returns whether it agreed.
+def keep_freed_memory() -> None:
+    """Tell glibc to serve large blocks from its heap and never to give the heap back.
 
     A step allocates and frees the same activations every time; by default glibc maps and unmaps each of them, and the
     kernel clears every page anew. docs/internals/speed.md says what this gains. Without glibc it does nothing.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
+    with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @contextmanager

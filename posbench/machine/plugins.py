@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from posbench.config import ConfigError, nearest
+from posbench.scheme_file import snake_case
 
 T = TypeVar("T")
 Classes = dict[str, type[T] | EntryPoint]  # by name; of another package its entry point until it is first asked for
+
+
+def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
+    """The classes in the files of a package that extend `base`, by their names in snake case."""
+    classes = {}
+    for module in pkgutil.iter_modules(import_module(package).__path__):
+        for value in vars(import_module(f"{package}.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, base) and value is not base:
+                classes[snake_case(value.__name__)] = value
+    return classes
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:

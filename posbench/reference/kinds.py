@@ -35,18 +35,15 @@ def softmax(
     Arguments: sink, a learned logit for each head; window, how many j a query sees at most, i - window < j <= i.
     """
     rows, places = _rows(scheme, q, k, x, positions, len(v))
-    heads = []
-    for h, place in enumerate(places):
-        values = _values(scheme, v, h, place)
-        o = []
-        for t, p in enumerate(place):
-            first = 0 if window is None else max(0, t + 1 - window)
-            products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
-            scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
-            weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
-            o.append(scheme.o(weights @ values[first : t + 1], p, h))
-        heads.append(np.stack(o))
-    return heads
+
+    def mixed(h: int, t: int, values: Array) -> Array:
+        first = 0 if window is None else max(0, t + 1 - window)
+        products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
+        scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
+        weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
+        return np.asarray(weights @ values[first : t + 1])
+
+    return _outputs(scheme, v, places, mixed)
 
 
 def linear(
@@ -55,19 +52,16 @@ def linear(
     """`o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i."""
     q, k = [elu(head) + 1 for head in q], [elu(head) + 1 for head in k]
     rows, places = _rows(scheme, q, k, x, positions, len(v))
-    heads = []
-    for h, place in enumerate(places):
-        values = _values(scheme, v, h, place)
-        o = []
-        for t, p in enumerate(place):
-            above, below = np.zeros(v[h].shape[1]), 0.0
-            for s in range(t + 1):
-                e = exp(scheme.bias(h, t, s, rows))
-                above = above + (rows.queries[h][t] @ rows.keys[h][s]) * e * values[s]
-                below = below + (q[h][t] @ k[h][s]) * e
-            o.append(scheme.o(above / below, p, h))
-        heads.append(np.stack(o))
-    return heads
+
+    def mixed(h: int, t: int, values: Array) -> Array:
+        above, below = np.zeros(v[h].shape[1]), 0.0
+        for s in range(t + 1):
+            e = exp(scheme.bias(h, t, s, rows))
+            above = above + (rows.queries[h][t] @ rows.keys[h][s]) * e * values[s]
+            below = below + (q[h][t] @ k[h][s]) * e
+        return np.asarray(above / below)
+
+    return _outputs(scheme, v, places, mixed)
 
 
 def elu(x: Array) -> Array:
@@ -87,23 +81,26 @@ def decay(
     """`o_i = sum_j e^bias v_j` over j <= i, divided by the sum of the weights where that is asked for."""
     nothing = [np.zeros_like(head) for head in v]  # there are no queries and no keys
     rows, places = _rows(scheme, nothing, nothing, x, positions, len(v), moved=False)
+
+    def mixed(h: int, t: int, values: Array) -> Array:
+        o, total = np.zeros(v[h].shape[1]), 0.0
+        for s in range(t + 1):
+            e = exp(scheme.bias(h, t, s, rows))
+            o, total = o + e * values[s], total + e
+        return np.asarray(o / total if normalise else o)
+
+    return _outputs(scheme, v, places, mixed)
+
+
+def _outputs(
+    scheme: Definition, v: list[Array], places: list[list[Any]], mixed: Callable[[int, int, Array], Array]
+) -> list[Array]:
+    """`mixed(h, t, values)` behind the hook o, for every head and query; values are behind theirs, [T, D]."""
     heads = []
     for h, place in enumerate(places):
-        values = _values(scheme, v, h, place)
-        o = []
-        for t, p in enumerate(place):
-            mixed, total = np.zeros(v[h].shape[1]), 0.0
-            for s in range(t + 1):
-                e = exp(scheme.bias(h, t, s, rows))
-                mixed, total = mixed + e * values[s], total + e
-            o.append(scheme.o(mixed / total if normalise else mixed, p, h))
-        heads.append(np.stack(o))
+        values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
+        heads.append(np.stack([scheme.o(mixed(h, t, values), p, h) for t, p in enumerate(place)]))
     return heads
-
-
-def _values(scheme: Definition, v: list[Array], h: int, place: list[Any]) -> Array:
-    """The values of head h behind their hook, [T, D]."""
-    return np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(place)])
 
 
 def _rows(

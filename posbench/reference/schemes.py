@@ -7,16 +7,13 @@ kind.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from posbench.config import Config, SchemeConfig
+from posbench.machine.plugins import classes_in
 from posbench.reference.definition import Array, Definition, NoDefinitionError, Rows
-from posbench.scheme_file import snake_case
 
 
 class Combined(Definition):
@@ -47,23 +44,22 @@ class Combined(Definition):
         return [member.locate(p, [gate[n] for gate in gates], h) for n, member in enumerate(self.members)]
 
     def q(self, x: Array, p: Any, h: int) -> Array:
-        for member, place in zip(self.members, p, strict=True):
-            x = member.q(x, place, h)
-        return x
+        return self._chained("q", x, p, h)
 
     def k(self, x: Array, p: Any, h: int) -> Array:
-        for member, place in zip(self.members, p, strict=True):
-            x = member.k(x, place, h)
-        return x
+        return self._chained("k", x, p, h)
 
     def v(self, x: Array, p: Any, h: int) -> Array:
-        for member, place in zip(self.members, p, strict=True):
-            x = member.v(x, place, h)
-        return x
+        return self._chained("v", x, p, h)
 
     def o(self, x: Array, p: Any, h: int) -> Array:
         for member, place in reversed(list(zip(self.members, p, strict=True))):
             x = member.o(x, place, h)
+        return x
+
+    def _chained(self, hook: str, x: Array, p: Any, h: int) -> Array:
+        for member, place in zip(self.members, p, strict=True):
+            x = getattr(member, hook)(x, place, h)
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
@@ -81,12 +77,7 @@ def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
 @cache
 def definitions() -> dict[str, type[Definition]]:
     """Kind -> its definition."""
-    found = {"nope": Definition}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        for value in vars(import_module(f"{__package__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Definition) and value is not Definition:
-                found[snake_case(value.__name__)] = value
-    return found
+    return {"nope": Definition, **classes_in("posbench.reference", Definition)}
 
 
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:

@@ -80,9 +80,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     """
     run = baseline_of(reference)
     manifest, config = run.manifest, run.config
-    row = next((row for row in run.logged if row["kind"] == "train"), None)
-    if row is None:
-        raise ConfigError(f"{run.path} has no row of training, so its first losses cannot be compared")
+    row = next(row for row in run.logged if row["kind"] == "train")
     corpus = dataset_of(config, console.out)
     versions = manifest.versions
     if corpus.fingerprint != manifest.fingerprints.data:

@@ -49,7 +49,6 @@ class Comparison:
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
     orders: pd.DataFrame  # what distant order is worth while training: scheme, seed, tokens, order_beyond_32
     rates: pd.DataFrame  # pilots of `posbench tune`: a row a scheme and learning rate
-    pilots: int  # seeds by which the rates of these runs were chosen; 0: they were not
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -181,7 +180,6 @@ def build(
         curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
         orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
         rates=tried,
-        pilots=pilots,
         published=published,
         left_out=left_out,
         notes=notes,
@@ -424,18 +422,8 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         means.append((a.mean(0), b.mean(0)))
     sums = [np.stack(each) for each in zip(*means, strict=True)]  # of one place and the other: [pairs, documents]
     one, other = pairs[0]
-    if np.array_equal(one.documents, other.documents) and np.array_equal(one.counts, other.counts):
-        apart, counts = sums[0] - sums[1], one.counts
-    else:
-        every = np.union1d(one.documents, other.documents)
-        parts, targets = [], np.zeros((2, len(every)))
-        for n, cell in enumerate((one, other)):
-            nll, where = np.zeros((len(pairs), len(every))), np.searchsorted(every, cell.documents)
-            nll[:, where], targets[n, where] = sums[n], cell.counts
-            parts.append((nll - nll.sum(1, keepdims=True) * targets[n] / targets[n].sum()) / targets[n].sum())
-        counts = targets.mean(0)
-        apart = (parts[0] - parts[1]) * counts.sum()
-    errors = document_error(apart, counts)
+    has_same = np.array_equal(one.documents, other.documents) and np.array_equal(one.counts, other.counts)
+    errors = document_error(sums[0] - sums[1], one.counts) if has_same else np.full(len(pairs), math.nan)
     return [row | {f"{name}_documents": error} for row, error in zip(rows, errors, strict=True)]
 
 

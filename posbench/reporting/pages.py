@@ -88,22 +88,10 @@ def write(
             if len(table):
                 files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
         files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
-    for name in _written_before(target) - set(files):
-        (target / name).unlink(missing_ok=True)
     for name, data in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(data)
     return [target / name for name in files]
-
-
-def _written_before(target: Path) -> set[str]:
-    """The CSV files and pictures that a report wrote into this folder: those that its page and columns.csv name."""
-    page, columns = target / "report.md", target / "columns.csv"
-    if not (page.is_file() and columns.is_file()):
-        return set()
-    csv_files = re.findall(r"^([\w-]+\.csv),", columns.read_text(encoding="utf-8"), re.MULTILINE)
-    stems = re.findall(r"\]\(([\w-]+)\.svg\)", page.read_text(encoding="utf-8"))
-    return {*csv_files, *(f"{stem}.svg" for stem in stems), *(f"latex/{stem}.pdf" for stem in stems)}
 
 
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:

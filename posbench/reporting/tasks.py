@@ -23,6 +23,7 @@ from posbench.config import ConfigError
 from posbench.reporting import mechanism, tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
+from posbench.runs import UNREADABLE
 from posbench.runs.results import MARKS
 from posbench.table import config_of, crossing, curves, rates
 from posbench.units import count_of, short_count
@@ -192,7 +193,8 @@ def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> 
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
     """Whether these runs learn tasks. Raises: ConfigError where only some of them do."""
-    on_task = summary.get("data.source", summary["scheme"]) == "task"
+    readable = summary[summary["status"] != UNREADABLE]
+    on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
         raise ConfigError("some of these runs learn a task and others read text: report each kind alone")
     return bool(on_task.any())

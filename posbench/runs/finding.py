@@ -95,7 +95,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
         why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
-        raise ConfigError(f"{output} {why}: name a new one, such as {free_name(output.with_suffix(''))}")
+        raise ConfigError(f"{output} {why}: name a new one, such as {free_name(experiment_in(output))}")
     packed = {run.path.parts[-2:] for pack in packs_of(experiment_in(output)) for run in pack.runs}
     runs = []
     for run in find_runs(experiment, notice):

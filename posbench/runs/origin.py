@@ -55,14 +55,8 @@ class Origin:
     batches: str = ""  # the chain over those it read (`posbench.data.batches.chained`)
     identity: dict[str, Any] | None = None  # of the run's manifest
     initial_weights: dict[str, str] | None = None  # digests of what that run began with
-    vocab_size: int | None = None  # of the run's tokenizer
     tokenizer: str | None = None  # fingerprint of the run's tokenizer
     tokenizer_file: Path | None = None  # a Hugging Face folder's
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What a manifest says of it."""
-        return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
         """Raises: ConfigError where the run's tokenizer is not the one of the text that is to be read."""
@@ -131,7 +125,6 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
         batches=read_state(folder)["batches"] if at_step else manifest.fingerprints.batches or "",
         identity=manifest.identity,
         initial_weights=manifest.fingerprints.initial_weights,
-        vocab_size=manifest.vocab_size,
         tokenizer=manifest.fingerprints.tokenizer,
     )
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
-_RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]{1,9}")  # nothing that leads elsewhere than into the experiment's folder
+_RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]+")  # nothing that leads elsewhere than into the experiment's folder
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
 

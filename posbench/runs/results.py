@@ -68,7 +68,7 @@ class ResultKey:
     @property
     def stem(self) -> str:
         """The name of its two files, without the ending."""
-        return "@".join((str(self.length), *self.under))
+        return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # a scheme's file may lie in a folder
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
@@ -161,7 +161,9 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 def keys_in(folder: Path) -> list[ResultKey]:
     """The results that the files of an `eval/` folder are named after, sorted; what they hold is not looked at."""
     files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
-    return sorted(ResultKey(file.parent.name, int(m[1]), tuple(m[2].split("@")[1:])) for file, m in files if m)
+    return sorted(
+        ResultKey(file.parent.name, int(m[1]), tuple(m[2].replace("%2F", "/").split("@")[1:])) for file, m in files if m
+    )
 
 
 def perplexity(loss: float) -> float:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from posbench import scheme_file
-from posbench.config import Config, ConfigError, check_name
+from posbench.config import Config, ConfigError
 from posbench.machine.files import read_json, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import Damaged, Result, ResultKey, keys_in, parquet, read_parquet
@@ -264,9 +264,7 @@ _REMOVED = (("train", "cuda_graph"), ("launch", "nproc"))
 
 
 def run_folder(config: Config) -> Path:
-    """`runs_dir/experiment/scheme/seed=n`. Raises: ConfigError for names that lead elsewhere."""
-    for what, name in (("experiment_name", config.experiment_name), ("scheme.name", config.scheme.name)):
-        check_name(what, name)
+    """`runs_dir/experiment/scheme/seed=n`."""
     return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
 
 

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from posbench.config import ConfigError, SchemeConfig
-from posbench.machine.plugins import Classes, check_options, class_named, option_names, with_packages
-from posbench.scheme_file import load, parse_class_path, snake_case
+from posbench.machine.plugins import Classes, check_options, class_named, classes_in, option_names, with_packages
+from posbench.scheme_file import load, parse_class_path
 from posbench.schemes.base import Scheme, Shape, check_hooks, whole
 from posbench.schemes.composite import Interleaved, Together
 
 WINDOW = "window"  # an option of every row: see `Scheme.window`
 
 
-def _ours() -> dict[str, type[Scheme]]:
-    """The classes of this package by their kinds, the base class first."""
-    kinds: dict[str, type[Scheme]] = {"nope": Scheme}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name == "building":
-            continue
-        for value in vars(import_module(f"{__package__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Scheme) and value is not Scheme:
-                kinds[snake_case(value.__name__)] = value
-    return kinds
-
-
-SCHEMES: Classes[Scheme] = with_packages(_ours(), "posbench.schemes")
+_OURS = classes_in("posbench.schemes", Scheme)
+SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.schemes")
 
 
 def scheme_class(kind: str) -> type[Scheme]:

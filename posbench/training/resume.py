@@ -159,7 +159,9 @@ def first_manifest(
         tokens=tokens,
         text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
         training_flops=flops,
-        continued=None if origin is None else origin.record,
+        continued=None
+        if origin is None
+        else {"name": origin.name, "scheme": origin.scheme, "tokens": origin.tokens, "weights": origin.digest},
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
         scheme_files=scheme_file.recorded_files(config.class_mappings),

@@ -5,7 +5,7 @@ Shapes: B batch, b = B / accumulation rows of a micro-batch, T tokens.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,14 +22,10 @@ class Died(Exception):
     """The numbers of a run became infinite or NaN, so that it cannot continue; its manifest says why."""
 
 
-class Observer(Protocol):
-    """What is called at the end of each phase of a step: a clock, a profiler, a test.
-
-    Within a step: `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them,
-    and `checkpoint` where one was written.
-    """
-
-    def __call__(self, phase: str, n: int, step: TrainingStep) -> object: ...
+# What is called with (phase, n, step) at the end of each phase of a step: a clock, a profiler, a test. Within a step:
+# `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them, and `checkpoint`
+# where one was written.
+Observer = Callable[[str, int, "TrainingStep"], object]
 
 
 def unobserved(phase: str, n: int, step: TrainingStep) -> None:

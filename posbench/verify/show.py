@@ -27,7 +27,9 @@ TOGETHER = {
 }  # certificates that share a column, which shows the worst of them
 
 
-def verify(words: Sequence[str] | None, console: Console, compiled: bool = False) -> bool:
+def verify(
+    words: Sequence[str] | None, console: Console, compiled: bool = False, config_dir: Path | None = None
+) -> bool:
     """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
 
     Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether what is
@@ -35,8 +37,9 @@ def verify(words: Sequence[str] | None, console: Console, compiled: bool = False
     Raises: ConfigError for a name that is no scheme, or options that it refuses.
     """
     given = [word.removeprefix("scheme=") for word in words or ()]
-    overrides = [word for word in given if "=" in word]
-    names = [name for word in given if "=" not in word for name in word.split(",")] or choices("scheme")
+    folders = [config_dir] if config_dir else []
+    overrides = [*(word for word in given if "=" in word), *(f"--config-dir={folder}" for folder in folders)]
+    names = [name for word in given if "=" not in word for name in word.split(",")] or choices("scheme", *folders)
     configs = [certificate_config(name, overrides) for name in names]
     certificates = [certify(config, compiled) for config in configs]
     console.print(tabulate(certificates))

@@ -28,6 +28,7 @@ from posbench.model import Decoder, build_model
 from posbench.runs import Run
 from posbench.runs.results import Result
 from posbench.training import train
+from tests.conftest import write_documents
 
 Make = Callable[..., Config]
 SETTINGS = EvaluationConfig(targets=16, windows=10, max_tokens=2000, passage=8, batch_tokens=400)
@@ -194,7 +195,7 @@ def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_ord
 
 def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **others: Any) -> list[Result]:
     request = Request(lengths, (protocol,), device="cpu", dtype="float32", **others)
-    return [evaluation.result for evaluation in evaluate_runs([run], request, Console(quiet=True))]
+    return [result for _, result in evaluate_runs([run], request, Console(quiet=True))]
 
 
 def _stored(run: Run, protocol: str) -> dict[int, Result]:
@@ -228,8 +229,6 @@ def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str
 
 
 def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) -> None:
-    from tests.conftest import write_documents
-
     run = train(config("train.steps=1"))
     text = (run.path / "config.yaml").read_text()
     other = write_documents(tmp_path / "other", words=290)
@@ -246,6 +245,16 @@ def test_lengths_alone_are_scored_with_the_training_length_and_nothing_else(conf
     evaluate_runs([run], Request(lengths=(64,)), Console(quiet=True))
     stored = [(key.protocol, key.length) for key in run.evaluated()]
     assert stored == [("fixed", 32), ("fixed", 64), ("retrieval", 64), ("validation", 32)]
+
+
+@pytest.mark.parametrize(("test_words", "says"), [(0, "has no test text"), (1, "ask for shorter lengths")])
+def test_a_text_without_a_length_to_score_is_refused(config: Make, tmp_path: Path, test_words: int, says: str) -> None:
+    paths = [f"data.{split}_path={write_documents(tmp_path / split)}/*.txt" for split in ("train", "validation")]
+    if test_words:
+        paths.append(f"data.test_path={write_documents(tmp_path / 'test', words=test_words)}/*.txt")
+    run = train(config("train.steps=1", "data.path=null", "evaluation.lengths=[]", *paths))
+    with pytest.raises(ConfigError, match=says):
+        _evaluate(run)
 
 
 class Halves(Protocol):

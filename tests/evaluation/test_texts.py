@@ -73,7 +73,7 @@ def said(
     console = Console(file=io.StringIO(), width=200)
     data = text_named(["files", f"data.path={folder}", f"data.name={name}", *words])
     evaluations = evaluate_runs([run], Request(data=data, lengths=lengths, device="cpu", dtype="float32"), console)
-    return [evaluation.result for evaluation in evaluations], console.file.getvalue()  # type: ignore[attr-defined]
+    return [result for _, result in evaluations], console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_alone(run: Run, notes: Path) -> None:

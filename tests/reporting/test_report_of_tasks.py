@@ -160,6 +160,14 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     )
 
 
+def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() -> None:
+    runs, _ = frames(COPY)
+    unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
+    assert tasks.is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
+    with pytest.raises(ConfigError, match="report each kind alone"):
+        tasks.is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
+
+
 def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
     def scores(name: str, schemes: dict[str, float]) -> Any:
         learners = pd.DataFrame({"learnt": 2, "seeds": 2}, index=list(schemes))

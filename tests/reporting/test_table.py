@@ -83,6 +83,10 @@ def test_the_learning_rate_is_the_schemes_own(own: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_without_runs_has_no_rows(tmp_path: Path) -> None:
+    assert posbench.results(tmp_path).empty and posbench.results(tmp_path, tidy=True).empty
+
+
 def test_every_column_is_documented(experiment: Path) -> None:
     for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
         assert all(meaning(str(column))[0] for column in frame.columns)

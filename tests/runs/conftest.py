@@ -28,7 +28,7 @@ def evaluate() -> Evaluate:
 
     def score(run: Run, **request: Any) -> list[Result]:
         asked = Request(**{"device": "cpu", "dtype": "float32", "protocols": ("fixed",), **request})
-        return [evaluation.result for evaluation in evaluate_runs([run], asked, Console(quiet=True))]
+        return [result for _, result in evaluate_runs([run], asked, Console(quiet=True))]
 
     return score
 

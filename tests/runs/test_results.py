@@ -156,6 +156,10 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
     nope = build_model(replace(run.config, scheme=SchemeConfig("nope", "nope")), run.manifest.vocab_size)
     nope.load_state_dict(run.load_weights())
     assert torch.equal(run.load_model(["scheme=nope"])(tokens), nope(tokens))
+    file = tmp_path / "mine.py"
+    file.write_text("from posbench.schemes import Scheme\n\n\nclass Mine(Scheme):\n    pass\n", encoding="utf-8")
+    [own] = evaluate(run, protocols=("fixed",), lengths=(64,), under=(f"scheme={file}:Mine",))
+    assert own.loss == read.loss and own.key in run.evaluated(), "found again, though its name has the folder's slashes"
     near = replace(run.config, scheme=replace(run.config.scheme, options={**run.config.scheme.options, "window": 8}))
     windowed = run.path.parent / "seed=9"
     shutil.copytree(run.path, windowed)

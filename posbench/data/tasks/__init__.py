@@ -5,17 +5,14 @@ A task of one's own is a class in a file, named `my_task.py:Sums` where a task's
 
 from __future__ import annotations
 
-import pkgutil
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.tasks.task import Task
-from posbench.machine.plugins import check_options, class_named
-from posbench.scheme_file import load, parse_class_path, snake_case
+from posbench.machine.plugins import check_options, class_named, classes_in
+from posbench.scheme_file import load, parse_class_path
 
 __all__ = ["Task", "build_task", "context_lengths", "tasks"]
 
@@ -23,12 +20,7 @@ __all__ = ["Task", "build_task", "context_lengths", "tasks"]
 @cache
 def tasks() -> dict[str, type[Task]]:
     """The classes of this folder by name."""
-    classes: dict[str, type[Task]] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        for value in vars(import_module(f"{__package__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Task) and value is not Task:
-                classes[snake_case(value.__name__)] = value
-    return classes
+    return classes_in("posbench.data.tasks", Task)  # type: ignore[type-abstract]
 
 
 def build_task(config: TaskConfig) -> Task:
