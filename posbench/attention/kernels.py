@@ -381,7 +381,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
     A kernel fetches what a bias reads at (query, key) ahead too, a tile of float32 each time. On an H200 the default of
     three stages then asks for 245,760 bytes of shared memory forward at 64 channels and 233,472 backward at 128, of
-    232,448 that there are; two stages for 147,456 and less (docs/internals/speed.md). A bias that reads numbers of
+    232,448 that there are; two stages for 147,456 and less. A bias that reads numbers of
     heads alone (ALiBi's slopes) fetches no tile. float32 has smaller tiles, and fits.
     """
     if not reads_rows or q.dtype == torch.float32:
