@@ -72,7 +72,8 @@ Names = Annotated[
 def main() -> None:
     """The console script."""
     # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
-    # training step fifteen times slower or more (docs/internals/decisions.md). OpenMP reads this once, when torch is imported.
+    # training step fifteen times slower or more (docs/internals/decisions.md). OpenMP reads this once, when torch is
+    # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     if is_worker():
         end_with(_application)
