@@ -183,7 +183,8 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Say) -> list[Ru
             refused[run.path.parent.name] = str(error)
     for scheme, why in refused.items():
         if not taken:
-            raise ConfigError(f"{why}. Name runs of a scheme that has this option (rotations have rescale)")
+            of_scheme = any(option.startswith("scheme=") for option in under)
+            raise ConfigError(why if of_scheme else f"{why}. Name runs of a scheme that has it (rotations have rescale)")
         notice(f"{scheme} is skipped: {why}")
     return taken if under else runs
 
