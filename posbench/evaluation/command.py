@@ -184,7 +184,9 @@ def _with_options(runs: list[Run], under: Sequence[str], notice: Say) -> list[Ru
     for scheme, why in refused.items():
         if not taken:
             of_scheme = any(option.startswith("scheme=") for option in under)
-            raise ConfigError(why if of_scheme else f"{why}. Name runs of a scheme that has it (rotations have rescale)")
+            raise ConfigError(
+                why if of_scheme else f"{why}. Name runs of a scheme that has it (rotations have rescale)"
+            )
         notice(f"{scheme} is skipped: {why}")
     return taken if under else runs
 

@@ -265,12 +265,8 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 
 
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """What rows are sorted by: the mean length up to which tasks are kept, in trained lengths; not learnt is 0."""
-    kept = [
-        t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0
-        for t in tasks.values()
-        if scheme in t.learners.index
-    ]
+    """What rows are sorted by: the mean length up to which tasks are kept, in trained lengths; 0 if not learnt."""
+    kept = [t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0 for t in tasks.values()]
     return -float(np.mean(kept)), scheme
 
 
