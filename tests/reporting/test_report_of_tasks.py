@@ -174,7 +174,7 @@ def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> No
         kept = {"kept_to": schemes.get, "limit_text": lambda scheme: f"{schemes[scheme]:g}", "trained": 16}
         return SimpleNamespace(name=name, schemes=list(schemes), learners=learners, limits=schemes, **kept)
 
-    of = {"copy": scores("copy", {"alibi": 20.0}), "index": scores("index", {"alibi": 17.0, "path": 64.0})}
+    of = {"copy": scores("copy", {"alibi": 20.0}), "index": scores("index", {"alibi": 17.0, "fox": 36.0, "path": 64.0})}
     table = summary_table(of)
-    assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"]]
+    assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"], ["fox", "", "36"]]
     assert list(table) == ["scheme", "copy", "index"]
