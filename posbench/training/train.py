@@ -374,14 +374,14 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """The row of what order far back is worth: on the same few windows of the validation text each time."""
+        """Log what distant order is worth, scored on the same few windows of the validation text each time."""
         assert not isinstance(self.corpus, Problems)
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
             worth = order.worth_beyond_near(model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
-        if not math.isfinite(worth):
+        if not all(map(math.isfinite, worth.values())):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
-        self._append({"kind": "order", "step": step, "tokens": self.tokens_done, "order_beyond_32": worth})
+        self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
 
     @property
     def tokens_done(self) -> int:

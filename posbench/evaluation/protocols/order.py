@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model import Decoder
 
-NEAR, WINDOWS = 32, 64  # while training: what is worth more than NEAR tokens back, on so many windows
+NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
+WINDOWS = 64  # of the validation text, for these scores
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 
 
@@ -116,11 +117,16 @@ def readings(split: Split, starts: Sequence[int], length: int, count: int = 3) -
     return read
 
 
-def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> float:
-    """What order more than NEAR tokens back is worth to targets with NEAR + 1 to 2 NEAR intact tokens, nats a token."""
+def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
+    """Return what the order of distant tokens is worth, nats per token: `order_beyond_32` and so on for each of NEAR.
+
+    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d that half a window of
+    `length` tokens cannot hold twice is left out.
+    """
     starts = window_starts(split, length, WINDOWS)
-    whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)[:, :, NEAR : 2 * NEAR]
-    return float((shuffled - whole).mean())
+    whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
+    worth = shuffled - whole
+    return {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
 
 
 def losses(
