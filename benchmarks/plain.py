@@ -1,6 +1,7 @@
 """A run of nope, vo_rope, qk_rope, qkvo_rope or alibi in plain PyTorch and NumPy: nothing of posbench is imported.
 
-    python benchmarks/plain.py runs/demo/qk_rope/seed=0 CORPUS --steps 100
+    python -m benchmarks.plain runs/demo/qk_rope/seed=0 CORPUS --steps 100
+    python -m benchmarks.plain runs/reference/headline/qk_rope/seed=0 CORPUS --steps 100    # from a pack
 
 CORPUS is the folder of token shards that the run was trained on (`posbench prepare` prints it). The model, its initial
 weights, the batches, the loss, AdamW and the learning rate are written down here from the docstrings alone, and the
@@ -9,11 +10,14 @@ losses are printed beside those that the run recorded in metrics.jsonl. It is wh
 
 import argparse
 import hashlib
+import io
 import json
 import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 
@@ -131,16 +135,34 @@ def train(s: dict, tokens: np.ndarray, vocabulary: int, steps: int) -> list[floa
     return losses
 
 
+def stored(run: Path) -> tuple[dict, list[dict]]:
+    """Return a run's manifest and the rows it logged, from its folder or from a pack beside its experiment's folder."""
+    if (run / "run.json").is_file():
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return json.loads((run / "run.json").read_text()), [json.loads(line) for line in lines]
+    experiment, name = run.parents[1], f"{run.parent.name}/{run.name}"
+    for file in sorted(experiment.parent.glob(f"{experiment.name}*.zip")):
+        with zipfile.ZipFile(file) as pack:
+            index = json.loads(pack.read("pack.json"))
+            if name in index["runs"]:
+                rows = pq.read_table(io.BytesIO(pack.read("metrics.parquet"))).to_pylist()
+                return json.loads(index["texts"][index["runs"][name]["run.json"]]), [
+                    r for r in rows if r["run"] == name
+                ]
+    raise SystemExit(
+        f"{run}: there is no run.json, and no pack {experiment.name}*.zip beside {experiment} holds {name}"
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int)
     words = parser.parse_args()
-    manifest = json.loads((words.run / "run.json").read_text())
+    manifest, recorded = stored(words.run)
     settings, shards = manifest["identity"], np.memmap(words.corpus / "train.tokens", dtype="<u2", mode="r")
     ours = train(settings, shards, manifest["vocab_size"], words.steps or settings["train.num_steps"])
-    recorded = [json.loads(line) for line in (words.run / "metrics.jsonl").read_text().splitlines()]
     before = 0
     for row in (row for row in recorded if row["kind"] == "train" and row["step"] <= len(ours)):
         mean, before = float(np.mean(ours[before : row["step"]])), row["step"]  # a row is of the steps since the last

@@ -249,6 +249,7 @@ def prepare(
             f"data={config.data.name} is a task, whose problems are drawn while training: nothing to prepare"
         )
     from posbench.data import prepare as prepare_text
+    from posbench.data.copying import copying_lines
     from posbench.data.overlap import overlap_lines
 
     corpus = prepare_text(config, check=check)
@@ -256,12 +257,13 @@ def prepare(
     results.out(
         f"text {corpus.fingerprint[:12]}, tokenizer {corpus.tokenizer_fingerprint[:12]} of {corpus.vocab_size} entries"
     )
+    results.out(f"in {corpus.folder}")
     for name, split in corpus.splits.items():
         results.out(
             f"{name:<10} {split.num_documents:>9,} documents {split.num_tokens:>14,} tokens "
             f"{split.num_bytes:>16,} bytes"
         )
-    for line in overlap_lines(corpus.overlap):
+    for line in [*copying_lines(corpus.train, config.train.context_length), *overlap_lines(corpus.overlap)]:
         results.out(line)
 
 

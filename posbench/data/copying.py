@@ -1,0 +1,54 @@
+"""Measure how much of a text can be predicted by copying: what order far back could at most be worth to a model."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.data.corpus import Split
+
+MATCHES = (4, 8, 16)  # tokens that must match before the copied one, at least
+DISTANCES = (8, 32, 64, 128)  # tokens; the copied token is further back than this
+_TOKENS = 1 << 17  # of the text that are looked at
+
+
+def copied_share(split: Split, length: int) -> NDArray[np.float64]:
+    """Return the share of tokens that a copier predicts, [len(MATCHES), len(DISTANCES)].
+
+    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
+    more than DISTANCES tokens back (the nearest of several), and predicts what followed there if at least MATCHES
+    tokens matched. The tokens that it is asked for are spread evenly over the split, in sequences of `length`.
+    """
+    size = min(2 * length, len(split.tokens))
+    count = max(1, min(_TOKENS, len(split.tokens)) // size)
+    starts = np.linspace(0, len(split.tokens) - size, count).astype(int)
+    windows = split.tokens[starts[:, None] + np.arange(size)].astype(np.int32)
+    hits = np.zeros((len(MATCHES), len(DISTANCES)), np.int64)
+    matched = np.zeros((count, size), np.int32)  # tokens before position j that match those before i
+    for i in range(1, size):
+        matched[:, 1 : i + 1] = np.where(windows[:, :i] == windows[:, i - 1 : i], matched[:, :i] + 1, 0)
+        first = i - length  # of the positions that the copier can see
+        for n, distance in enumerate(DISTANCES if first >= 0 else ()):
+            if distance >= length:
+                continue
+            seen = np.minimum(matched[:, first : i - distance], np.arange(length - distance, dtype=np.int32))
+            nearest = length - distance - 1 - seen[:, ::-1].argmax(axis=1)
+            longest = seen[np.arange(count), nearest]
+            is_right = windows[np.arange(count), first + nearest] == windows[:, i]
+            hits[:, n] += [int((is_right & (longest >= least)).sum()) for least in MATCHES]
+    return hits / max(1, count * (size - length))
+
+
+def copying_lines(split: Split, length: int) -> list[str]:
+    """Return the size of a token and a table of `copied_share` in lines to print."""
+    size = split.num_bytes / max(1, split.num_tokens)
+    share = copied_share(split, length)
+    shown = [n for n, distance in enumerate(DISTANCES) if distance < length]
+    lines = [
+        f"a token is {size:.2f} bytes of text, a context of {length} tokens {length * size:.0f} bytes",
+        f"tokens that a copier of the last {length} gets right, if it copies from more than",
+        f"{'':<26}" + "".join(f"{f'{DISTANCES[n]} back':>10}" for n in shown),
+    ]
+    for least, shares in zip(MATCHES, share, strict=True):
+        lines.append(f"{f'after {least} matching tokens':<26}" + "".join(f"{shares[n]:>10.2%}" for n in shown))
+    return lines
