@@ -42,13 +42,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from posbench.choices import choices, conf_dir, conf_dirs, expand, no_choice
-from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest
+from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest, parse_length
+from posbench.data.tokenizer import CONVERT
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _OF_TASKS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
 _EXPERIMENT = "experiment=task"
+_DEFAULT_SCHEME = "qk_rope"  # of conf/config.yaml
 _CONFIG_DIR = "--config-dir="
 
 # ---------------------------------------------------------------- files of one's own, and packages' folders
@@ -215,13 +217,13 @@ def typed(composed: DictConfig) -> Config:
     given = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     if "train.lr" in given and "train.lr_of" not in given:
         mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
-    if mapping["train"].get("from_run"):
-        _continue(mapping)
+    name_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
+    if mapping["train"].get("from_run"):
+        _continue(mapping)
     with explained():
         config = Config.from_mapping(mapping)
-    name_files(config.class_mappings)
     if names_file(config.scheme.kind):
         _check_row_name(config.scheme)
     return config
@@ -249,21 +251,35 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Write what follows from the model that a run begins with: its sizes, a tokenizer in its folder, the row's name.
+    """Write what follows from the model that a run begins with: its sizes, positions and tokenizer, and the row's name.
 
-    Raises: ConfigError where there is no such model, and where other sizes are given.
+    Raises: ConfigError if there is no such model, if sizes are given, or if posbench lacks its positions or tokenizer
+    and no others are given.
     """
     from posbench.runs.origin import origin_of
 
-    given = HydraConfig.get().overrides.task
-    if sizes := [word for word in given if word.startswith(("model=", "model."))]:
+    words = HydraConfig.get().overrides.task
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
-    origin = origin_of(mapping["train"]["from_run"], mapping["seed"], mapping["runs_dir"])
+    from_run = mapping["train"]["from_run"]
+    origin = origin_of(from_run, mapping["seed"], mapping["runs_dir"])
     assert origin is not None
     mapping["model"] = origin.model
-    if origin.tokenizer_file is not None and not any(word.startswith("tokenizer") for word in given):
-        mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)}
-    if not any(word.startswith("scheme.name=") for word in given):
+    if origin.tokenizer_file is not None and not any(key.startswith("tokenizer") for key in given):
+        if origin.tokenizer_file.is_file():
+            mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)}
+        elif mapping["data"].get("source") != "task":
+            raise ConfigError(
+                f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
+                f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
+            )
+    if "scheme" not in given and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
+        length = parse_length("train.context_length", mapping["train"]["context_length"])
+        row = {key: value for key, value in origin.positions.row_at(length, from_run).items() if key != "lr"}
+        options = {key.split(".")[1] for key in given if key.startswith("scheme.")}
+        mapping["scheme"] = row | {option: mapping["scheme"][option] for option in options}
+    if "scheme.name" not in given:
         mapping["scheme"]["name"] = f"{origin.scheme}_then_{mapping['scheme']['name']}"
 
 

@@ -24,7 +24,7 @@ BOS = "<|bos|>"
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
-_CONVERT = (
+CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
@@ -141,7 +141,7 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
-            f"Tokenizer.save, or use tokenizer=bpe ({_CONVERT})"
+            f"Tokenizer.save, or use tokenizer=bpe ({CONVERT})"
         ) from error
 
 

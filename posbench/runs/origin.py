@@ -9,36 +9,20 @@ that was trained through has read.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError
 from posbench.machine.files import sum_of
+from posbench.runs.pretrained import Positions, described, read_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from posbench.model import Decoder
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "posbench")  # of Hugging Face, by model_type
-_PARTS = {  # of one layer: Hugging Face's names, which are packed in this order, and ours
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-}
-_NAMES = {
-    "self_attn.qkv_proj": "attention.qkv",
-    "self_attn.o_proj": "attention.out",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "mlp.gate_up_proj": "ffn.gate_up",
-    "mlp.down_proj": "ffn.down",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 @dataclass(frozen=True)
@@ -47,6 +31,7 @@ class Origin:
 
     name: str  # experiment/scheme/seed=n, with the step where it is not the last; or the folder's name
     scheme: str  # the name of its row; of a Hugging Face folder, its own name
+    positions: Positions
     model: dict[str, Any]  # its sizes, the fields of ModelConfig
     load: Callable[[], dict[str, Tensor]]  # its weights by our names
     digest: str  # of the weights' files
@@ -56,7 +41,7 @@ class Origin:
     identity: dict[str, Any] | None = None  # of the run's manifest
     initial_weights: dict[str, str] | None = None  # digests of what that run began with
     tokenizer: str | None = None  # fingerprint of the run's tokenizer
-    tokenizer_file: Path | None = None  # a Hugging Face folder's
+    tokenizer_file: Path | None = None  # of a Hugging Face folder; may not exist
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
         """Raises: ConfigError where the run's tokenizer is not the one of the text that is to be read."""
@@ -112,11 +97,13 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
     if not (folder / "model.safetensors").is_file() if at_step else run.weights_digest is None:
         kept = ", ".join(sorted(path.name for path in folder.parent.glob("step=*"))) or "no weights"
         raise ConfigError(f"train.from_run={place}: there are no such weights ({run.name} has {kept})")
+    row = run.config.scheme.to_mapping()
     before = manifest.continued["tokens"] if manifest.continued else 0
     tokens = before + round(step / manifest.num_steps * (manifest.tokens - before))
     return Origin(
         name=run.name + (f" at step {step}" if at_step else ""),
         scheme=manifest.scheme,
+        positions=Positions(row, described(row)),
         model=asdict(run.config.model),
         load=lambda: run.load_weights(step if at_step else None),
         digest=sum_of(folder / "model.safetensors") if at_step else str(run.weights_digest),
@@ -130,75 +117,17 @@ def _of_run(place: Path, seed: int, runs_dir: Path) -> Origin:
 
 
 def _of_hugging_face(folder: Path) -> Origin:
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    family, activation = content.get("model_type"), content.get("hidden_act", "silu")
-    if family not in FAMILIES or activation != "silu" or not files:
-        found = f"model_type={family}, hidden_act={activation}, {len(files)} safetensors files"
-        raise ConfigError(
-            f"train.from_run={folder} holds no decoder that posbench can be ({found}): it reads {', '.join(FAMILIES)} "
-            "with SiLU, from safetensors"
-        )
-    name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes = content.get("sizes") or _sizes(content, name)
-    sums = "".join(sum_of(file) for file in files)
-    tokenizer = folder / "tokenizer.json"
+    pretrained = read_pretrained(folder)
+    sums = "".join(sum_of(file) for file in pretrained.files)
     return Origin(
-        name=name,
-        scheme=name,
-        model=sizes | {"vocab_size": content["vocab_size"]},
-        load=lambda: _weights(files, sizes["tied_embeddings"]),
+        name=pretrained.name,
+        scheme=pretrained.name,
+        positions=pretrained.positions,
+        model=pretrained.sizes,
+        load=pretrained.load,
         digest=hashlib.sha256(sums.encode()).hexdigest(),
-        tokenizer_file=tokenizer if tokenizer.is_file() else None,
+        tokenizer_file=pretrained.tokenizer_file,
     )
-
-
-def _sizes(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """The fields of ModelConfig in Hugging Face's `config.json`."""
-    return {
-        "name": name,
-        "num_layers": content["num_hidden_layers"],
-        "d_model": content["hidden_size"],
-        "num_heads": content["num_attention_heads"],
-        "num_kv_heads": content.get("num_key_value_heads"),
-        "head_dim": content.get("head_dim"),
-        "ffn_dim": content["intermediate_size"],
-        "tied_embeddings": content.get("tie_word_embeddings", content["model_type"] == "smollm3"),  # their defaults
-        "qk_norm": content["model_type"] == "qwen3",
-        "qkv_bias": content["model_type"] == "qwen2" or content.get("attention_bias", False),
-        "norm_eps": content["rms_norm_eps"],
-        "init_std": content.get("initializer_range", 0.02),
-    }
-
-
-def _weights(files: Iterable[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Weights of Hugging Face's files by our names, float32. A name that is not known stays, and is refused later."""
-    import torch
-    from safetensors.torch import load_file
-
-    theirs: dict[str, Tensor] = {}
-    for file in files:
-        theirs |= load_file(file)
-    theirs = {name.removeprefix("model."): tensor.float() for name, tensor in theirs.items() if "inv_freq" not in name}
-    if any(name.startswith("decoder.") for name in theirs):  # our own class
-        theirs = {name.removeprefix("decoder."): tensor for name, tensor in theirs.items()}
-    whole = {"embed_tokens.weight": "embedding.weight", "lm_head.weight": "unembedding.weight"}
-    ours: dict[str, Tensor] = {}
-    for name in sorted(theirs):
-        found = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
-        if found is None:
-            ours[whole.get(name, name)] = theirs[name]
-            continue
-        layer, inside, suffix = found.groups()
-        packed = next((own for own, parts in _PARTS.items() if inside in parts), None)
-        if packed is None:
-            ours[f"blocks.{layer}.{_NAMES.get(inside, inside)}.{suffix}"] = theirs[name]
-        elif inside == _PARTS[packed][0]:
-            parts = [theirs[f"layers.{layer}.{part}.{suffix}"] for part in _PARTS[packed]]
-            ours[f"blocks.{layer}.{packed}.{suffix}"] = torch.cat(parts)
-    if is_tied:
-        ours.pop("unembedding.weight", None)
-    return ours
 
 
 def begin_with(model: Decoder, weights: dict[str, Tensor]) -> tuple[list[str], list[str]]:

@@ -44,6 +44,7 @@ from posbench.model import Decoder, build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.origin import Origin, begin_with, origin_of
+from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
 from posbench.schemes.building import seed_of
@@ -210,9 +211,11 @@ class Training:
         if self.origin is not None and newest is None:
             fresh, left = begin_with(self.step.model, self.origin.load())
             self.state.batches = self.origin.batches
+            tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
             self.console.out(
-                f"{self.run.name}: begins with the weights of {self.origin.name} ({short_count(self.tokens_before)} "
-                "tokens); AdamW's moments begin at zero, the schedule anew"
+                f"{self.run.name}: begins with the weights of {self.origin.name}{tokens}, which has positions "
+                f"{self.origin.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
+                "AdamW's moments begin at zero, the schedule anew"
                 + (f"; from the seed: {', '.join(fresh)}" if fresh else "")
                 + (f"; not taken over: {', '.join(left)}" if left else "")
             )

@@ -1,12 +1,15 @@
 """A folder in Hugging Face's form gives the same logits here before it is trained on, and goes back."""
 
+import json
+
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from posbench.composition import compose
-from posbench.config import ModelConfig
+from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
 from posbench.model import build_model
 from posbench.runs.origin import begin_with, origin_of
@@ -27,59 +30,203 @@ SIZES = {
     "pad_token_id": None,
 }
 FAMILIES = {
-    "llama": ("LlamaConfig", {}),
-    "llama tied": ("LlamaConfig", {"tie_word_embeddings": True}),
-    "mistral": ("MistralConfig", {"sliding_window": None}),
-    "qwen2": ("Qwen2Config", {}),
-    "qwen3": ("Qwen3Config", {}),
-    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 1], "use_sliding_window": False}),
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 1], "use_sliding_window": False}),
 }
 
 
-def begun(folder, scheme, *words):
+ROPE = {"rope_theta": 500.0}
+POSITIONS = {  # class, and what its configuration says
+    "default": ("Llama", {"rope_parameters": {"rope_type": "default", **ROPE}}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **ROPE}}),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, **ROPE}}),
+    "yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **ROPE}}),
+    "window": ("Mistral", {"sliding_window": 8}),
+    "window of some layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "no window": ("Qwen3", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}),
+    "every fourth layer without": ("SmolLM3", {"num_hidden_layers": 5}),
+    "listed layers without": ("SmolLM3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8}),
+    "some channels": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **ROPE}}),
+}
+OLDER = [  # keys of config.json before transformers 5
+    {"rope_theta": 500.0},
+    {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
+    {},
+]
+
+
+def saved(folder, class_name, **config):
+    """A model of transformers with random weights, in a folder."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "max_position_embeddings": 48, **config}
+    model = AutoModelForCausalLM.from_config(getattr(transformers, f"{class_name}Config")(**sizes)).eval()
+    for parameter in model.parameters():  # biases and norms too
+        parameter.data.normal_(0.0, 2 / parameter.shape[-1] ** 0.5) if parameter.ndim > 1 else parameter.data.normal_(
+            1.0
+        )
+    model.save_pretrained(folder)
+    return model
+
+
+def edit(folder, without=(), **keys):
+    content = json.loads((folder / "config.json").read_text())
+    content = {key: value for key, value in content.items() if key not in without} | keys
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def composed(folder, *words):
+    return compose([f"train.from_run={folder}", "train.context_length=48", *words])
+
+
+def begun(folder, *words):
     """The decoder with the folder's weights."""
     origin = origin_of(str(folder), 0, "runs")
-    config = compose([f"scheme={scheme}", f"train.from_run={folder}", "train.context_length=48", *words])
+    config = composed(folder, *words)
     assert config.model == ModelConfig(**origin.model)
     model = build_model(config, origin.model["vocab_size"], bos_id=256).eval()
     left = begin_with(model, origin.load())
     return model, left
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_a_model_of_transformers_gives_its_logits(family, tmp_path):
-    name, more = FAMILIES[family]
-    torch.manual_seed(0)
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    theirs = AutoModelForCausalLM.from_config(getattr(transformers, name)(**SIZES, **rope, **more)).eval()
-    for parameter in theirs.parameters():
-        parameter.normal_(0.1, 0.2)  # biases and norms too
-    theirs.save_pretrained(tmp_path / "theirs")
-    tokens = torch.randint(257, (2, 40))
+def assert_same_logits(folder, theirs, *words, length=40):
+    tokens = torch.randint(257, (2, length))
     expected = theirs(tokens).logits
-    model, left = begun(tmp_path / "theirs", "qk_rope", "scheme.base=500", "tokenizer=bytes")
+    model, left = begun(folder, "tokenizer=bytes", *words)
     assert left == ([], [])
     torch.testing.assert_close(model(tokens) / expected.abs().max(), expected / expected.abs().max(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("scheme", ["qk_rope", "rotary_pct_25", "nope", "t5", "sink_nope"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_transformers_gives_its_logits(family, tmp_path):
+    name, more = FAMILIES[family]
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    theirs = saved(tmp_path / "theirs", name, **rope, **more)
+    assert_same_logits(tmp_path / "theirs", theirs, "scheme=qk_rope", "scheme.base=500")
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_folder_has_its_own_positions(positions, tmp_path):
+    name, config = POSITIONS[positions]
+    theirs = saved(tmp_path / "theirs", name, **config)
+    assert_same_logits(tmp_path / "theirs", theirs, length=60 if positions == "dynamic" else 40)
+
+
+@pytest.mark.parametrize("keys", OLDER)
+def test_older_folders_have_their_own_positions(keys, tmp_path):
+    saved(tmp_path / "theirs", "Llama")
+    edit(tmp_path / "theirs", ["rope_parameters"], **keys)
+    assert_same_logits(tmp_path / "theirs", AutoModelForCausalLM.from_pretrained(tmp_path / "theirs"))
+
+
+def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
+    saved(tmp_path / "theirs", "Mistral", sliding_window=8, rope_parameters={"rope_type": "default", **ROPE})
+    config = composed(tmp_path / "theirs", "scheme.window=4", "tokenizer=bytes")
+    assert config.scheme.options == {"sites": ["q", "k"], "base": 500.0, "window": 4}
+    assert composed(tmp_path / "theirs", "scheme=nope", "tokenizer=bytes").scheme.options == {}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "rope_type=llama3.*"),
+        ({"rope_type": "longrope", "factor": 4.0, "short_factor": 8 * [1.0], "long_factor": 8 * [2.0]}, "=longrope"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope_type=dynamic, .*factor=2.0"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16}, "beta_fast=16"),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, "train.context_length=64"),
+    ],
+)
+def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
+    saved(tmp_path / "theirs", "Llama", rope_parameters={**ROPE, **rope})
+    with pytest.raises(ConfigError, match=f"{message}.*: name the scheme"):
+        composed(tmp_path / "theirs", "tokenizer=bytes")
+    assert composed(tmp_path / "theirs", "tokenizer=bytes", "scheme=nope").scheme.kind == "nope"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type=gpt2"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu, and posbench has SiLU"),
+        ({"attention_bias": True}, "attention_bias=True, and posbench has no bias"),
+        ({"mlp_bias": True}, "mlp_bias=True, and posbench has no biases"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\}, and posbench has plain weights"),
+        ({"without": ["rms_norm_eps"]}, "config.json has no rms_norm_eps: save"),
+    ],
+)
+def test_a_model_that_posbench_cannot_be_is_refused_by_its_key(keys, message, tmp_path):
+    saved(tmp_path / "theirs", "Llama")
+    edit(tmp_path / "theirs", **keys)
+    with pytest.raises(ConfigError, match=message):
+        composed(tmp_path / "theirs", "tokenizer=bytes")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "{'model_type': 'llama'}", "config.json is not JSON"),
+        ("config.json", "[]", "config.json holds no JSON object"),
+        ("model.safetensors", None, "no safetensors files"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "not a safetensors file .*git lfs pull"),
+        ("tokenizer.json", None, "no tokenizer.json, which says what its token ids mean"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_its_file(name, content, message, tmp_path):
+    written(tmp_path, "qk_rope")
+    (tmp_path / "exported" / name).unlink()
+    if content:
+        (tmp_path / "exported" / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        begun(tmp_path / "exported")
+
+
+def test_the_weights_are_those_that_the_index_names(tmp_path):
+    theirs, folder = saved(tmp_path / "theirs", "Llama"), tmp_path / "sharded"
+    theirs.save_pretrained(folder, max_shard_size="100KB")
+    for file in folder.glob("model-*"):  # the shards of another save, whose names come later
+        save_file({name: 0 * tensor for name, tensor in load_file(file).items()}, file.with_stem(f"{file.stem}-of-99"))
+    assert_same_logits(folder, theirs)
+    next(folder.glob("model-00001*")).unlink()
+    with pytest.raises(ConfigError, match=r"model-00001-of-.* is not in the folder"):
+        composed(folder, "tokenizer=bytes")
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["qk_rope", "qk_rope_500k", "rotary_pct_25", "nope", "rope_nope_interleaved", "t5", "sink_nope"],
+)
 @torch.no_grad()
 def test_what_was_exported_comes_back(scheme, tmp_path):
     model, _ = written(tmp_path, scheme, "model.tied_embeddings=true")
-    again, left = begun(tmp_path / "exported", scheme)
+    again, left = begun(tmp_path / "exported")
     tokens = torch.randint(257, (2, 40))
     assert left == ([], [])
     torch.testing.assert_close(again(tokens), model(tokens), atol=1e-6, rtol=1e-6)
+    assert scheme != "qk_rope_500k" or composed(tmp_path / "exported").scheme.options["base"] == 500_000
+
+
+def test_a_folder_that_names_code_needs_a_scheme(tmp_path):
+    written(tmp_path, "t5")
+    edit(tmp_path / "exported", scheme={"name": "evil", "kind": f"{tmp_path}/evil.py:Evil"})
+    with pytest.raises(ConfigError, match=r"evil\.py:Evil.*: name the scheme"):
+        composed(tmp_path / "exported")
 
 
 @pytest.mark.slow
-def test_a_folder_is_trained_on_and_goes_back(tmp_path, documents, cache):
+def test_a_folder_is_trained_on_and_goes_back(tmp_path, documents, cache, capsys):
     model, _ = written(tmp_path, "qk_rope")
     words = [word for word in small_run(documents, cache, tmp_path / "runs") if not word.startswith(("model", "token"))]
     words += [f"train.from_run={tmp_path / 'exported'}", "scheme=nope", "train.steps=3"]
     run = train(compose(words))
     assert run.path.parent.name == "exported_then_nope" and run.manifest.continued["scheme"] == "exported"
+    line = capsys.readouterr().err.replace("\n", " ")
+    assert 'weights of exported, which has positions {"kind": "rotary"' in line and 'run has {"kind": "nope"}' in line
     assert export_run(run, tmp_path / "back").class_name == "SmolLM3ForCausalLM"
     config = compose([*words, "train.lr=1e-12", "train.weight_decay=0", "scheme=qk_rope", "experiment_name=still"])
     still = train(config)

@@ -179,6 +179,11 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         compose(words(tmp_path / "gpt2", "scheme=nope"))
 
 
+def test_without_a_scheme_it_goes_on_under_its_own(runs: Path, words: Words) -> None:
+    config = compose(words("demo/nope"))
+    assert (config.scheme.kind, config.scheme.name) == ("nope", "nope_then_nope")
+
+
 def test_a_shell_completes_the_path_with_its_seed(runs: Path, words: Words) -> None:
     path = runs / "demo/nope/seed=0"
     config = compose(words(f"{path}/", "scheme=qk_rope"))

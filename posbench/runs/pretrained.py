@@ -1,0 +1,262 @@
+"""Read a decoder from a folder in Hugging Face's form: its sizes, positions and weights in posbench's words.
+
+`config.json` says what the model is, and this module alone reads it. It follows transformers 5 where a key is missing
+or has an older form. Nothing in the folder is run, and transformers is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.scheme_file import kinds_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "posbench")  # by model_type
+_SIZES = {  # our names of what every config.json has
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "ffn_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+}
+_FIXED = {  # keys for which posbench has one value, the default: that value, and what posbench has
+    "hidden_act": ("silu", "SiLU"),
+    "attention_bias": (False, "no bias in the projection after attention"),
+    "mlp_bias": (False, "no biases in the MLP"),
+    "quantization_config": (None, "plain weights: dequantise the model first"),
+}
+_SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
+_PARTS = {  # of one layer: Hugging Face's names, which are packed in this order, and ours
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+}
+_NAMES = {
+    "self_attn.qkv_proj": "attention.qkv",
+    "self_attn.o_proj": "attention.out",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_up_proj": "ffn.gate_up",
+    "mlp.down_proj": "ffn.down",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The position scheme of a trained model."""
+
+    row: dict[str, Any] | None  # the flat mapping; None: posbench has no such scheme
+    described: str  # in one line
+    length: int | None = None  # the training length that its rescaling counts from, tokens; None: any
+
+    def row_at(self, length: int, from_run: str) -> dict[str, Any]:
+        """Return the row for a run that trains on windows of `length` tokens. Raises: ConfigError if there is none."""
+        needed = "; posbench takes over rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
+        if self.row is not None and self.length not in (None, length):
+            needed = f", which counts from train.context_length={self.length}"
+        elif self.row is not None:
+            return self.row
+        raise ConfigError(
+            f"train.from_run={from_run} has positions {self.described}{needed}: name the scheme to train it under, "
+            "such as scheme=nope, or scheme=qk_rope scheme.base=..."
+        )
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A decoder of one of `FAMILIES`."""
+
+    name: str  # of the folder, as part of a row's name
+    sizes: dict[str, Any]  # the fields of ModelConfig
+    positions: Positions
+    files: Sequence[Path]  # the weights
+    tokenizer_file: Path  # may not exist
+
+    def load(self) -> dict[str, Tensor]:
+        """Return the weights by our names, float32. An unknown name stays, and `begin_with` refuses it."""
+        return _weights(self.files, self.sizes["tied_embeddings"])
+
+
+def read_pretrained(folder: Path) -> Pretrained:
+    """Read what the folder says of its model. Raises: ConfigError for a model that posbench's decoder cannot be."""
+    config = _read_json(folder / "config.json")
+    family, files = config.get("model_type"), _weight_files(folder)
+    architectures = config.get("architectures") or ["ForCausalLM"]
+    if family not in FAMILIES:
+        raise ConfigError(f"{folder}/config.json has model_type={family}, and posbench has {', '.join(FAMILIES)}")
+    if not architectures[0].endswith("ForCausalLM"):
+        raise ConfigError(f"{folder}/config.json has architectures={architectures}, and posbench has ...ForCausalLM")
+    for key, (value, description) in _FIXED.items():
+        if config.get(key, value) != value:
+            raise ConfigError(f"{folder}/config.json has {key}={str(config[key])[:80]}, and posbench has {description}")
+    needed = ("sizes", "scheme", "vocab_size") if family == "posbench" else (*_SIZES.values(), "vocab_size")
+    if missing := [key for key in needed if key not in config]:
+        raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({_SAVE})")
+    if not files:
+        raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({_SAVE})")
+    name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
+    sizes = config["sizes"] if family == "posbench" else _sizes(config, name)
+    return Pretrained(
+        name, sizes | {"vocab_size": config["vocab_size"]}, _positions(config), files, folder / "tokenizer.json"
+    )
+
+
+def described(row: Mapping[str, Any]) -> str:
+    """Return a scheme's flat mapping in one line, without its name and its learning rate."""
+    return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}): download it again") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object: download it again")
+    return content
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads, or all if neither `model.safetensors` nor an index says which."""
+    index = folder / "model.safetensors.index.json"
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    if not index.is_file():
+        return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    files = sorted({folder / name for name in _read_json(index)["weight_map"].values()})
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(f"{index} names {missing[0]}, which is not in the folder: download it")
+    return files
+
+
+# ---------------------------------------------------------------- what config.json says
+
+
+def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    family = config["model_type"]
+    return {
+        "name": name,
+        **{ours: config[theirs] for ours, theirs in _SIZES.items()},
+        "num_kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
+        "tied_embeddings": config.get("tie_word_embeddings", family == "smollm3"),  # their defaults
+        "qk_norm": family == "qwen3",
+        "qkv_bias": family == "qwen2",
+        "init_std": config.get("initializer_range", 0.02),
+    }
+
+
+def _positions(config: Mapping[str, Any]) -> Positions:
+    """Return the scheme of every layer: rotations, or none in some layers of SmolLM3, within a window or without."""
+    if config["model_type"] == "posbench":
+        row = config["scheme"]
+        return Positions(None if kinds_in(row) else row, described(row))  # code of others is not run
+    rope = _rope_parameters(config)
+    rescaling, length = _rescaling(rope, config)
+    if rescaling is None:
+        facts = {key: value for key, value in rope.items() if not isinstance(value, (list, dict))}
+        return Positions(None, ", ".join(f"{key}={value}" for key, value in facts.items()))
+    rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope["rope_theta"], **rescaling}
+    fraction = rope.get("partial_rotary_factor", 1.0) if config["model_type"] == "phi3" else 1.0
+    if fraction != 1:
+        rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": fraction}
+    is_rotated = _rotated_layers(config)
+    rows = [
+        (rotary if rotated else {"name": "nope", "kind": "nope"}) | ({"window": window} if window else {})
+        for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True)
+    ]
+    turns = next(n for n in range(1, len(rows) + 1) if all(row == rows[i % n] for i, row in enumerate(rows)))
+    row = rows[0] if turns == 1 else {"name": "interleaved", "kind": "interleaved", "layers": rows[:turns]}
+    return Positions(row, described(row), length)
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` of transformers 5, also from the keys of older versions."""
+    older = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    rope = {key: config[key] for key in older if key in config}
+    rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
+    default_base = 2e6 if config["model_type"] == "smollm3" else 1e4
+    return {"rope_type": rope.pop("type", "default"), "rope_theta": default_base} | rope
+
+
+def _rescaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int | None]:
+    """Return the scheme's options for a rope type, or None, and the training length that they count from, or None."""
+    kind, factor = rope["rope_type"], rope.get("factor")
+    longest = config.get("max_position_embeddings")
+    usual = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None}
+    if kind == "default":
+        return {}, None
+    if kind == "linear" and factor:
+        return {"rescale": "pi", "factor": factor}, None
+    if kind == "dynamic" and factor == 1:
+        return {"rescale": "dynamic_ntk"}, longest
+    if kind == "yarn" and factor and all(rope.get(key) in (None, value) for key, value in usual.items()):
+        return {"rescale": "yarn_code", "factor": factor}, rope.get("original_max_position_embeddings", longest)
+    return None, None
+
+
+def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
+    layers = range(config["num_hidden_layers"])
+    if config["model_type"] != "smollm3":
+        return [True for _ in layers]
+    every = config.get("no_rope_layer_interval", 4)
+    listed = config.get("no_rope_layers") or [(n + 1) % every for n in layers]  # despite its name, 1 for a rotated one
+    return [bool(listed[n]) for n in layers]
+
+
+def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
+    """Return the window of each layer, tokens; None: all tokens before."""
+    family = config["model_type"]
+    window = config.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
+    if family in ("llama", "mistral", "phi3"):
+        return [None if family == "llama" else window] * len(is_rotated)
+    first = config.get("max_window_layers", 28)
+    slides = [not rotated if family == "smollm3" else n >= first for n, rotated in enumerate(is_rotated)]
+    if types := config.get("layer_types"):
+        slides = [kind == "sliding_attention" for kind in types]
+    return [window if config.get("use_sliding_window") and slide else None for slide in slides]
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    theirs: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            theirs |= load_file(file)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is not a safetensors file ({error}): download it (git lfs pull)") from error
+    theirs = {name.removeprefix("model."): tensor.float() for name, tensor in theirs.items() if "inv_freq" not in name}
+    if any(name.startswith("decoder.") for name in theirs):  # our own class
+        theirs = {name.removeprefix("decoder."): tensor for name, tensor in theirs.items()}
+    whole = {"embed_tokens.weight": "embedding.weight", "lm_head.weight": "unembedding.weight"}
+    ours: dict[str, Tensor] = {}
+    for name in sorted(theirs):
+        in_layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
+        if in_layer is None:
+            ours[whole.get(name, name)] = theirs[name]
+            continue
+        layer, inside, suffix = in_layer.groups()
+        packed = next((name for name, parts in _PARTS.items() if inside in parts), None)
+        if packed is None:
+            ours[f"blocks.{layer}.{_NAMES.get(inside, inside)}.{suffix}"] = theirs[name]
+        elif inside == _PARTS[packed][0]:
+            parts = [theirs[f"layers.{layer}.{part}.{suffix}"] for part in _PARTS[packed]]
+            ours[f"blocks.{layer}.{packed}.{suffix}"] = torch.cat(parts)
+    if is_tied:
+        ours.pop("unembedding.weight", None)
+    return ours
