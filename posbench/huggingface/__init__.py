@@ -1,8 +1,7 @@
 """Models of posbench in Hugging Face's transformers.
 
 `import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`, so that they read what
-`posbench export` wrote; no code is read from the folder. Folders of a stock class (LLaMA's, SmolLM3's, Phi-3's) need no
-import.
+`posbench export` wrote; no code is read from the folder. Folders of a stock class need no import.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Which models a class of transformers itself expresses exactly, and how: its configuration and its weights' names.
 
     LlamaForCausalLM      q and k rotated in every layer, all channels
+    Qwen3ForCausalLM      ... normalised first (`model.qk_norm`)
+    Qwen2ForCausalLM      ... with biases of q, k and v (`model.qkv_bias`)
     Phi3ForCausalLM       ... some of the channels
     SmolLM3ForCausalLM    ... in some of the layers; in none: NoPE
 
@@ -39,14 +41,16 @@ class Stock:
 def stock_of(model: Decoder) -> Stock | None:
     """The stock class for this model, with its weights; None where there is none."""
     rotations = _rotations(model)
-    if rotations is None or model.config.qk_norm or model.config.qkv_bias:
+    sizes = model.config
+    if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
         return None
     layers_with = [scheme is not None for scheme in rotations]
     rotary = next((scheme for scheme in rotations if scheme is not None), None)
     is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
     if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):  # which Phi-3 gives rotated channels alone
         return None
-    sizes = model.config
+    if (sizes.qk_norm or sizes.qkv_bias) and (is_partial or not all(layers_with)):
+        return None
     config = {
         "vocab_size": model.embedding.num_embeddings,
         "hidden_size": sizes.d_model,
@@ -63,7 +67,8 @@ def stock_of(model: Decoder) -> Stock | None:
     if is_partial:
         return Stock("Phi3ForCausalLM", config, _weights(model, _packed))
     if all(layers_with):
-        return Stock("LlamaForCausalLM", config, _weights(model, _parts))
+        family = "Qwen3" if sizes.qk_norm else "Qwen2" if sizes.qkv_bias else "Llama"
+        return Stock(f"{family}ForCausalLM", config, _weights(model, _parts))
     config |= {"no_rope_layers": [int(is_rotated) for is_rotated in layers_with], "use_sliding_window": False}
     return Stock("SmolLM3ForCausalLM", config, _weights(model, _parts))
 
@@ -149,12 +154,11 @@ def _packed(block: Block) -> dict[str, Tensor]:
 
 
 def _parts(block: Block) -> dict[str, Tensor]:
-    q, k, v = block.attention.qkv.weight.split(list(block.attention.rows().values()))
+    attention = block.attention
     gate, up = block.ffn.gate_up.weight.chunk(2)
-    return {
-        "self_attn.q_proj.weight": q,
-        "self_attn.k_proj.weight": k,
-        "self_attn.v_proj.weight": v,
-        "mlp.gate_proj.weight": gate,
-        "mlp.up_proj.weight": up,
-    }
+    tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
+    for kind, packed in attention.qkv.named_parameters():  # weight, and bias if there is one
+        parts = zip("qkv", packed.split(list(attention.rows().values())), strict=True)
+        tensors |= {f"self_attn.{part}_proj.{kind}": tensor for part, tensor in parts}
+    norms = {name: tensor for name, tensor in attention.named_parameters() if "_norm" in name}  # of q and of k
+    return tensors | {f"self_attn.{name}": tensor for name, tensor in norms.items()}

@@ -117,12 +117,9 @@ def described(row: Mapping[str, Any]) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}): download it again") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object: download it again")
-    return content
+        raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

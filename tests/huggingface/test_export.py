@@ -53,9 +53,20 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
     assert generated[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
 
 
-def test_normalised_queries_and_keys_and_biases_are_exported(tmp_path):
-    _, result = written(tmp_path, "qk_rope", "model.qk_norm=true", "model.qkv_bias=true")
-    assert result.class_name == "PosbenchForCausalLM"  # and `export_model` has compared the logits
+@pytest.mark.parametrize(
+    ("scheme", "words", "name"),
+    [
+        ("qk_rope", ["model.qk_norm=true"], "Qwen3ForCausalLM"),
+        ("qk_rope_500k", ["model.qkv_bias=true"], "Qwen2ForCausalLM"),
+        ("p_rope_25", ["model.qk_norm=true", "model.tied_embeddings=true"], "Qwen3ForCausalLM"),
+        ("qk_rope", ["model.qk_norm=true", "model.qkv_bias=true"], "PosbenchForCausalLM"),
+        ("nope", ["model.qk_norm=true"], "PosbenchForCausalLM"),
+        ("rotary_pct_25", ["model.qkv_bias=true"], "PosbenchForCausalLM"),
+    ],
+)
+def test_normalised_queries_and_keys_and_biases_are_qwens(scheme, words, name, tmp_path):
+    _, result = written(tmp_path, scheme, *words)
+    assert result.class_name == name  # and `export_model` has compared the logits
 
 
 @pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])

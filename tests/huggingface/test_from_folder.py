@@ -170,8 +170,7 @@ def test_a_model_that_posbench_cannot_be_is_refused_by_its_key(keys, message, tm
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "{'model_type': 'llama'}", "config.json is not JSON"),
-        ("config.json", "[]", "config.json holds no JSON object"),
+        ("config.json", "{'model_type': 'llama'}", "config.json is not a JSON object"),
         ("model.safetensors", None, "no safetensors files"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "not a safetensors file .*git lfs pull"),
         ("tokenizer.json", None, "no tokenizer.json, which says what its token ids mean"),
