@@ -33,6 +33,7 @@ class PosbenchConfig(PreTrainedConfig):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     tie_word_embeddings: bool = False
+    max_position_embeddings: int | None = None  # with the factor of a rescaling; None: `longest` or `context_length`
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.sizes is not None:
@@ -41,7 +42,7 @@ class PosbenchConfig(PreTrainedConfig):
             self.num_hidden_layers, self.num_attention_heads = model.num_layers, model.num_heads
             self.num_key_value_heads, self.intermediate_size = model.kv_heads, model.ffn_width
             self.tie_word_embeddings = model.tied_embeddings
-        self.max_position_embeddings = self.longest or self.context_length
+        self.max_position_embeddings = self.max_position_embeddings or self.longest or self.context_length
         super().__post_init__(**kwargs)
 
     @classmethod

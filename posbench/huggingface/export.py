@@ -26,6 +26,7 @@ from posbench.huggingface.stock import Stock, stock_of
 from posbench.machine.files import folder_beside, publish_folder, write_text
 from posbench.model import Decoder
 from posbench.runs import Run
+from posbench.schemes.rotary import Rotary
 
 TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
 _COMPARED = 256  # tokens
@@ -70,7 +71,7 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
         theirs = _in_transformers(model, config, tokenizer, stock)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         theirs.save_pretrained(beside)
-        exported(tokenizer, config.train.context_length).save_pretrained(beside)
+        exported(tokenizer, longest_read(model), "right" if stock is None else "left").save_pretrained(beside)
         again = AutoModelForCausalLM.from_pretrained(beside, dtype=torch.float32, local_files_only=True).eval()
         difference, largest = _compare(model, again, config.train.context_length)
         result = Export(folder, type(again).__name__, stock is not None, difference, largest)
@@ -80,14 +81,14 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
 
 
 def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:
-    length = config.train.context_length
-    special = special_tokens(tokenizer) | {"pad_token_id": None}  # a model's padding would never learn again
+    special: dict[str, Any] = special_tokens(tokenizer)
+    special |= {"pad_token_id": None, "max_position_embeddings": longest_read(model)}  # padding would never learn again
     if stock is None:
         theirs: Any = PosbenchForCausalLM(PosbenchConfig.of(config, model.embedding.num_embeddings, **special))
         theirs.decoder.load_state_dict(model.state_dict())
         return theirs.eval()
     cls: Any = getattr(transformers, stock.name)
-    theirs = cls(cls.config_class(**stock.config, max_position_embeddings=length, **special))
+    theirs = cls(cls.config_class(**stock.config, **special))
     missing, unexpected = theirs.load_state_dict(stock.weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     theirs.tie_weights()
@@ -141,8 +142,19 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
-def exported(tokenizer: Tokenizer, context_length: int) -> PreTrainedTokenizerFast:
-    """The tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training."""
+def longest_read(model: Decoder) -> int:
+    """Return the tokens that the model is meant to read: the training length times the factor of a rescaling."""
+    rescalings = [scheme.rescaling for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
+    factors = [rescaling.factor for rescaling in rescalings if rescaling is not None and rescaling.factor is not None]
+    shape = model.scheme.shape
+    return shape.longest or int(shape.context_length * max(factors, default=1))
+
+
+def exported(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training.
+
+    Arguments: longest, tokens that the model reads; padding_side, left to generate, right if the model refuses that.
+    """
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
     number, special = find_bos(tokenizer), {}
     if number is not None:
@@ -154,8 +166,8 @@ def exported(tokenizer: Tokenizer, context_length: int) -> PreTrainedTokenizerFa
     return PreTrainedTokenizerFast(
         tokenizer_object=copy,
         **special,
-        padding_side="left",
+        padding_side=padding_side,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
-        model_max_length=context_length,
+        model_max_length=longest,
     )

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model
 from posbench.model import build_model
+from posbench.schemes.building import with_option
 from posbench.verify.specimen import certificate_config, randomise
 from tests.rows import rows
 
@@ -75,6 +76,16 @@ def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
     assert result.class_name == "LlamaForCausalLM"  # and `export_model` has compared the logits
 
 
+@pytest.mark.parametrize("scheme", ["qk_rope", "vo_rope", "rope_nope_interleaved"])
+def test_a_factor_lengthens_what_the_folder_says_it_reads(scheme, tmp_path):
+    config = certificate_config(scheme, ("train.context_length=48",))
+    mapping = with_option(with_option(config.scheme.to_mapping(), "rescale", "pi"), "factor", 4)
+    config = replace(config, scheme=SchemeConfig.from_mapping(mapping))
+    export_model(build_model(config, 257), config, byte_tokenizer(), tmp_path / "exported", "a test")
+    assert AutoConfig.from_pretrained(tmp_path / "exported").max_position_embeddings == 4 * 48
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported").model_max_length == 4 * 48
+
+
 def test_a_temperature_of_all_channels_is_not_phi_3s(tmp_path):
     _, result = written(tmp_path, "rotary_pct_25", options={"rescale": "yarn", "factor": 4.0})
     assert result.class_name == "PosbenchForCausalLM"
@@ -103,6 +114,15 @@ def test_padding_behind_a_sequence_changes_nothing_and_padding_before_it_is_refu
     torch.testing.assert_close(model(tokens, attention_mask=mask.bool()).logits[:, :4], model(tokens[:, :4]).logits)
     with pytest.raises(ValueError, match="attention_mask"):
         model(tokens, attention_mask=mask.flip(1))
+
+
+@pytest.mark.parametrize(("scheme", "side"), [("sinusoidal", "right"), ("qk_rope", "left")])
+def test_the_tokenizer_pads_where_the_class_takes_padding(scheme, side, tmp_path):
+    written(tmp_path, scheme)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    batch = tokenizer(["a longer text", "short"], return_tensors="pt", padding=True, return_token_type_ids=False)
+    assert tokenizer.padding_side == side
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported")(**batch).logits.isfinite().all()
 
 
 def test_our_class_learns_and_reads_in_bfloat16(tmp_path):
