@@ -43,7 +43,6 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from posbench.choices import choices, conf_dir, conf_dirs, expand, no_choice
 from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest, parse_length
-from posbench.data.tokenizer import CONVERT
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
@@ -256,6 +255,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     Raises: ConfigError if there is no such model, if sizes are given, or if posbench lacks its positions or tokenizer
     and no others are given.
     """
+    from posbench.data.tokenizer import CONVERT
     from posbench.runs.origin import origin_of
 
     words = HydraConfig.get().overrides.task
@@ -280,7 +280,10 @@ def _continue(mapping: dict[str, Any]) -> None:
         options = {key.split(".")[1] for key in given if key.startswith("scheme.")}
         mapping["scheme"] = row | {option: mapping["scheme"][option] for option in options}
     if "scheme.name" not in given:
-        mapping["scheme"]["name"] = f"{origin.scheme}_then_{mapping['scheme']['name']}"
+        name = mapping["scheme"]["name"].rpartition("_then_")[
+            2
+        ]  # of a run that itself began with another: its last part
+        mapping["scheme"]["name"] = f"{origin.scheme}_then_{name}"
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:

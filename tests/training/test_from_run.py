@@ -182,6 +182,8 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
 def test_without_a_scheme_it_goes_on_under_its_own(runs: Path, words: Words) -> None:
     config = compose(words("demo/nope"))
     assert (config.scheme.kind, config.scheme.name) == ("nope", "nope_then_nope")
+    (path := runs / "demo/nope/seed=0/run.json").write_text(path.read_text().replace('"nope"', '"t5_then_nope"'))
+    assert compose(words("demo/nope")).scheme.name == "t5_then_nope_then_nope"
 
 
 def test_a_shell_completes_the_path_with_its_seed(runs: Path, words: Words) -> None:
