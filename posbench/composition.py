@@ -260,15 +260,21 @@ def _continue(mapping: dict[str, Any]) -> None:
 
     words = HydraConfig.get().overrides.task
     given = {word.lstrip("+").partition("=")[0] for word in words}
+
+    def options_of(group: str) -> dict[str, Any]:
+        """Return the options of a group that words give one by one."""
+        options = {key.split(".")[1] for key in given if key.startswith(f"{group}.")}
+        return {option: mapping[group][option] for option in options}
+
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
     from_run = mapping["train"]["from_run"]
     origin = origin_of(from_run, mapping["seed"], mapping["runs_dir"])
     assert origin is not None
     mapping["model"] = origin.model
-    if origin.tokenizer_file is not None and not any(key.startswith("tokenizer") for key in given):
-        if origin.tokenizer_file.is_file():
-            mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)}
+    if origin.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
+        if origin.tokenizer_file.is_file() or "tokenizer.path" in given:
+            mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
@@ -277,12 +283,10 @@ def _continue(mapping: dict[str, Any]) -> None:
     if "scheme" not in given and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         length = parse_length("train.context_length", mapping["train"]["context_length"])
         row = {key: value for key, value in origin.positions.row_at(length, from_run).items() if key != "lr"}
-        options = {key.split(".")[1] for key in given if key.startswith("scheme.")}
-        mapping["scheme"] = row | {option: mapping["scheme"][option] for option in options}
+        mapping["scheme"] = row | options_of("scheme")
     if "scheme.name" not in given:
-        name = mapping["scheme"]["name"].rpartition("_then_")[
-            2
-        ]  # of a run that itself began with another: its last part
+        # A run that itself began with another has a name such as `a_then_b`: the last part is its scheme.
+        name = mapping["scheme"]["name"].rpartition("_then_")[2]
         mapping["scheme"]["name"] = f"{origin.scheme}_then_{name}"
 
 

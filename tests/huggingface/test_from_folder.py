@@ -210,6 +210,17 @@ def test_what_was_exported_comes_back(scheme, tmp_path):
     assert scheme != "qk_rope_500k" or composed(tmp_path / "exported").scheme.options["base"] == 500_000
 
 
+def test_a_folders_tokenizer_is_left_for_a_named_one_alone(tmp_path):
+    written(tmp_path, "qk_rope")
+    folder = tmp_path / "exported"
+    assert composed(folder, "tokenizer.vocab_size=300").tokenizer.path == str(folder / "tokenizer.json")
+    assert composed(folder, "tokenizer=bytes").tokenizer.kind == "bytes"
+    elsewhere = (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    assert composed(folder, f"tokenizer.path={elsewhere}").tokenizer.kind == "file"
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        composed(folder, "tokenizer.vocab_size=300")
+
+
 def test_a_folder_that_names_code_needs_a_scheme(tmp_path):
     written(tmp_path, "t5")
     edit(tmp_path / "exported", scheme={"name": "evil", "kind": f"{tmp_path}/evil.py:Evil"})
