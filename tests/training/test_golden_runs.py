@@ -1,0 +1,57 @@
+"""What a change of the structure may not move: initial weights, logged losses and the fingerprints of packed runs.
+
+Weights are drawn in float64 and hashed, so they are equal on every machine. Losses agree between kinds of CPU to about
+six digits. A change that is meant to move them writes the values that the failing test shows to golden_runs.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from posbench.choices import choices
+from posbench.config import Config
+from posbench.runs import Run, find_runs
+from posbench.runs.fingerprints import config_fingerprint, identity
+from posbench.training import train
+from tests.rows import rows
+
+FILE = Path(__file__).with_name("golden_runs.json")
+GOLDEN = json.loads(FILE.read_text())
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
+
+
+def summary(run: Run) -> dict[str, object]:
+    """Return a digest of the initial weights that schemes share, and the logged losses of 12 steps."""
+    weights = run.manifest.fingerprints.initial_weights
+    losses = [round(row["loss"], 6) for row in run.logged if row["kind"] == "train"]
+    return {"weights": sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()[:16], "losses": losses}
+
+
+@pytest.mark.parametrize("scheme", rows())
+def test_a_short_run_of_every_scheme_is_what_it_was(scheme: str, config: Callable[..., Config]) -> None:
+    now, golden = summary(train(config(f"scheme={scheme}", "model.num_layers=4"))), GOLDEN[scheme]
+    assert now["weights"] == golden["weights"]
+    assert now["losses"] == pytest.approx(golden["losses"], abs=2e-5)
+
+
+def experiments() -> list[Path]:
+    """Return the folder of each reference experiment whose runs began with initial weights."""
+    return sorted({run.path.parents[1] for run in find_runs(REFERENCE) if not run.manifest.continued})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", experiments(), ids=lambda folder: str(folder.relative_to(REFERENCE)))
+def test_a_packed_runs_configuration_has_the_fingerprint_it_had(experiment: Path) -> None:
+    run = next(run for run in find_runs(experiment) if not run.manifest.continued)
+    manifest = run.manifest
+    device = {key: manifest.identity[f"device.{key}"] for key in ("type", "dtype", "compiled")}
+    assert config_fingerprint(identity(run.config, device)) == manifest.fingerprints.config
+
+
+def test_every_scheme_has_golden_values() -> None:
+    assert set(GOLDEN) == set(choices("scheme"))
