@@ -19,7 +19,14 @@ from posbench.config import Config, ConfigError, scored_length
 from posbench.console import console, say
 from posbench.machine.signals import end_with, is_worker
 from posbench.runs import Manifest, run_at
-from posbench.runs.finding import only_experiment, pack_experiment, place_named, run_named, runs_named
+from posbench.runs.finding import (
+    only_experiment,
+    pack_experiment,
+    place_named,
+    run_named,
+    runs_named,
+    search_folder,
+)
 from posbench.scheme_file import name_file, place_of
 
 app = typer.Typer(
@@ -504,11 +511,16 @@ def pack(
 ) -> None:
     """Write an experiment's finished runs to one zip file, without checkpoints: to keep, or to share.
 
+    Runs of its search for learning rates (EXPERIMENT-tune) go to a zip file of their own.
+
     Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    written = pack_experiment(place_named(experiment, runs_dir), output, say, weights)
-    console().out(f"{written}: {written.stat().st_size:,} bytes")
+    place = place_named(experiment, runs_dir)
+    places = [folder for folder in (place, search_folder(place)) if folder.is_dir()]
+    for folder in places[:1] if output else places or [place]:
+        written = pack_experiment(folder, output, say, weights)
+        console().out(f"{written}: {written.stat().st_size:,} bytes")
 
 
 @app.command()

@@ -48,7 +48,8 @@ class Comparison:
     ngrams: pd.DataFrame  # of n-gram models: a row an order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
     orders: pd.DataFrame  # what distant order is worth while training: scheme, seed, tokens, order_beyond_32
-    rates: pd.DataFrame  # pilots of `posbench tune`: a row a scheme and learning rate
+    rates: pd.DataFrame  # losses at each learning rate: a row a scheme and rate
+    has_pilots: bool  # whether these are pilots' losses; else they are means of the compared seeds
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -137,9 +138,11 @@ def build(
     published: Published | None = None,
     margin: float = MARGIN,
     by: str = "",
+    tried: pd.DataFrame | None = None,
 ) -> Comparison:
     """Join the finished runs of the summary and compute everything of them.
 
+    Arguments: tried, the losses at each learning rate of a search (`posbench.reporting.search`); None: those of pilots.
     Raises: ConfigError where no run is finished, runs do not agree, or a baseline was named that has no run.
     """
     runs, left_out = finished(summary)
@@ -163,7 +166,8 @@ def build(
     cells = measure(rows, runs, base, length, notes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
-    tried = rates(runs)
+    has_pilots = tried is None
+    tried = rates(runs) if tried is None else tried
     is_chosen = bool(len(tried)) and not has_other_rates(tried)
     pilots = int(tried["seeds"].min()) if is_chosen and "seeds" in tried else 0
     links = published.links(losses.columns) if published else ()
@@ -180,6 +184,7 @@ def build(
         curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
         orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
         rates=tried,
+        has_pilots=has_pilots,
         published=published,
         left_out=left_out,
         notes=notes,

@@ -21,6 +21,7 @@ from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
+from posbench.reporting.search import at_best_rates, scored, with_searches
 from posbench.reporting.statistics import MARGIN, conclusions, decided, fixed_pairs, verdict
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
@@ -70,7 +71,8 @@ def report(
         reference = folder_of(Path(beside))
         check_same_losses(reference, console)
         places = [reference, *places]  # the first run says what the experiment is
-    summary, rows = read(places)
+    summary, rows = read(with_searches(places))
+    summary, is_searched = scored(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, schemes, seeds)
@@ -92,7 +94,8 @@ def report(
         names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
         first = content["tables"]["loss" if by == "train.lr" else "gap"]
     else:
-        comparison = build(chosen, rows, baseline, published, margin)
+        chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
+        comparison = build(chosen, rows, baseline, published, margin, tried=tried)
         content, files = _content(comparison, margin, every_length)
         names, first = comparison.experiment, content["tables"]["loss"]
     files["runs.csv"] = chosen

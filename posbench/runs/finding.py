@@ -30,7 +30,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     with a message by `notice`. Pilots of `posbench tune`, in `runs/demo-tune`, are found by that folder's name alone.
     """
     root, runs, seen = folder_of(Path(folder)), {}, set()
-    packs = [pack for place in (root, *root.parents[:2]) for pack in packs_of(place)]
+    packs = [pack for place in (root, *root.parents[:3]) for pack in packs_of(place)]
 
     for name, folders, files in os.walk(root, followlinks=True):
         place = Path(name)
@@ -59,9 +59,14 @@ def folder_of(place: Path) -> Path:
 def run_at(path: str | Path) -> Run:
     """The run stored at `path`, in a folder or in a pack."""
     place = Path(path)
-    packs = [] if (place / "run.json").is_file() else packs_of(place.parent.parent)
-    name = "/".join(place.parts[-2:])
-    return next((PackedRun(place, pack) for pack in packs if name in pack.index["runs"]), Run(place))
+    above = [] if (place / "run.json").is_file() else place.parents[1:3]
+    packs = [(pack, place.relative_to(folder).as_posix()) for folder in above for pack in packs_of(folder)]
+    return next((PackedRun(place, pack) for pack, name in packs if name in pack.index["runs"]), Run(place))
+
+
+def search_folder(experiment: Path) -> Path:
+    """Return the folder that holds an experiment's runs at several learning rates, in `lr=<rate>/<scheme>/seed=<n>`."""
+    return experiment.with_name(f"{experiment.name}-tune")
 
 
 def load_run(path: str | Path) -> Run:
@@ -96,19 +101,21 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     if output.suffix != ".zip" or output.exists():
         why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
         raise ConfigError(f"{output} {why}: name a new one, such as {free_name(experiment_in(output))}")
-    packed = {run.path.parts[-2:] for pack in packs_of(experiment_in(output)) for run in pack.runs}
-    runs = []
+    folder = experiment_in(output)
+    packed = {run.path.relative_to(folder).as_posix() for pack in packs_of(folder) for run in pack.runs}
+    runs = {}
     for run in find_runs(experiment, notice):
-        state = state_of(run)
-        if run.path.parts[-2:] in packed or isinstance(run, PackedRun):
+        state, name = state_of(run), run.path.relative_to(experiment).as_posix()
+        if name in packed or isinstance(run, PackedRun):
             state = "packed already"
         if state == FINISHED:
-            runs.append(run)
+            runs[name] = run
         else:
             notice(f"{run.name} is {state}: skipped")
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
-    if strange := next((run for run in runs if run.path.parents[1] != experiment), None):
+    depth = 3 if experiment.name.endswith("-tune") else 2
+    if strange := next((run for name, run in runs.items() if name.count("/") != depth - 1), None):
         raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
     write_pack(output, runs, notice, weights)
     return output
@@ -165,7 +172,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
     Raises: ConfigError with the nearest name that there is.
     """
     for place in (runs_dir / name, Path(name)):
-        if place.is_dir() or find_runs(place):
+        if place.is_dir() or find_runs(place) or find_runs(search_folder(place)):
             return folder_of(place)
     runs = [run.path for run in find_runs(runs_dir)]
     experiments = sorted({run.parents[1] for run in runs})

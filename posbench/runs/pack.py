@@ -1,11 +1,13 @@
 """A pack: finished runs of an experiment in one zip file, which every command reads in place.
 
-    <experiment>.zip, <experiment>.2.zip, ...    each written once; together with run folders one experiment
+    <experiment>.zip, <experiment>.2.zip, ...    together with run folders one experiment
         pack.json                  the text files of the runs (equal ones once), and the headers of their results;
                                    the table of `posbench tune`, where the experiment has one
         metrics.parquet            one row a line of metrics.jsonl, with its run
         windows-<protocol>.parquet one row a window: the windows of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, where they were asked for
+
+In the pack of a search for learning rates (`<experiment>-tune.zip`) a run is `lr=<rate>/<scheme>/seed=<n>`.
 
 Checkpoints are left out. Files that are alike in all runs stand together, so that they compress: as a zip of the run
 folders themselves the reference runs would be twice as large.
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
-_RUN = re.compile(r"(?!\.)[^/\\]+/seed=[0-9]+")  # nothing that leads elsewhere than into the experiment's folder
+_RUN = re.compile(
+    r"(lr=[^/\\]+/)?(?!\.)[^/\\]+/seed=[0-9]+"
+)  # nothing that leads elsewhere than into the experiment's folder
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
 
 
@@ -110,8 +114,8 @@ class PackedRun(Run):
 
     @property
     def key(self) -> str:
-        """Its name in the pack, `scheme/seed=n`."""
-        return "/".join(self.path.parts[-2:])
+        """The name of the run in the pack, such as `scheme/seed=n`."""
+        return self.path.relative_to(self.pack.experiment).as_posix()
 
     def content(self, name: str) -> bytes:
         number = self.pack.index["runs"][self.key].get(name)
@@ -183,14 +187,18 @@ def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(output: Path, runs: list[Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of one experiment to a zip. `notice` gets a line for each result that is left out."""
+def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
+    """Write the finished runs of one experiment, by their names in the pack, to a zip.
+
+    `notice` gets a line for each result that is left out.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.tmp")
+    experiment = next(iter(runs.values())).path.parents[1]
     with zipfile.ZipFile(beside, "w") as archive:
         digests = _add_weights(archive, runs) if weights else {}
         index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
-        if (rates := runs[0].path.parents[1] / RATES).is_file():
+        if (rates := experiment / RATES).is_file():
             index["rates"] = rates.read_text(encoding="utf-8")
         _add_runs(archive, runs, index, notice)
     sum_of(beside, sync=True)
@@ -206,7 +214,7 @@ def free_name(experiment: Path) -> Path:
     return file
 
 
-def _add_runs(archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], notice: Say) -> None:
+def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
     """Write the index, completed, and all tables."""
     import pyarrow
 
@@ -214,8 +222,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], 
     files: dict[str, dict[str, int]] = {}
     logged: list[dict[str, Any]] = []
     results: list[tuple[ResultKey, str, Result]] = []
-    for run in runs:
-        name = "/".join(run.path.parts[-2:])
+    for name, run in runs.items():
         of_run = ["run.json", "config.yaml", "tokenizer.json", *(Path(file).name for file in run.manifest.scheme_files)]
         files[name] = {}
         for file in of_run:
@@ -242,14 +249,13 @@ def _add_runs(archive: zipfile.ZipFile, runs: list[Run], index: dict[str, Any], 
         archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, "brotli", 11))
 
 
-def _add_weights(archive: zipfile.ZipFile, runs: list[Run]) -> dict[str, str]:
+def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
     """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
     import torch
     from safetensors.torch import save
 
     digests = {}
-    for run in runs:
-        name = "/".join(run.path.parts[-2:])
+    for name, run in runs.items():
         content = save({each: tensor.to(torch.bfloat16) for each, tensor in run.load_weights().items()})
         digests[name] = hashlib.sha256(content).hexdigest()
         archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)

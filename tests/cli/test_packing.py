@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.cli.commands import Give, left
@@ -41,3 +42,28 @@ def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: 
     said = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
     assert said.status == 0 and "weights=bfloat16" in said.out
     assert (runs / "demo/nope/seed=0/eval/fixed/64@weights=bfloat16.parquet").is_file()
+
+
+@pytest.mark.slow
+def test_a_search_is_reported_at_best_rates_and_packed_in_one_file(
+    posbench: Give, runs: Path, short: list[str]
+) -> None:
+    words = [*short, "runs_dir=runs/demo-tune", "experiment_name='lr=${scheme.lr}'", "scheme=nope,alibi", "seed=0,1"]
+    assert posbench("train", "-m", *words, "scheme.lr=1e-3,1e-2").status == 0
+    shutil.rmtree(runs / "demo")
+    assert posbench("report", "demo", "--output", "out").status == 0
+    text = Path("out/report.md").read_text(encoding="utf-8")
+    assert "a search with these seeds" in text and "experiment: demo" in text
+    rates = pd.read_csv("out/rates.csv")
+    assert len(rates) == 4 and set(rates["seeds"]) == {2}
+    best = rates.loc[rates.groupby("scheme")["loss"].idxmin()].set_index("scheme")
+    assert (best["train.lr"] == best["trained_at"]).all()
+    table = pd.read_csv("out/runs.csv").groupby("scheme")["train.lr"].agg(["nunique", "first"])
+    assert (table["nunique"] == 1).all() and (table["first"] == best["trained_at"]).all()
+    assert posbench("pack", "demo").out.startswith("runs/demo-tune.zip: ")
+    shutil.rmtree(runs / "demo-tune")
+    assert posbench("report", "demo", "--output", "packed").status == 0
+    assert Path("packed/table.csv").read_bytes() == Path("out/table.csv").read_bytes()
+    assert posbench("report", "demo", "--by", "train.lr", "--output", "by").status == 0
+    assert "0.001, 0.01" in Path("by/report.md").read_text(encoding="utf-8")
+    assert "nope" in posbench("ls", "demo-tune/lr=0.01").out

@@ -1,0 +1,66 @@
+"""Runs of an experiment at several learning rates: which rate is each scheme's best, and the runs at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from posbench.reporting.statistics import best_rate
+from posbench.runs import find_runs
+from posbench.runs.finding import search_folder
+
+FIRST_PILOT = 1000  # seeds from here on are pilots', whose text differs (posbench/tune.py)
+
+
+def with_searches(places: Iterable[str | Path]) -> list[Path]:
+    """Return the places, and the search folder of each experiment that has one with runs to be compared."""
+    found: list[Path] = []
+    for place in map(Path, places):
+        folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
+        searched = [folder] if any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder)) else []
+        found += [place] * bool(place.is_dir() or find_runs(place) or not searched) + searched
+    return found
+
+
+def scored(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """Return a summary with the runs of searches under their experiment's name, and whether there are any.
+
+    Pilots and branches in the folder of a search are left out, and so is a run that the experiment's own folder has.
+    """
+    if summary.empty:
+        return summary, False
+    folders = summary["path"].map(lambda path: Path(path).parents[2].name)
+    is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
+    if not is_searched.any():
+        return summary, False
+    experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
+    is_branch = summary["train.tokens"] != summary["train.trunk_tokens"]
+    is_pilot = summary["seed"] >= FIRST_PILOT
+    runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
+    return runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"]), True
+
+
+def at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs at each scheme's best rate, and the mean loss at every rate that was tried.
+
+    The best rate is chosen by mean losses over the seeds that all rates of the scheme have. A rate at which a run died
+    is never the best. The table has a row a scheme and rate: scheme, train.lr, loss (nats per token), status, seeds,
+    trained_at (the best rate), experiment.
+    """
+    tried, chosen = [], []
+    for (name, scheme), of_scheme in runs.groupby(["experiment", "scheme"], sort=False):
+        losses = of_scheme.pivot(index="seed", columns="train.lr", values="loss")
+        died = of_scheme.loc[of_scheme["status"] == "died", "train.lr"].unique()
+        means = losses.dropna().mean() if len(losses.dropna()) else losses.mean()
+        means[means.index.isin(died)] = np.inf
+        best = best_rate({float(rate): loss for rate, loss in zip(means.index, means, strict=True)})
+        chosen.append(of_scheme[of_scheme["train.lr"] == best])
+        seeds = losses.notna().sum()
+        status = ["died" if rate in died else "finished" for rate in means.index]
+        columns = {"train.lr": means.index, "loss": means.replace(np.inf, np.nan).to_numpy(), "status": status}
+        same = {"scheme": scheme, "seeds": seeds.to_numpy(), "trained_at": best, "experiment": name}
+        tried.append(pd.DataFrame(columns | same))
+    return pd.concat(chosen).sort_index(), pd.concat(tried, ignore_index=True)
