@@ -370,8 +370,8 @@ def text_of(value: Any) -> str:
 
 
 def round_down(value: float) -> str:
-    """A difference that is at least this: `0.2` for 0.233, `0.06` for 0.0647."""
+    """Return two digits of a number, never above it: `0.23` for 0.2339, `0.064` for 0.0647."""
     if not value > 0:
         return "0"
-    digits = max(0, -math.floor(math.log10(value)))
+    digits = max(0, 1 - math.floor(math.log10(value)))
     return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
