@@ -7,11 +7,13 @@ letter by letter. BOS stands before each document because training puts it there
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,7 @@ HUB_SECONDS = 5.0  # for the hub to answer: a download would retry for half a mi
 # Long documents are encoded in pieces of about this size: bounded memory, and work for every core.
 PIECE_CHARACTERS = 1 << 16
 _PIECES_AT_ONCE = 64  # encoded at a time, on all cores
+_JOINED_WORDS = re.compile(r"[^\s▁Ġ][ ▁Ġ]")  # an entry of a vocabulary that reaches beyond a word
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -170,21 +173,61 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return sha256(tokenizer.to_str().encode()).hexdigest()
 
 
+def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy, for encoding only, whose model cannot write special tokens.
+
+    `encode_special_tokens` leaves their spelling to the model, which may have an entry for them too: a Unigram model
+    would find `</s>` in a text. As in sentencepiece, other entries spell it.
+    """
+    tokenizer_file = tokenizer.to_str()
+    content = json.loads(tokenizer_file)
+    special = {token["content"] for token in content.pop("added_tokens") if token["special"]}
+    model = content["model"]
+    if model["type"] == "Unigram":  # a list, whose order is the ids: an entry can only be renamed
+        model["vocab"] = [[" \0" if entry in special else entry, score] for entry, score in model["vocab"]]
+    else:
+        special -= {model.get("unk_token")}
+        model["vocab"] = {entry: number for entry, number in model["vocab"].items() if entry not in special}
+    if model["type"] == "BPE":
+        model["merges"] = [pair for pair in model["merges"] if special.isdisjoint((*pair, "".join(pair)))]
+    encoder: Any = Tokenizer.from_str(tokenizer_file)
+    encoder.model = Tokenizer.from_str(json.dumps(content)).model
+    encoder.encode_special_tokens = True
+    return encoder
+
+
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """(split, text in UTF-8, [BOS] + tokens) of each (split, text), many pieces at a time on all cores."""
-    cut = ((split, text, list(pieces(text))) for split, text in documents)
-    marked = ((split, text, piece, n == len(parts)) for split, text, parts in cut for n, piece in enumerate(parts, 1))
+    """Yield (split, text in UTF-8, [BOS] + tokens) of each (split, text), many pieces at a time on all cores.
+
+    Raises: ConfigError if a text becomes BOS, which happens if BOS also means an unknown word.
+    """
+    encoder = text_encoder(tokenizer)
+    vocabulary = encoder.get_vocab(with_added_tokens=False)
+    is_cut = not any(map(_JOINED_WORDS.search, vocabulary))
+    # Later pieces of a document begin with a letter, whose tokens are dropped: some tokenizers put a space before it.
+    letter = min((entry for entry in vocabulary if len(entry) == 1 and entry.isalpha()), default="x")
+    context = encoder.encode(letter, add_special_tokens=False).ids
+    cut = ((split, text, list(pieces(text)) if is_cut else [text]) for split, text in documents)
+    marked = (
+        (split, text, piece, n, n == len(parts)) for split, text, parts in cut for n, piece in enumerate(parts, 1)
+    )
     tokens = [np.array([bos], np.uint32)]
     while batch := list(islice(marked, _PIECES_AT_ONCE)):
-        encodings = tokenizer.encode_batch_fast([piece for _, _, piece, _ in batch], add_special_tokens=False)
-        for (split, text, _, is_last), encoding in zip(batch, encodings, strict=True):
-            tokens.append(np.array(encoding.ids, np.uint32))
+        texts = [letter * (n > 1) + piece for _, _, piece, n, _ in batch]
+        encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
+        for (split, text, piece, n, is_last), encoding in zip(batch, encodings, strict=True):
+            ids = encoding.ids
+            if n > 1:
+                is_apart = ids[: len(context)] == context
+                ids = ids[len(context) :] if is_apart else encoder.encode(piece, add_special_tokens=False).ids
+            tokens.append(np.array(ids, np.uint32))
             if (tokens[-1] == bos).any():
                 raise ConfigError(
-                    f"the tokenizer turns ordinary text into {tokenizer.id_to_token(bos)!r}, which may only mark "
-                    "the beginning of a document: mark it as special in tokenizer.json, or use tokenizer=bpe"
+                    f"the tokenizer turns ordinary text of the {split} document that begins with {text[:60]!r} into "
+                    f"{tokenizer.id_to_token(bos)!r}, which may only mark the beginning of a document: remove "
+                    "that text, or use tokenizer=bpe"
                 )
             if is_last:
                 yield split, text.encode(), np.concatenate(tokens)
@@ -192,11 +235,11 @@ def encoded(
 
 
 def pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of about `PIECE_CHARACTERS`, which encode to the same tokens as the whole.
+    """Cut `text` into pieces of about `PIECE_CHARACTERS`, which `encoded` gives the same tokens as the whole.
 
-    A cut falls before a space that follows a visible character: no tokenizer in use joins the two, so neither piece
-    sees a difference. Text without spaces is cut before a line break, and text without either where the piece is full:
-    a token border may then lie where the whole text would have none, and nothing is lost.
+    A cut falls before a space that follows a visible character, which no token joins: `encoded` cuts nothing for a
+    tokenizer that might. Text without spaces is cut before a line break, and text without either when the piece is
+    full: a token border may then lie where the whole text would have none, and nothing is lost.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:

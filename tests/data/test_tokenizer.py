@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prose import prose
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
 from posbench.data import tokenizer as module
@@ -62,14 +62,58 @@ def test_text_that_spells_the_bos_is_only_text() -> None:
     assert tokenizer.decode(tokens[1:].tolist(), skip_special_tokens=False) == text
 
 
-@given(words=st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6), min_size=1))
-def test_a_long_document_has_the_same_tokens_as_in_one_piece(words: list[str]) -> None:
-    text = " ".join(words)
+@cache
+def trained(kind: str) -> Tokenizer:
+    """Train a tokenizer of a kind that other people have. All but `wordpiece` put a space before a text."""
+    options = {"vocab_size": 300, "special_tokens": ["<s>", "[UNK]"], "show_progress": False}
+    tokenizer, trainer = Tokenizer(models.BPE(unk_token="[UNK]")), trainers.BpeTrainer(**options)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=kind != "unigram of phrases")
+    if kind == "wordpiece":
+        tokenizer, trainer = Tokenizer(models.WordPiece(unk_token="[UNK]")), trainers.WordPieceTrainer(**options)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    elif kind == "byte-level":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    elif kind.startswith("unigram"):
+        tokenizer.model, trainer = models.Unigram(), trainers.UnigramTrainer(unk_token="[UNK]", **options)
+    tokenizer.train_from_iterator([prose(n) + " < / s >" for n in range(20)], trainer)
+    if kind == "llama":  # its normalizer puts a space before any text, even before another space
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # reading rounds the scores of a Unigram model
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+_KINDS = ["wordpiece", "byte-level", "metaspace", "llama", "unigram", "unigram of phrases"]
+_words = st.one_of(
+    st.sampled_from(prose(0).split()), st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6)
+)
+
+
+@pytest.mark.parametrize("kind", ["bpe", *_KINDS])
+@given(words=st.lists(_words, min_size=1))
+def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind: str, words: list[str]) -> None:
+    text, tokenizer = " ".join(words), made(kind) if kind == "bpe" else trained(kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_CHARACTERS", 16)
         patch.setattr(module, "_PIECES_AT_ONCE", 4)
-        ((_, _, tokens),) = encoded(made("bpe"), 0, [("train", text)])
-    assert tokens[1:].tolist() == made("bpe").encode(text).ids
+        ((_, _, tokens),) = encoded(tokenizer, 999, [("train", text)])
+    assert tokens[1:].tolist() == tokenizer.encode(text).ids
+
+
+def merged_into_bos() -> Tokenizer:
+    """A BPE whose merges spell its BOS, as some converters of sentencepiece models wrote them."""
+    vocabulary = {entry: n for n, entry in enumerate(["<s>", "<", "s", ">", "s>", "a", "▁"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("s", ">"), ("<", "s>")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [trained("unigram"), merged_into_bos()], ids=["unigram", "bpe"])
+def test_text_that_spells_a_special_token_is_written_with_others(tokenizer: Tokenizer) -> None:
+    ((_, _, tokens),) = encoded(tokenizer, 0, [("train", "a <s> a")])
+    assert "".join(map(tokenizer.id_to_token, tokens)) == "<s>▁a▁<s>▁a" and 0 not in tokens[1:]
 
 
 @given(text=st.text(st.sampled_from("ab \n\t漢"), max_size=200))
@@ -154,13 +198,12 @@ def word_level(path: Path) -> TokenizerConfig:
     return TokenizerConfig(kind="file", path=str(path))
 
 
-def test_a_tokenizer_whose_words_include_the_bos_is_refused(tmp_path: Path) -> None:
-    tokenizer = TOKENIZERS["file"](word_level(tmp_path / "words.json"), [])
-    tokenizer.encode_special_tokens = True
-    bos = find_bos(tokenizer)
-    assert bos is not None
-    with pytest.raises(ConfigError, match=r"turns ordinary text into '<s>'"):
-        list(encoded(tokenizer, bos, [("train", "a <s> b")]))
+def test_a_document_is_named_if_its_unknown_words_become_the_bos() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>"])
+    with pytest.raises(ConfigError, match=r"the test document that begins with 'a b' into '<s>'"):
+        list(encoded(tokenizer, 0, [("train", "a a"), ("test", "a b")]))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81"])
