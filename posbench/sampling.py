@@ -6,7 +6,7 @@ Each token is read once: keys, values and states of earlier tokens are cached (`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.data.tokenizer import find_bos
+from posbench.data.tokenizer import find_bos, text_encoder
 from posbench.model import Decoder
 from posbench.runs import Run
 
@@ -36,24 +36,29 @@ def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed:
     """
     model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
-    given = [*([] if bos is None else [bos]), *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    given = [*([] if bos is None else [bos]), *text_encoder(tokenizer).encode(prompt, add_special_tokens=False).ids]
     if not given:
         raise ConfigError(f"{run.name} was trained on a task: give the beginning of a problem with --prompt")
     longest = model.scheme.longest or math.inf
     if len(given) >= longest:
         raise ConfigError(f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it")
     length = int(min(len(given) + tokens, longest))
-    drawn = list(takewhile(lambda token: token != bos, continued(model, torch.tensor([given]), length, drawing)))
+    missing = sorted(set(range(model.embedding.num_embeddings)) - set(tokenizer.get_vocab().values()))
+    tokens_drawn = continued(model, torch.tensor([given]), length, drawing, missing)
+    drawn = list(takewhile(lambda token: token != bos, tokens_drawn))
     return tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
 
 
 @torch.no_grad()
-def continued(model: Decoder, tokens: Tensor, length: int, drawing: Drawing) -> Iterator[int]:
-    """Tokens drawn one after another behind `tokens` [1, T], until `length` are there."""
+def continued(
+    model: Decoder, tokens: Tensor, length: int, drawing: Drawing, missing: Sequence[int] = ()
+) -> Iterator[int]:
+    """Draw tokens that continue `tokens` [1, T] up to `length`, but none of `missing`, which the tokenizer lacks."""
     generator = torch.Generator().manual_seed(drawing.seed)
     caches = model.caches(length)
     for _ in range(length - tokens.shape[1]):
         logits = model.unembedding(model.hidden(tokens, caches=caches)[0, -1]).float().cpu()
+        logits[list(missing)] = float("-inf")
         token = _drawn(logits, drawing, generator)
         yield token
         tokens = tokens.new_tensor([[token]])

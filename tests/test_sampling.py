@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from posbench import sampling
 from posbench.config import ConfigError
 from posbench.data.tokenizer import find_bos
 from posbench.model import build_model
@@ -39,3 +40,13 @@ def test_a_run_goes_on_with_a_prompt_as_far_as_its_scheme_is_defined(config):
     assert 0 < len(run.tokenizer.encode(text).ids) <= 22 and find_bos(run.tokenizer) == 256
     with pytest.raises(ConfigError, match="the prompt has 41 tokens"):
         sample(run, "rain" * 10, 1, Drawing())
+
+
+def test_only_tokens_of_the_tokenizer_are_drawn(config, monkeypatch):
+    """The model's table may be larger than the vocabulary."""
+    drawn = []
+    monkeypatch.setattr(
+        sampling, "continued", lambda *args: (drawn.append(token) or token for token in continued(*args))
+    )
+    sample(train(config("model.vocab_size=2000", "train.steps=1")), "rain", 50, Drawing())
+    assert len(drawn) == 50 and max(drawn) < 257
