@@ -603,15 +603,24 @@ class Config(_Group):
         if isinstance(self.data, dict):
             self.data = TaskConfig.from_mapping(self.data)
         entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
-        _require(
-            self.model.vocab_size is None or self.model.vocab_size >= entries,
-            f"the tokenizer has {entries} tokens but model.vocab_size={self.model.vocab_size}: raise it, leave it "
-            "null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)",
-        )
+        self.check_vocabulary(entries)
         _require(
             not (self.is_task and self.train.order_every),
             f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
             "leave it out",
+        )
+
+    def check_vocabulary(self, entries: int) -> None:
+        """Raise ConfigError if `model.vocab_size` leaves no room for the tokenizer's `entries`."""
+        remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
+        if self.train.from_run:
+            remedy = (
+                "that is the size of the model of train.from_run, so use its own tokenizer. If posbench added <|bos|> "
+                'to it, write {"bos_token": "..."} with its own token into tokenizer_config.json beside tokenizer.json'
+            )
+        rows = self.model.vocab_size
+        _require(
+            rows is None or rows >= entries, f"the tokenizer has {entries} tokens but model.vocab_size={rows}: {remedy}"
         )
 
     @property

@@ -332,11 +332,7 @@ def build_model(config: Config, vocab_size: int, scheme: Layers | None = None, b
     its options.
     """
     asked = config.model.vocab_size
-    if asked is not None and asked < vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {vocab_size} tokens but model.vocab_size={asked}: raise it, leave it null, or "
-            f"train a smaller tokenizer (tokenizer.vocab_size={asked})"
-        )
+    config.check_vocabulary(vocab_size)
     shape = shape_of(config)
     scheme = scheme or build_scheme(config.scheme, shape, config.seed)
     _check_attention(config.model, build_kind(config.scheme, shape), scheme)

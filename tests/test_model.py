@@ -100,7 +100,10 @@ def test_parameters_are_counted_as_the_configuration_promises(tied):
 def test_a_vocabulary_larger_than_the_table_is_refused():
     with pytest.raises(ConfigError, match=r"512 tokens but model\.vocab_size=300"):
         build_model(compose(["model=tiny", "model.vocab_size=300", "tokenizer=bytes"]), 512)
-    model = build_model(compose(["model=tiny", "model.vocab_size=600", "tokenizer=bytes"]), 512)
+    config = compose(["model=tiny", "model.vocab_size=600", "tokenizer=bytes"])
+    with pytest.raises(ConfigError, match=r"700 tokens but model\.vocab_size=600: .*\"bos_token\""):
+        replace(config, train=replace(config.train, from_run="folder")).check_vocabulary(700)
+    model = build_model(config, 512)
     assert model.embedding.weight.shape[0] == 600
 
 

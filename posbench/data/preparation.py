@@ -41,6 +41,7 @@ from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
     TOKENIZERS,
+    bos_token,
     byte_lengths,
     encoded,
     file_content,
@@ -141,6 +142,8 @@ def _folder(config: Config, source: Source, held_out: bool) -> Path:
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
         tokenizer["path"] = sha256(file_content(config.tokenizer)).hexdigest()
+        if bos := bos_token(config.tokenizer):
+            tokenizer["bos_token"] = bos
     request = [_FORMAT, data, source.identity(), tokenizer, held_out]
     name = sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return cache_folder(config.data.cache_dir) / "corpora" / name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -17,14 +18,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
 
 BOS = "<|bos|>"
-# A foreign tokenizer's own name for BOS; where it has none, the token that ends documents serves, as in GPT-2.
+# Names of BOS in other people's tokenizers. Without one, the token that ends documents is BOS, as in GPT-2.
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
+_BOS_ENTRY = "BOS"  # of the template that records a BOS of another name in tokenizer.json
 
 CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
@@ -72,28 +74,38 @@ def file_content(config: TokenizerConfig) -> bytes:
         ) from error
 
 
+def bos_token(config: TokenizerConfig) -> str | None:
+    """Return `bos_token` of the tokenizer_config.json beside `tokenizer.path`, or None. Raises: ConfigError."""
+    path = Path(str(config.path)).with_name("tokenizer_config.json")
+    try:
+        token = json.loads(path.read_bytes()).get("bos_token") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): repair it, or remove it") from error
+    return token["content"] if isinstance(token, dict) else token
+
+
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """An existing `tokenizer.json`. Raises: ConfigError where there is none."""
-    return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"))
+    """Read an existing `tokenizer.json`, with the BOS of the files beside it. Raises: ConfigError if there is none."""
+    return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"), bos_token(config))
 
 
 def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """The `tokenizer.json` of a repository of the Hugging Face hub, downloaded once.
+    """Read the tokenizer of a repository of the Hugging Face hub, downloaded once.
 
-    Raises: ConfigError where there is none, or the hub cannot be reached and its cache has none either.
+    Raises: ConfigError if there is none, or if the hub cannot be reached and its cache lacks a file.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
-    repository, named = str(config.name), f"tokenizer.name={config.name!r}"
-    get = partial(hf_hub_download, repository, "tokenizer.json", revision=config.revision)
+    repository, names = str(config.name), ("tokenizer_config.json", "tokenizer.json")
+    get = partial(hf_hub_download, repository, revision=config.revision, local_files_only=True)
     try:
-        path = get(local_files_only=True)
-    except OSError:  # it is not in the hub's cache
+        path = [get(filename=name) for name in names][-1]
+    except OSError:  # one is not in the hub's cache
         check_hub(
             "model", repository, config.revision, "check tokenizer.name and tokenizer.revision, or use tokenizer=file"
         )
-        path = get()
-    return _adapted(_parsed(Path(path).read_bytes(), named))
+        path = f"{snapshot_download(repository, revision=config.revision, allow_patterns=[*names])}/{names[-1]}"
+    return read_file(replace(config, kind="file", path=path), texts)
 
 
 def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> None:
@@ -148,18 +160,28 @@ def _parsed(content: bytes, named: str) -> Tokenizer:
         ) from error
 
 
-def _adapted(tokenizer: Tokenizer) -> Tokenizer:
-    """Without what would cut or fill documents, and with a BOS."""
+def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
+    """Remove what would cut or fill documents, and record the BOS: `bos`, else a special token with a usual name."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if find_bos(tokenizer) is None:
-        tokenizer.add_special_tokens([BOS])
+    number = find_bos(tokenizer)
+    bos = bos or (BOS if number is None else tokenizer.id_to_token(number))
+    if number is None or number != tokenizer.token_to_id(bos):
+        tokenizer.add_special_tokens([bos])
+        number = tokenizer.token_to_id(bos)
+    if find_bos(tokenizer) != number:
+        entry = {"id": _BOS_ENTRY, "ids": [number], "tokens": [bos]}
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{_BOS_ENTRY} $A", special_tokens=[entry])
     return tokenizer
 
 
 def find_bos(tokenizer: Tokenizer) -> int | None:
-    """The id of the special token that stands before a document, or None where the tokenizer has none fit for it."""
-    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    """Return the id of the special token that begins documents, or None if the tokenizer has none."""
+    content = json.loads(tokenizer.to_str())
+    recorded = ((content["post_processor"] or {}).get("special_tokens") or {}).get(_BOS_ENTRY)
+    if recorded:
+        return int(recorded["ids"][0])
+    special = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
     return next((special[name] for name in (*_BOS_NAMES, *_EOS_NAMES) if name in special), None)
 
 

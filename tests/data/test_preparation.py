@@ -117,6 +117,8 @@ def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, bo
     for made in (before, merged):
         made.tokenizer.save(f"{tmp_path}/tokenizer.json")
         assert prepare(own).vocab_size == made.vocab_size
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<first>"}')
+    assert prepare(own).bos_id == merged.vocab_size
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "torn contents", "flipped"])

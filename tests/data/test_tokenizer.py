@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -172,6 +173,26 @@ def foreign(path: Path, special: list[str], **changes: object) -> Tokenizer:
 def test_a_foreign_tokenizer_keeps_its_own_bos_or_is_given_one(tmp_path: Path, special: list[str], bos: str) -> None:
     tokenizer = foreign(tmp_path / "tokenizer.json", special)
     assert tokenizer.id_to_token(find_bos(tokenizer)) == bos
+
+
+@pytest.mark.parametrize("bos", ["<first>", {"content": "<first>", "special": True}])
+def test_the_bos_is_the_one_that_tokenizer_config_names(tmp_path: Path, bos: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": bos}))
+    tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>", "<first>"])
+    assert (find_bos(tokenizer), vocab_size(tokenizer)) == (257, 258)
+    assert find_bos(module.tokenizer_in(tokenizer.to_str().encode(), "it")) == 257
+
+
+def test_a_bos_with_a_usual_name_leaves_the_tokenizer_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"])
+    assert (find_bos(tokenizer), tokenizer.post_processor) == (256, None)
+
+
+def test_a_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": ')
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json cannot be read"):
+        foreign(tmp_path / "tokenizer.json", ["<s>"])
 
 
 def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path: Path) -> None:
