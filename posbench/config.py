@@ -15,7 +15,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -577,6 +577,16 @@ class ExperimentConfig(_Group):
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # the published results set beside ours, a name of `posbench report --against`
     primary: Any = ruled(list_of(schemes_of_a_group), [])  # fixed before training: all pairs within these groups
+
+
+def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the experiment's entry, but {} for runs of another name: they have the demo's by default, and are not it.
+
+    Arguments: config, as a mapping; name, the folder of the runs.
+    """
+    experiment = config.get("experiment", {})
+    chosen = str(experiment.get("name"))
+    return experiment if name == chosen or name.startswith((f"{chosen}-", f"{chosen}_")) else {}
 
 
 @dataclass

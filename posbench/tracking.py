@@ -2,27 +2,31 @@
 
     tracker = open_tracker(config, run, run.manifest, say)
     run.update_manifest(wandb=tracker.record)  # its id, so that it is resumed when the run is
-    tracker.log(row)                           # each row of metrics.jsonl
+    tracker.log_missing(run.logged)            # of a run that is resumed
+    tracker.log(row)                           # each new row of metrics.jsonl
     tracker.summary({"loss": 2.71})
     tracker.finish()
 
 The run folder has everything; the wandb run is a copy of it. An error of wandb is printed, and the run continues
 untracked. Offline is wandb's own business: WANDB_MODE chooses it, `wandb sync` uploads a recording.
-A run that was killed logs the rows since its last checkpoint again when it is resumed. docs/experiments.md says what is
-found where.
+A run that is resumed logs the rows since its last checkpoint again, and earlier rows that a kill kept from wandb.
+docs/experiments.md says what is found where.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posbench.config import Config
+from posbench.config import Config, chosen_experiment
 from posbench.console import Say
 from posbench.runs import Manifest, Run
 
@@ -43,6 +47,20 @@ class Tracker:
         """One row of metrics.jsonl, as `train/loss`, `validation/loss` and so on at `tokens`."""
         figures = {f"{row['kind']}/{name}": row[name] for name in row if name not in ("kind", "step", "tokens")}
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
+
+    def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log those of `rows`, which earlier processes wrote, that wandb lacks.
+
+        wandb writes a recording every 15 seconds, so a kill loses the newest rows. The server counts the rows it has.
+        """
+
+        def log() -> None:
+            recorded = _recorded(self._run) if rows and self._run.offline else set()
+            for row in rows[self._run.step :]:
+                if (row["tokens"], row["kind"]) not in recorded:
+                    self.log(row)
+
+        self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
         """Single figures of the whole run, such as its final loss. What is None or not finite is left out."""
@@ -77,6 +95,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     mapping, facts = config.to_mapping(), asdict(manifest)
     del mapping["runs_dir"], mapping["tracking"]
     mapping["data"].pop("cache_dir", None)
+    mapping["experiment"] = {"name": config.experiment_name, **chosen_experiment(mapping, config.experiment_name)}
     facts = {name: facts[name] for name in ("fingerprints", "versions", "device", "num_parameters", "is_relative")}
     try:
         wandb_run = _init(
@@ -103,6 +122,19 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     mode = "offline" if wandb_run.offline else "online"
     record = {"id": run_id, "project": tracking.project, "mode": mode, "folder": str(folder)}
     return Tracker(wandb_run, record, say)
+
+
+def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
+    """Return (tokens, kind) of each row in the recordings that earlier processes made of a run."""
+    rows = set()
+    for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
+        for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():
+            record = json.loads(line)
+            if record["type"] == "history":
+                row = record["history"]["item"]
+                rows |= {(row["tokens"], name.partition("/")[0]) for name in row if "/" in name}
+    return rows
 
 
 def offline_hint(folder: str | Path) -> str:

@@ -119,6 +119,22 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
 
 
 @pytest.mark.slow
+def test_rows_that_a_kill_kept_from_wandb_are_logged_on_resume(config: Make) -> None:
+    def crash() -> None:
+        raise RuntimeError("killed")
+
+    words = ("tracking=wandb", "experiment_name=mine")
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config(*words), observe=after_step(6, crash))
+    [first] = recordings(Run(run_folder(config(*words))))
+    os.truncate(next(first.glob("*.wandb")), 7)  # what SIGKILL leaves of a recording's first 15 seconds
+    run = train(config(*words))
+    [second] = [recording for recording in recordings(run) if recording != first]
+    assert history(second) == as_logged(run.logged)
+    assert header(second)["config"]["update"]["experiment"] == {"name": "mine"}, "not the demo, which is the default"
+
+
+@pytest.mark.slow
 def test_a_run_of_a_task_is_recorded(tmp_path: Path) -> None:
     words = ["data=copy", "scheme=nope", "data.lengths=[2,3]", "train.batch_size=2", "train.steps=2"]
     words += ["train.device=cpu", "train.validation_tokens=20", "tracking=wandb", f"runs_dir={tmp_path}/runs"]

@@ -165,13 +165,14 @@ def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
-    bos = bos or (BOS if number is None else tokenizer.id_to_token(number))
-    if number is None or number != tokenizer.token_to_id(bos):
+    if bos is None and number is None:
+        bos = BOS
+    if bos is not None and (number is None or number != tokenizer.token_to_id(bos)):
         tokenizer.add_special_tokens([bos])
         number = tokenizer.token_to_id(bos)
-    if find_bos(tokenizer) != number:
-        entry = {"id": _BOS_ENTRY, "ids": [number], "tokens": [bos]}
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{_BOS_ENTRY} $A", special_tokens=[entry])
+        if find_bos(tokenizer) != number:
+            entry = {"id": _BOS_ENTRY, "ids": [number], "tokens": [bos]}
+            tokenizer.post_processor = processors.TemplateProcessing(single=f"{_BOS_ENTRY} $A", special_tokens=[entry])
     return tokenizer
 
 

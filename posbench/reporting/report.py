@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, chosen_experiment
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
@@ -123,15 +123,8 @@ def report(
 def _own_published(summary: pd.DataFrame) -> Published | None:
     """The published results that the experiment names."""
     runs, _ = finished(summary)
-    name = _chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
+    name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
-
-
-def _chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The experiment's file, but for runs of another name: they have the demo's file by default, and are not it."""
-    experiment = config.get("experiment", {})
-    own = str(experiment.get("name"))
-    return experiment if name == own or name.startswith((f"{own}-", f"{own}_")) else {}
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
@@ -309,7 +302,7 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     facts = [
         (
             "experiment",
-            ": ".join(filter(None, (experiment, _chosen_experiment(config, experiment).get("description")))),
+            ": ".join(filter(None, (experiment, chosen_experiment(config, experiment).get("description")))),
         ),
         *data,
         ("model", _settings(config, "model")),

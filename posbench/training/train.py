@@ -240,6 +240,7 @@ class Training:
                 checkpoint.prune(newest.parent, newest, train.keep_checkpoints, train.branching_steps)
                 self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
             self.tracker = open_tracker(self.config, self.run, self.manifest, self.console.out)
+            self.tracker.log_missing(self.run.logged)
             self.manifest = replace(self.manifest, wandb=self.tracker.record or self.manifest.wandb)
             self.run.write_manifest(self.manifest)
 
