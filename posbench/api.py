@@ -49,9 +49,9 @@ def evaluate(
 
     Arguments: runs, folders of runs or experiments; lengths, tokens or words such as `8k`, by default those of the
     run's experiment; protocols, by default also those; under, options of the scheme for this evaluation only
-    (`rescale=yarn`); data, a text that the runs were not trained on: `"wikitext103"`, or `["files",
-    "data.path=~/notes", "data.name=notes"]`, by default scored only at the training length; the others as in
-    `posbench eval`.
+    (`rescale=yarn`), scored beside the runs as trained; data, a text that the runs were not trained on:
+    `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by default scored only at the training
+    length; the others as in `posbench eval`.
     Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
     name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
     no bytes), targets, and of tasks accuracy and exact (None of text).

@@ -19,7 +19,6 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -36,8 +35,6 @@ SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the 
 ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
 _OF_PILOTS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of rates.csv
-# Columns that say what was scored.
-_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 
 # Every column of the tidy table, of the summary and of a report's CSV files: what it means, and its unit.
 # X_low and X_high are the ends of the 95 % interval of X over seeds, X_documents is half of that over documents.
@@ -279,9 +276,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
             continue
         protocol, known_by = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
-        key = _key(
-            number, manifest, known_by.protocol, known_by.length, known_by.step or 0, _windows_digest(result, columns)
-        )
+        key = _key(number, manifest, known_by.protocol, known_by.length, known_by.step or 0, result.windows_digest)
         key |= {
             "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
             "text": known_by.data or "",
@@ -314,15 +309,6 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
 def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:
     names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
     return {**names, "protocol": protocol, "length": length, "at_step": at_step, "windows_digest": digest}
-
-
-def _windows_digest(result: Result, columns: dict[str, Any]) -> str:
-    """A digest of what was scored, in which numbers."""
-    digest = crc32(repr([result.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
-    for name in _PLACES:
-        if name in columns:
-            digest = crc32(columns[name].tobytes(), digest)
-    return f"{digest:08x}"
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:

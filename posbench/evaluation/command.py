@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
+from statistics import mode
+from typing import Any
 
 import joblib
 from rich.console import Console
@@ -18,7 +21,7 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
-from posbench.runs import FINISHED, UNREADABLE, Run, state_of
+from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.scheme_file import name_file
@@ -31,17 +34,21 @@ def evaluate_runs(
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
+    With options (`request.under`) all runs are scored as trained too, on the same windows.
+
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
     `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
     many as there are cores).
-    Returns: the results, those that were there already included.
+    Returns: the results that were asked for, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
     """
     if jobs < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
-    scorable = _with_options(_scorable(runs, named, console.out), request.variants[0].under, console.out)
+    scorable = _scorable(runs, named, console.out)
+    requests = _requests(scorable, request, console.out)
+    headers = _stored_headers(scorable)
     evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # what went wrong -> the runs
     try:
@@ -49,8 +56,10 @@ def evaluate_runs(
             task = bar.add_task("", total=len(scorable), doing="")
             here = jobs == 1  # in this process, which can show how far a run is
             advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else (lambda n: None)
-            score = partial(_evaluate, request=request, advance=advance, say=say_once if here else None)
-            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable))
+            score = partial(_evaluate, advance=advance, say=say_once if here else None)
+            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(
+                map(joblib.delayed(score), scorable, requests, headers)
+            )
             for run, scoring in zip(scorable, scored, strict=True):
                 bar.update(task, advance=1, description=run.name)
                 for text in scoring.notices:
@@ -76,7 +85,8 @@ def evaluate_runs(
         raise ConfigError(
             "\n  ".join(["not all runs could be scored", *lines]) if scorable[1:] else next(iter(failures))
         )
-    return evaluations
+    asked = [set(variant.under) for variant in request.variants if variant.under or not request.under]
+    return [(run, result) for run, result in evaluations if any(options <= set(result.key.under) for options in asked)]
 
 
 def _progress(console: Console) -> Progress:
@@ -100,8 +110,17 @@ class _Scoring:
     error: str | None = None  # a user's; any other ends the evaluation
 
 
-def _evaluate(run: Run, request: Request, advance: Callable[[int], object], say: Say | None) -> _Scoring:
-    """Score one run. `say` prints what there is to say at once; without it the notices are returned."""
+def _evaluate(
+    run: Run,
+    request: Request,
+    headers: Sequence[Mapping[str, Any]],
+    advance: Callable[[int], object],
+    say: Say | None,
+) -> _Scoring:
+    """Score one run. `say` prints what there is to say at once; without it the notices are returned.
+
+    Arguments: headers, of the results that the run's experiment has.
+    """
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
@@ -111,7 +130,7 @@ def _evaluate(run: Run, request: Request, advance: Callable[[int], object], say:
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
         for variant in request.variants:
-            evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say)
+            evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say, headers)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:
@@ -168,27 +187,43 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
     return with_weights
 
 
-def _with_options(runs: list[Run], under: Sequence[str], notice: Say) -> list[Run]:
-    """Those whose schemes have the options of `under`. Raises: ConfigError where none has."""
+def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
+    """Return what is asked of each run: no options if its scheme lacks them. Raises: ConfigError if all lack them."""
     from posbench.model import shape_of
     from posbench.schemes import build_scheme
 
-    taken, refused = [], {}
-    for run in runs if under else ():
+    requests, refused = [], {}
+    for run in runs:
         try:
-            config = run.config_under(under)
-            build_scheme(config.scheme, shape_of(config))
-            taken.append(run)
+            for variant in request.variants[1:]:
+                config = run.config_under(variant.under)
+                build_scheme(config.scheme, shape_of(config))
+            requests.append(request)
         except ConfigError as error:
+            requests.append(replace(request, under=()))
             refused[run.path.parent.name] = str(error)
     for scheme, why in refused.items():
-        if not taken:
-            of_scheme = any(option.startswith("scheme=") for option in under)
+        if request not in requests:
+            of_scheme = any(option.startswith("scheme=") for option in request.under)
             raise ConfigError(
                 why if of_scheme else f"{why}. Name runs of a scheme that has it (rotations have rescale)"
             )
-        notice(f"{scheme} is skipped: {why}")
-    return taken if under else runs
+        notice(f"{scheme} is scored only as trained: {why}")
+    return requests
+
+
+def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
+    """Return for each run the headers of all results that its experiment has, also those of runs that are not named."""
+
+    @cache
+    def stored_in(experiment: Path) -> list[Mapping[str, Any]]:
+        finished = [run for run in find_runs(experiment) if state_of(run) == FINISHED]
+        return [result.header for run in finished for result in run.results()[0]]
+
+    def in_experiment(run: Run) -> bool:  # and not a copy somewhere else
+        return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(run.path.parts[-2:])
+
+    return [stored_in(run.path.parents[1]) if in_experiment(run) else [] for run in runs]
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
@@ -209,13 +244,22 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tup
     fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
     table = plain_table("scheme", *(["seeds"] if uneven else []), *map(short_length, shown))
+    digests = {n: [result.windows_digest for _, result in evaluations if result.length == n] for n in shown}
+    most_common, has_mark = {length: mode(of_length) for length, of_length in digests.items()}, False
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in shown:
-            headers = [result.header for _, result in of_row[row] if result.length == length]
-            cells.append(asked.headline_of(headers) if headers else "–")
+            here = [result for _, result in of_row[row] if result.length == length]
+            mark = "*" * (asked.is_compared and any(r.windows_digest != most_common[length] for r in here))
+            cells.append(asked.headline_of([result.header for result in here]) + mark if here else "–")
+            has_mark |= bool(mark)
         table.add_row(row, *cells)
     console.print(table)
+    if has_mark:
+        console.out(
+            "*: other windows or another number format than the rest of the column, so do not compare it. "
+            "evaluation.* or the dtype of these runs differs."
+        )
     if len(shown) < len(lengths):
         console.out(f"{len(shown)} of {len(lengths)} lengths fit this terminal; all are stored, for `posbench report`.")
     if uneven:

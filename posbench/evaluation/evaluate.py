@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from posbench.model import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
-from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey
+from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey
 from posbench.schemes import build_scheme
 
 Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
@@ -71,13 +71,15 @@ def evaluate_run(
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
     notice: Say = lambda text: None,
+    experiment: Sequence[Mapping[str, Any]] = (),
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
-    Results of protocols with an anchor keep one: asking for a longer length than any before scores the others again on
-    the new text, so that all lengths of a run stay comparable; `notice` is called with a line that says so.
+    All runs of an experiment share one anchor. If it is longer than the anchor of results that the run already has,
+    those are scored again, so that all stay comparable; `notice` is called with a line that says so.
 
-    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`).
+    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
+    the headers of the results that the runs of its experiment have.
     Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
     counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
@@ -87,27 +89,35 @@ def evaluate_run(
         corpus = corpus.under(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
     stored, _ = run.results()
+    headers = [*experiment, *(result.header for result in stored)]
     results = []
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         wanted = _lengths(protocol, run.config, corpus, request)
-        have = {} if request.again else scorer.usable(protocol, stored)
-        anchor = scorer.anchor(protocol, wanted, stored) if protocol.shares_windows else None
-        moved = [length for length, result in have.items() if result.header.get("anchor") != anchor]
+        anchor = scorer.anchor(protocol, wanted, headers) if protocol.shares_windows else None
+        lengths = {scorer.options: set(wanted)}  # options of the scheme -> lengths to score
+        moved = scorer.moved(protocol, anchor, stored)
+        for options, length in moved:
+            lengths.setdefault(options, set()).add(length)
         if moved:
             notice(
-                f"{protocol.name}: {anchor} tokens is now the longest length, so {', '.join(map(str, moved))} "
+                f"{protocol.name}: {anchor} tokens is now the longest length, so "
+                f"{', '.join(map(str, sorted({length for _, length in moved})))} "
                 f"{'are' if moved[1:] else 'is'} scored again, on the same targets"
             )
-            have = {length: result for length, result in have.items() if length not in moved}
-        for length in sorted({*wanted, *moved}):
-            tokens = corpus.window(length) if isinstance(corpus, Problems) else length
-            if scorer.longest is not None and tokens > scorer.longest:
-                notice(f"{run.config.scheme.name} is defined up to {scorer.longest} tokens: longer lengths are skipped")
-                continue
-            result = have.get(length) or scorer.score(protocol, length, anchor, advance)
-            tell(result, length not in have)
-            results.append(result)
+        for options, of_options in lengths.items():
+            one = scorer if options == scorer.options else _Scorer(run, corpus, replace(request, under=options))
+            have = {} if request.again else one.usable(protocol, anchor, stored)
+            for length in sorted(of_options):
+                tokens = corpus.window(length) if isinstance(corpus, Problems) else length
+                if one.longest is not None and tokens > one.longest:
+                    notice(
+                        f"{run.config.scheme.name} is defined up to {one.longest} tokens: longer lengths are skipped"
+                    )
+                    continue
+                result = have.get(length) or one.score(protocol, length, anchor, advance)
+                tell(result, length not in have)
+                results.append(result)
     return results
 
 
@@ -149,11 +159,11 @@ class _Scorer:
         self.run, self.corpus, self.request = run, corpus, request
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step
-        marks = [] if self.at_step is None else [f"step={step}"]
-        marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # of a pack
-        marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
-        marks += [] if request.data is None else [f"data={request.data.name}"]
-        self.under = (*request.under, *marks)
+        self.options = tuple(sorted(request.under))
+        self.marks = [] if self.at_step is None else [f"step={step}"]
+        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # of a pack
+        self.marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
+        self.marks += [] if request.data is None else [f"data={request.data.name}"]
 
     @cached_property
     def longest(self) -> int | None:
@@ -166,30 +176,52 @@ class _Scorer:
         return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed)
 
     def key(self, protocol: Protocol, length: int) -> ResultKey:
-        return ResultKey(protocol.name, length, self.under)
+        return ResultKey(protocol.name, length, (*self.options, *self.marks))
 
-    def usable(self, protocol: Protocol, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that answers the request: of the same text, settings and number format."""
+    def usable(self, protocol: Protocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
+        """Length -> the stored result that answers the request: of the same windows, settings and number format."""
         return {
             result.length: result
             for result in stored
             if result.key == self.key(protocol, result.length)
-            and self._is_alike(protocol, result)
+            and self._is_alike(protocol, result.header)
+            and result.header.get("anchor") == anchor
             and self.request.dtype in ("auto", result.header["dtype"])
         }
 
-    def anchor(self, protocol: Protocol, wanted: Sequence[int], stored: Sequence[Result]) -> int:
-        """The longest length of the comparison: of those asked for and, unless all is scored again, those stored."""
-        others = [] if self.request.again else [r for r in stored if r.protocol in protocol.shares_windows]
-        same = [result for result in others if self._is_alike(protocol, result)]
-        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
-        return max([*wanted, *(int(result.header.get("anchor", result.length)) for result in same)])
+    def moved(
+        self, protocol: Protocol, anchor: int | None, stored: Sequence[Result]
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """Return the options and the length of each stored result that was scored with another anchor."""
+        moved = []
+        for result in stored:
+            options = tuple(o for o in result.key.under if o not in MARKS and not o.startswith(("step=", "data=")))
+            if (
+                result.key == ResultKey(protocol.name, result.length, (*options, *self.marks))
+                and self._is_alike(protocol, result.header)
+                and result.header.get("anchor") != anchor
+            ):
+                moved.append((options, result.length))
+        return moved
 
-    def _is_alike(self, protocol: Protocol, result: Result) -> bool:
+    def anchor(self, protocol: Protocol, wanted: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
+        """Return the longest length of the comparison: of those asked for and those of results that will stay."""
+        replaced = {self.key(protocol, length) for length in wanted if self.request.again}
+        stay = [
+            header
+            for header in headers
+            if header["protocol"] in protocol.shares_windows
+            and self._is_alike(protocol, header)
+            and ResultKey(header["protocol"], header["length"], tuple(header["under"])) not in replaced
+        ]
+        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
+        return max([*wanted, *(int(header.get("anchor", header["length"])) for header in stay)])
+
+    def _is_alike(self, protocol: Protocol, header: Mapping[str, Any]) -> bool:
         """Whether a result is of this text and of the settings of today."""
-        settings, names = protocol.settings(self.run.config), PROTOCOLS[result.protocol].decided_by
-        alike = all(result.header["settings"].get(name) == getattr(settings, name) for name in names)
-        return alike and bool(result.header.get("data") == self.corpus.fingerprint)
+        settings, names = protocol.settings(self.run.config), PROTOCOLS[header["protocol"]].decided_by
+        alike = all(header["settings"].get(name) == getattr(settings, name) for name in names)
+        return alike and bool(header.get("data") == self.corpus.fingerprint)
 
     def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""

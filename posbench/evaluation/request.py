@@ -46,10 +46,13 @@ class Request:
 
     @property
     def variants(self) -> list[Request]:
-        """A request for each combination of the values that `under` gives, such as `rescale=pi,yarn`."""
+        """Return a request for each combination of values in `under`, such as `rescale=pi,yarn`.
+
+        The first one has no options: results under options are compared with those as trained, on the same windows.
+        """
         options = [option.partition("=") for option in self.under]
         values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]
-        return [replace(self, under=under) for under in product(*values)]
+        return [replace(self, under=under) for under in dict.fromkeys([(), *product(*values)])]
 
     @property
     def wants_ngrams(self) -> bool:

@@ -29,6 +29,7 @@ from posbench.reporting.statistics import (
     document_error,
     interval,
 )
+from posbench.runs.results import MARKS
 from posbench.table import config_of, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
@@ -53,6 +54,7 @@ class Comparison:
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
+    holes: dict[tuple[str, str], list[str]]  # protocol and text -> which of its figures are left out, and why
 
     @property
     def schemes(self) -> list[str]:
@@ -163,7 +165,8 @@ def build(
         )
     notes: list[str] = []
     length = int(runs["train.context_length"].iloc[0])
-    cells = measure(rows, runs, base, length, notes)
+    holes: dict[tuple[str, str], list[str]] = {}
+    cells = measure(rows, runs, base, length, notes, holes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
     has_pilots = tried is None
@@ -188,6 +191,7 @@ def build(
         published=published,
         left_out=left_out,
         notes=notes,
+        holes=holes,
     )
 
 
@@ -312,36 +316,55 @@ class _Cell:
 
 
 def measure(
-    rows: pd.DataFrame, runs: pd.DataFrame, baseline: str, training_length: int, notes: list[str]
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    baseline: str,
+    training_length: int,
+    notes: list[str],
+    holes: dict[tuple[str, str], list[str]],
 ) -> pd.DataFrame:
     """A row for each scheme at each place: protocol, text, metric, length, under, and first to last position.
 
     Columns: value, the mean over seeds; gap, value less the baseline's (as trained, same seeds and documents); change,
     value less that of the same runs at the training length. Each has its ends over seeds (`_low`, `_high`) and half its
-    interval over documents (`_documents`). A place whose runs scored different windows is left out, and `notes` say so.
+    interval over documents (`_documents`). A place whose runs scored different windows is left out, and `holes` say so.
     """
     rows = rows[rows["run"].isin(runs.index)]
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
     rows = rows[~older]
-    places = {}
-    for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
+    places, digests = {}, {}
+    unlike: dict[
+        tuple[str, str, str, str], dict[int, None]
+    ] = {}  # protocol, text, options and what is wrong -> lengths
+    for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):  # as trained before options
+        here = dict(zip(_PLACE, place, strict=True))
+        protocol, text, under = (here[name] for name in ("protocol", "text", "under"))
+        digests[place] = of_place["windows_digest"].iloc[0]
         if of_place["windows_digest"].nunique() > 1:
-            here = dict(zip(_PLACE, place, strict=True))
             runs_of = of_place.groupby("windows_digest", observed=True)["run"].first()
             which = " and ".join(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}" for run in runs_of[:2])
-            if here["protocol"] == VALIDATION.name and not here["text"]:
+            if protocol == VALIDATION.name and not text:
                 raise ConfigError(
                     f"{which} were validated on different windows, so their losses are not comparable: train one of "
                     "them again with the other's train.validation_tokens, or choose with --schemes or --seeds"
                 )
-            notes.append(
-                f"{here['protocol']} at {here['length']} is left out: {which} scored different windows "
-                f"(`posbench eval --protocol {here['protocol']} --again` scores all alike)."
-            )
+            why = f"is left out: {which} scored different windows"
+            unlike.setdefault((protocol, text, under, why), {})[here["length"]] = None
             continue
+        as_trained = digests.get(tuple((here | {"under": ""}).values()), digests[place])
+        if as_trained != digests[place] and PROTOCOLS[protocol].is_by_length and under not in MARKS:
+            why = "scored other windows than as trained, so do not compare the two"
+            unlike.setdefault((protocol, text, under, why), {})[here["length"]] = None
         places[place] = dict(_cells(of_place))
+    for (protocol, text, under, why), numbers in unlike.items():
+        lengths = ",".join(map(str, numbers))
+        words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", lengths]
+        words += [f"--under {option}" for option in under.split()]
+        command = " ".join(["posbench eval", *words, "--again"])
+        at = f"{lengths.replace(',', ', ')}{' under ' * bool(under)}{under}"
+        holes.setdefault((protocol, text), []).append(f"{protocol} at {at} {why} (`{command}` scores all alike).")
     made = [
         row
         for place, of_place in places.items()

@@ -7,6 +7,7 @@ import re
 import webbrowser
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
 from posbench.reporting.against import agreements, link_verdict
@@ -106,6 +107,8 @@ def report(
     page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
     paths = write(target, page, content, files, latex)
     show(console, content["title"], first, said)
+    for line in content.get("holes", ()):
+        console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
@@ -140,7 +143,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     losses = tables.loss_table(c)
     costs, same = tables.costs_table(c)
     context = tables.context_table(c)
-    lengths = list(_length_sections(c, drawn, every_length))
+    holes = dict(c.holes)
+    lengths = list(_length_sections(c, drawn, every_length, holes))
     against = agreements(c.published, c) if c.published else []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
     with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
@@ -184,7 +188,12 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "ngrams": c.ngrams.to_dict("records"),
         "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
         "lengths": lengths,
-        "texts": [{"name": n, "table": tables.text_table(c, n)} for n in sorted(set(c.cells["text"])) if n],
+        "texts": [
+            {"name": n, "table": tables.text_table(c, n), "holes": holes.pop((VALIDATION.name, n), [])}
+            for n in sorted({*c.cells["text"], *(text for _, text in c.holes)} - {""})
+        ],
+        "context_holes": [*holes.pop(("order", ""), []), *holes.pop(("retrieval", ""), [])],
+        "position_holes": holes.pop(("position", ""), []),
         "has_retrieval": not c.at(metric="drop").empty,
         "against": [
             {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
@@ -192,6 +201,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         ],
         "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
+        "holes": list(chain(*c.holes.values())),
+        "other_holes": list(chain(*holes.values())),
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
@@ -221,16 +232,24 @@ def _against_baseline(c: Comparison) -> dict[str, list[str]]:
     return {said: names for said, names in found.items() if names}
 
 
-def _length_sections(c: Comparison, drawn: Mapping[str, Any], every: bool) -> Iterable[dict[str, Any]]:
-    """Perplexity by length, a section for each protocol and text: they are never mixed in one table."""
+def _length_sections(
+    c: Comparison, drawn: Mapping[str, Any], every: bool, holes: dict[tuple[str, str], list[str]]
+) -> Iterable[dict[str, Any]]:
+    """Perplexity by length, a section for each protocol and text: they are never mixed in one table.
+
+    Each takes what is said of it from `holes`.
+    """
     for name, protocol in PROTOCOLS.items():
-        for text in sorted(set(c.cells.loc[c.cells["protocol"] == name, "text"])) if protocol.is_by_length else ():
-            if c.at(name, text=text, metric="loss")["length"].nunique() < 2:
+        texts = {*c.cells.loc[c.cells["protocol"] == name, "text"], *(text for of, text in holes if of == name)}
+        for text in sorted(texts) if protocol.is_by_length else ():
+            left_out = holes.pop((name, text), [])
+            if c.at(name, text=text, metric="loss")["length"].nunique() < 2 and not left_out:
                 continue
             rescaled = tables.rescaled_cells(c, name).iloc[: 0 if text else None]
             yield {
                 "protocol": name,
                 "text": text,
+                "holes": left_out,
                 "caption": protocol.caption,
                 "longest": c.at(name, text=text)["length"].max(),
                 "table": tables.lengths_table(c, name, text, every),
@@ -404,7 +423,10 @@ def _by_content(
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",
         "setup": [(tables.text_of(value), _models(c)) for value, c in groups.items()],
-        "notes": [*notes, *(note for c in groups.values() for note in (*c.left_out, *c.notes))],
+        "notes": [
+            *notes,
+            *(note for c in groups.values() for note in (*c.left_out, *c.notes, *chain(*c.holes.values()))),
+        ],
     }
     content["latex"] = {
         "loss": (losses, f"Loss by scheme and {by}, nats/token; bold: the best of each row."),

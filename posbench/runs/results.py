@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"  # marks of results: of rounded weights, of another code
 MARKS = (BFLOAT16, FILE_CHANGED)  # they are no options of the evaluation
+# Columns that say what was scored.
+_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
 
@@ -111,6 +114,15 @@ class Result:
         if "bytes" not in self.table.column_names:
             return math.nan
         return self._sum("nll") / math.log(2) / self._sum("bytes")
+
+    @cached_property
+    def windows_digest(self) -> str:
+        """A digest of what was scored, in which numbers."""
+        digest = crc32(repr([self.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
+        for name in _PLACES:
+            if name in self.table.column_names:
+                digest = crc32(self.table[name].to_numpy().tobytes(), digest)
+        return f"{digest:08x}"
 
     def _sum(self, column: str) -> float:
         return float(self.table[column].to_numpy().sum())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -75,13 +76,13 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
         return console.file.getvalue()[start:]  # type: ignore[attr-defined]
 
     text = said(*ROWS, under=("rescale=pi,yarn",))
-    assert text.count("nope is skipped: scheme.rescale is not an option of") == 1
+    assert text.count("nope is scored only as trained: scheme.rescale is not an option of") == 1
+    assert all(re.search(rf"\n{name}( +\d+\.\d+){{2}}\n", text) for name in ROWS), "as trained, beside the options"
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
             assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d+ +\d+\.\d+\n", text)
     stored = {each.key.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
-    assert stored.keys() == {("rescale=pi",), ("rescale=yarn",)}
-    said(*ROWS, under=())
+    assert stored.keys() == {(), ("rescale=pi",), ("rescale=yarn",)}
     plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.key == ResultKey("fixed", 64)]
     again = said("qk_rope", under=("rescale=yarn", "factor=1"))
     same = {each.key: each for each in runs["qk_rope"].results()[0]}
@@ -94,3 +95,47 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
         said("nope", under=("rescale=yarn",))
     with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
         said("qk_rope", under=("rescale=yarm",))
+
+
+@pytest.fixture
+def score(config: Callable[..., Config]) -> Callable[..., str]:
+    """Train runs of one experiment, give them to `posbench eval` at lengths, and return what it prints."""
+    trained = {name: train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in FEW}
+
+    def score(names: Sequence[str], *lengths: int, **request: Any) -> str:
+        console = Console(file=io.StringIO(), width=100)
+        asked = Request(lengths, ("fixed",), device="cpu", dtype="float32", **request)
+        evaluate_runs([trained[name] for name in names], asked, console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    score.trained = trained  # type: ignore[attr-defined]
+    return score
+
+
+FEW = ("qk_rope", "nope")
+
+
+def anchors(run: Run) -> dict[str, int]:
+    """The anchor of each stored result of `fixed`."""
+    return {each.key.stem: each.header["anchor"] for each in run.results()[0] if each.protocol == "fixed"}
+
+
+def test_all_runs_of_an_experiment_have_one_anchor(score: Any) -> None:
+    score(FEW, 64)
+    score(["qk_rope"], 128, under=("rescale=yarn",))
+    assert anchors(score.trained["qk_rope"]) == {"64": 128, "128": 128, "128@rescale=yarn": 128}
+    assert "nope/seed=0: scored fixed 64\n" in score(FEW, 64)
+    assert anchors(score.trained["nope"]) == {"64": 128}
+    score(FEW, 64, again=True)
+    assert anchors(score.trained["qk_rope"])["64"] == 128, "what is not scored again keeps its windows"
+    score(["qk_rope"], 256, again=True)
+    assert set(anchors(score.trained["qk_rope"]).values()) == {256}, "under options too"
+
+
+def test_the_table_marks_a_row_of_other_windows(score: Any) -> None:
+    assert "*" not in score(FEW, 64)
+    run = score.trained["nope"]
+    result = next(each for each in run.results()[0] if each.protocol == "fixed")
+    run.store(result.key, result.windows.assign(start=result.windows["start"] + 1), result.header)
+    text = score(FEW, 64)
+    assert re.search(r"\nqk_rope +\d+\.\d+ *\nnope +\d+\.\d+\*\n\*: other windows", text)

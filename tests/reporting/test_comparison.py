@@ -185,7 +185,9 @@ def test_a_place_where_runs_scored_different_windows_is_left_out_and_named(own: 
     rescore(run_of(own, "nope", 1), "fixed", 512, lambda rows: rows.assign(start=rows["start"] + 1))
     found = comparison(own)
     assert found.at("fixed", 512).empty and not found.at("fixed", 256).empty
-    assert any("fixed at 512 is left out" in note and "--again" in note for note in found.notes)
+    [line] = found.holes.pop(("fixed", ""))
+    assert line.startswith("fixed at 512 is left out: alibi seed 0 and nope seed 1 scored different windows")
+    assert "(`posbench eval demo --protocol fixed --length 512 --again` scores all alike)" in line and not found.holes
 
 
 def test_losses_of_unlike_validation_windows_are_refused(own: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, comparison, fabricate, run_of, write_evaluation
+from fabricate import World, comparison, fabricate, rescore, run_of, write_evaluation
 from rich.console import Console
 
 import posbench
@@ -260,6 +260,17 @@ def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_what_other_windows_leave_out_is_said_once_and_in_its_place(own: Path, tmp_path: Path, undrawn: None) -> None:
+    rescore(run_of(own, "nope", 1), "fixed", None, lambda rows: rows.assign(start=rows["start"] + 1))
+    for seed in range(4):
+        rows = run_of(own, "alibi", seed).results()[0][1].windows
+        write_evaluation(run_of(own, "alibi", seed), "nonoverlapping", 512, "test", rows[1:], "rescale=yarn")
+    text, printed = written(own, tmp_path / "report")
+    assert "## Perplexity by length: fixed\n\nfixed at 256, 512 is left out: alibi seed 0 and nope seed 1" in text
+    assert "512 under rescale=yarn scored other windows than as trained, so do not compare the two" in text
+    assert text.count("--again` scores all alike") == 2 == printed.count("--again` scores all alike")
+
+
 def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
     written(own, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
