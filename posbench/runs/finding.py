@@ -20,6 +20,7 @@ from posbench.runs.run import Run
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 
 LISTED = 6  # experiments in a message
+REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # in a checkout
 
 
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
@@ -167,9 +168,9 @@ def only_experiment(runs_dir: Path) -> Path:
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """The folder of that name, below `runs_dir` or here; or the one experiment whose folder has that name.
+    """Return the folder of that name, below `runs_dir` or here, or the one experiment whose folder has that name.
 
-    Raises: ConfigError with the nearest name that there is.
+    Reference experiments are found from any working directory. Raises: ConfigError with the nearest name that there is.
     """
     for place in (runs_dir / name, Path(name)):
         if place.is_dir() or find_runs(place) or find_runs(search_folder(place)):
@@ -179,10 +180,13 @@ def place_named(name: str, runs_dir: Path) -> Path:
     named = [experiment for experiment in experiments if experiment.name == name]
     if len(named) == 1:
         return named[0]
+    if find_runs(REFERENCE / name):
+        return folder_of(REFERENCE / name)
     known = [str(place.relative_to(runs_dir)) for place in (*experiments, *sorted({run.parent for run in runs}), *runs)]
+    references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
     listed = ", ".join(known[: len(experiments)][:LISTED]) or "none: train first with posbench train -m experiment=demo"
     listed += f" and {len(experiments) - LISTED} more, which posbench ls lists" if len(experiments) > LISTED else ""
+    hint = nearest(name, [*known, *references])
     raise ConfigError(
-        f"there is no run or experiment {name!r}, here or under {runs_dir}/{nearest(name, known)} (experiments there: "
-        f"{listed})"
+        f"there is no run or experiment {name!r}, here or under {runs_dir}/{hint} (experiments there: {listed})"
     )

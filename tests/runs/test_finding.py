@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from posbench import results
+from posbench import ConfigError, results
 from posbench.runs import Run, find_runs, load_run, state_of
-from posbench.runs.finding import place_named
+from posbench.runs.finding import REFERENCE, place_named
 
 
 def test_links_are_followed_but_in_no_circle(runs: Path, tmp_path: Path) -> None:
@@ -48,3 +48,15 @@ def test_a_name_is_a_run_of_the_runs_folder_before_a_folder_here(
     (tmp_path / "text" / "demo").mkdir(parents=True)  # a folder of text that is called as the experiment
     monkeypatch.chdir(tmp_path / "text")
     assert place_named("demo", runs) == runs / "demo"
+
+
+def test_reference_experiments_are_found_from_anywhere_after_ones_own(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("headline", "tasks/copy", "demo_cpu/alibi/seed=0"):
+        assert place_named(name, runs) == REFERENCE / name and find_runs(REFERENCE / name)
+    with pytest.raises(ConfigError, match="did you mean 'demo_cpu'"):
+        place_named("demo_cp", Path("nowhere"))
+    shutil.move(runs / "demo", runs / "headline")
+    assert place_named("headline", runs) == runs / "headline"
