@@ -21,7 +21,7 @@ from posbench.console import Console
 from posbench.data import dataset_of
 from posbench.machine.device import choose_device
 from posbench.model import build_model, checked_scheme
-from posbench.reporting.comparison import disagreement, disagreements, finished
+from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
 from posbench.runs.fingerprints import flat
@@ -50,8 +50,8 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     """The finished runs of a summary that holds the reference's runs and one's own, once they belong in one table.
 
     Arguments: reference, the folder of an experiment, which may lie in a pack (`posbench.runs.finding.folder_of`).
-    Returns: the runs without those of one's own that the reference has too; a line says what both lost.
-    Raises: ConfigError, with the command that trains a comparable row, where they do not agree.
+    Returns: the runs without those of one's own that repeat runs of the reference; a line says what both lost.
+    Raises: ConfigError, with the command that trains a comparable row, if they do not agree, or if no run is left.
     """
     runs, left_out = finished(summary)
     for line in left_out:
@@ -59,17 +59,22 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
     same = ["scheme", "seed", *(["data.name"] if is_of_tasks(runs) else [])]
     both = runs[~is_theirs].merge(runs[is_theirs], on=same)
+    own = runs[~is_theirs & ~runs["path"].isin(both["path_x"])]
+    tables = [of for _, of in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
+    found = [line for table in tables for line in differences(table)]
+    if found:
+        schemes = own[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
+        names = [str(kind if names_file(kind) else name) for name, kind in schemes]
+        raise ConfigError(f"{disagreement(f'beside {reference.name}', found)}\n{how_to_train(reference, names)}")
     for run in both.itertuples():
         theirs = f"{reference.name} has too (loss {run.loss_y:.4f})"
         console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), which {theirs}")
-    runs = runs[~runs["path"].isin(both["path_x"])]
-    schemes = runs.loc[~is_theirs[runs.index], ["scheme", "scheme.kind"]].drop_duplicates()
-    own = [str(kind if names_file(kind) else name) for name, kind in schemes.itertuples(index=False)]
-    tables = [of for _, of in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
-    found = [line for table in tables for line in disagreements(table)]
-    if found:
-        raise ConfigError(f"{disagreement(f'beside {reference.name}', found)}\n{how_to_train(reference, own)}")
-    return runs
+    if own.empty:
+        raise ConfigError(
+            f"no run is left to put beside {reference.name}, which has the finished ones already: train another scheme "
+            "or seed"
+        )
+    return pd.concat([runs[is_theirs], own]).sort_index()
 
 
 def check_same_losses(reference: Path, console: Console) -> None:

@@ -259,14 +259,19 @@ def disagreement(where: str, found: Sequence[tuple[str, str]]) -> str:
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """What runs differ in that must agree, and which of them have which value."""
+    """What runs of one table differ in that must agree, and which of them have which value."""
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
         yield "runs of one scheme and seed", " and ".join(first["path"])
         own = [c for c in settings_of(runs) if c[:6] in ("model.", "train.") and twice[c].astype(str).nunique() > 1]
         yield from ((column, _counts(runs, column)) for column in own)
-        return
+    else:
+        yield from differences(runs)
+
+
+def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """What runs differ in besides their scheme and seed, and which of them have which value."""
     for name, what in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield what, _counts(runs, f"fingerprint.{name}")
@@ -275,6 +280,8 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         aside = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
         shared = [column for column in settings_of(runs) if not column.startswith(aside)]
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+        if "model.name" in differing:  # which its sizes need not repeat
+            differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
         yield from ((column, _counts(runs, column)) for column in differing)
         if not differing and not with_own_rates:
             yield "the configuration", _counts(runs, "fingerprint.config")

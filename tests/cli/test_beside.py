@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from posbench.composition import compose
 from posbench.reporting.beside import baseline_of, words_of
+from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give
 
@@ -44,6 +47,19 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
     assert posbench("train", *words, "scheme=vo_rope", "seed=2", "train.lr=0.1").status == 0
     refusal = posbench("report", "mine", "--beside", "demo").error
     assert "train.lr: " in refusal and "scheme=steep.py:Steep,vo_rope" in refusal
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"), [(200, "train.tokens: 200 (4 runs), 256 (4 runs)"), (256, "no run is left to put beside demo")]
+)
+def test_runs_that_the_reference_has_too_are_no_report(posbench: Give, runs: Path, tokens: int, says: str) -> None:
+    shutil.copytree(runs / "demo", runs / "mine")
+    for run in find_runs(runs / "mine") if tokens != 256 else ():
+        prints = replace(run.manifest.fingerprints, config="another")
+        run.update_manifest(identity=run.manifest.identity | {"train.tokens": tokens}, fingerprints=prints)
+    said = posbench("report", "mine", "--beside", "demo")
+    assert said.status == 2 and says in said.error, said
+    assert not (runs / "mine/report").exists()
 
 
 def test_a_reference_without_runs_is_refused(posbench: Give, runs: Path) -> None:
