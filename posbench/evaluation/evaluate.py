@@ -93,7 +93,7 @@ def evaluate_run(
     results = []
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
-        wanted = _lengths(protocol, run.config, corpus, request)
+        wanted = _lengths(protocol, run.config, corpus, request, notice)
         anchor = scorer.anchor(protocol, wanted, headers) if protocol.shares_windows else None
         lengths = {scorer.options: set(wanted)}  # options of the scheme -> lengths to score
         moved = scorer.moved(protocol, anchor, stored)
@@ -135,8 +135,11 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
             )
 
 
-def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Request) -> list[int]:
-    """The lengths to score. Raises: ConfigError where the text has none of them."""
+def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
+    """Return the lengths to score. Default lengths are left out, with a notice, if the text is too short for them.
+
+    Raises: ConfigError if it is too short for a length that was asked for, or for all.
+    """
     split = corpus.splits[protocol.split]
     if isinstance(split, Split) and not split.num_documents:
         raise ConfigError(
@@ -149,7 +152,18 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
             f"no document of the test split has the {config.trained_length // 2} tokens that the shortest length of "
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
-    return lengths
+    refused = {}
+    for length in lengths if isinstance(split, Split) else ():
+        try:
+            protocol.check_length(split, length, protocol.settings(config))
+        except ConfigError as error:
+            refused[length] = error
+    if refused:
+        error = next(iter(refused.values()))
+        if request.lengths or len(refused) == len(lengths):
+            raise error
+        notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {error}")
+    return [length for length in lengths if length not in refused]
 
 
 class _Scorer:

@@ -285,6 +285,18 @@ def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) 
     assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
 
 
+@pytest.mark.parametrize("protocol", ["fixed", "sliding", "position", "retrieval"])
+def test_default_lengths_beyond_the_text_are_left_out(
+    config: Make, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(
+        config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8", "evaluation.lengths=[64,8192]")
+    )
+    results = evaluate_runs([run], Request(protocols=(protocol,)), Console(width=200))
+    assert [result.length for _, result in results] == [64]
+    assert f"{protocol}: without 8192 of the default lengths: length 8192 is " in capsys.readouterr().out
+
+
 def test_a_length_beyond_the_text_is_refused_with_what_there_is(config: Make) -> None:
     run = train(config("train.steps=1"))
     with pytest.raises(ConfigError, match=r"length 1048576 is longer than the text: the test split has \d+ tokens"):

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 from posbench.units import perplexity_text
 
@@ -97,6 +98,11 @@ class Protocol(ABC):
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         """About how many tokens are read at one length where the text is long enough: what a plan counts."""
+
+    def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
+        """Raise ConfigError if the text has no window of `length` tokens to score."""
+        if length >= split.num_tokens:
+            raise ConfigError(too_long(split, length, "in all", split.num_tokens - 1))
 
     def shortest(self, settings: EvaluationConfig) -> int:
         """The shortest length that can be scored, tokens."""

@@ -72,6 +72,9 @@ class Retrieval(Protocol):
             **{score.name: float(score.of(sums)) for score in self.scores},
         }
 
+    def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
+        trial_starts(split, length, settings)
+
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 

@@ -47,6 +47,9 @@ class Windowed(Protocol):
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         """The windows of `length` tokens to score. Raises: ConfigError where the text has none."""
 
+    def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
+        self.windows(split, length, settings, length)
+
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         """The rows to store, of the losses [windows, scored] in nats."""
         return tabulate_windows(losses, windows, split, bos_id)
