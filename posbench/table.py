@@ -121,8 +121,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
     "data": ("the task", ""),
-    "accuracy": ("share of answers right, given the true tokens before each", ""),
-    "exact": ("share of problems with every answer right", ""),
+    "accuracy": ("share of answers right, given the true tokens before each; in the summary at trained lengths", ""),
+    "exact": ("share of problems with every answer right; in the summary at trained lengths", ""),
     "problems": ("problems scored", ""),
     "learnt": ("whether the seed has learnt the task", ""),
     "chance": ("share of answers that guessing gets right", ""),
@@ -202,6 +202,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
     final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+    answered = {}
+    if final and "right" in final.table.column_names:  # one row per problem of a task
+        right, answers = final.windows["right"], final.windows["targets"]
+        answered = {"accuracy": right.sum() / answers.sum(), "exact": (right == answers).mean()}
     loss = final.loss if final else _number(manifest.loss)
     if final:
         _add_ngrams(manifest, stored, rows)
@@ -219,6 +223,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "initial_loss": _number(first),
         "bits_per_byte": final.bits_per_byte if final else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
+        **answered,
         **({} if manifest.continued else _onset([row for row in logged if row["kind"] == "order"])),
         "is_relative": manifest.is_relative,
         **(

@@ -110,6 +110,7 @@ def test_the_loss_of_a_run_is_that_of_its_validation_problems(run: Run, problems
     assert last["loss"] == run.manifest.loss and 0.2 < last["accuracy"] < 1 and "bits_per_byte" not in last
     summary = results(run.path.parents[1]).iloc[0]
     assert summary["loss"] == pytest.approx(run.manifest.loss) and np.isnan(summary["bits_per_byte"])
+    assert summary["accuracy"] == pytest.approx(last["accuracy"]) and 0 < summary["exact"] < summary["accuracy"]
 
 
 def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, problems: Problems) -> None:
