@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -240,7 +241,8 @@ def show(plan: Plan, console: Console) -> None:
         + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
         + f" on one {plan.device} at {plan.mfu:.0%} of {DATASHEET[plan.device] / 1e12:,.3g} TFLOP/s"
         + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
-        "here": f"{here} on this machine ({plan.machine}), one run at a time",
+        "here": f"{here} on this machine ({plan.machine}), one run at a time; measured now, at a load average of "
+        f"{os.getloadavg()[0]:.1f} on {count_of(os.cpu_count() or 1, 'core')}",
     }
     for name, text in rows.items():
         if name != "epochs" or not first.is_task:

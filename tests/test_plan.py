@@ -123,9 +123,11 @@ def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_prints_within_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("os.getloadavg", lambda: (7.5, 0.0, 0.0))
     shown = CliRunner().invoke(app, ["plan", "experiment=demo", "scheme=nope,alibi", "seed=0", "--gpus", "4"])
     assert shown.exit_code == 0 and max(map(len, shown.output.splitlines())) <= 80
     assert "on 4 of them" in shown.output and "on this machine" in shown.output
+    assert "measured now, at a load average of 7.5 on " in " ".join(shown.output.split())
 
 
 @pytest.mark.slow

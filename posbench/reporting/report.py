@@ -217,8 +217,10 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
         **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
         "context": (context, "Rise of the loss without the order of tokens more than d back, nats/token."),
-        "costs": (costs, "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
     }
+    if len(costs.columns) > 1:
+        caption = "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())
+        content["latex"]["costs"] = (costs, caption)
     return content, files
 
 

@@ -148,9 +148,11 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
-    """What each scheme cost; what is the same for all is given once, beside the table."""
-    columns = ["scheme", "parameters", "training_flops", "tokens_per_second"]
-    runs = c.runs.reindex(columns=columns).groupby("scheme")
+    """Return what each scheme cost by count, and what is the same for all schemes.
+
+    Measured speeds are not costs: runs of one experiment are trained one after another on machines more or less busy.
+    """
+    runs = c.runs.reindex(columns=["scheme", "parameters", "training_flops"]).groupby("scheme")
     rows = []
     for scheme in c.schemes:
         of = runs.get_group(scheme)
@@ -158,7 +160,6 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
             "scheme": scheme,
             "parameters": count_text(of["parameters"].mean()),
             "training FLOPs": flops_text(of["training_flops"].mean()),
-            "tokens/s": count_text(of["tokens_per_second"].astype(float).median()),
         }
         rows.append(row)
     table = frame(rows)

@@ -240,6 +240,13 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
+def test_speeds_measured_while_training_are_no_costs(own: Path, tmp_path: Path) -> None:
+    costs = written(own, tmp_path, latex=True)[0].partition("## Costs")[2]
+    assert "tokens/s" not in costs and "`posbench bench` compares speeds fairly" in costs
+    assert "tokens_per_second" in pd.read_csv(tmp_path / "runs.csv") and not (tmp_path / "latex/costs.tex").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         run = run_of(own, scheme, 0)
