@@ -221,9 +221,11 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
         return [result.header for run in finished for result in run.results()[0]]
 
     def in_experiment(run: Run) -> bool:  # and not a copy somewhere else
-        return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(run.path.parts[-2:])
+        return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(
+            run.path.absolute().parts[-2:]
+        )
 
-    return [stored_in(run.path.parents[1]) if in_experiment(run) else [] for run in runs]
+    return [stored_in(run.path.absolute().parents[1]) if in_experiment(run) else [] for run in runs]
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:

@@ -159,10 +159,10 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
         except ConfigError as error:
             refused[length] = error
     if refused:
-        error = next(iter(refused.values()))
+        why = next(iter(refused.values()))
         if request.lengths or len(refused) == len(lengths):
-            raise error
-        notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {error}")
+            raise why
+        notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {why}")
     return [length for length in lengths if length not in refused]
 
 

@@ -346,7 +346,7 @@ def measure(
         tuple[str, str, str, str], dict[int, None]
     ] = {}  # protocol, text, options and what is wrong -> lengths
     for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):  # as trained before options
-        here = dict(zip(_PLACE, place, strict=True))
+        here: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
         protocol, text, under = (here[name] for name in ("protocol", "text", "under"))
         digests[place] = of_place["windows_digest"].iloc[0]
         if of_place["windows_digest"].nunique() > 1:
