@@ -41,7 +41,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
         (["report"], r"runs/ contains no runs: train first with posbench train -m experiment=demo"),
         (
             ["report", "dmo"],
-            r"there is no run or experiment 'dmo', here or under runs/ \(experiments there: none: train first",
+            r"here or under runs/; did you mean 'demo_cpu'\? \(experiments there: none: train first",
         ),
         (["report", "--seeds", "0,a"], r"--seeds a is not a seed: give whole numbers"),
         (["bench", "--model", "tiny"], r"'--model' is not an override: write key=value"),
