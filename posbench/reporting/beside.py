@@ -108,7 +108,10 @@ def check_same_losses(reference: Path, console: Console) -> None:
             f"{recorded:.6f} there. Use the release that trained it: posbench {versions['posbench']}{commit}, torch "
             f"{versions['torch']}"
         )
-    console.out(f"{what}: {mean:.6f}, recorded in {reference.name}: {recorded:.6f}")
+    here, there = device.describe()["name"], manifest.device.get("name")
+    console.out(f"{what}: {mean:.6f} on {here}; recorded in {reference.name}: {recorded:.6f} on {there}")
+    if here != there:
+        console.out("Another kind of processor gives the same losses to about six digits, and fewer as a run goes on.")
 
 
 def baseline_of(reference: Path) -> Run:

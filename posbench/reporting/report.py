@@ -314,7 +314,7 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
         of_tasks = runs.groupby("data.name", sort=False)["path"].first()
         data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in of_tasks.items()]
     else:
-        data = [("data and tokenizer", _settings(config, "data", "tokenizer"))]
+        data = [("data and tokenizer", _settings(config, "data", "tokenizer") + _context_bytes(runs))]
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
@@ -338,6 +338,16 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
         listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
         facts.append(("skipped steps", listed))
     return facts
+
+
+def _context_bytes(runs: pd.DataFrame) -> str:
+    """Return how much text the training context holds, or "" if the tokenizer does not tell the bytes of a token."""
+    run = runs.dropna(subset="bits_per_byte").head(1)
+    if run.empty:
+        return ""
+    length, loss, bits = (float(run[name].iloc[0]) for name in ("train.context_length", "loss", "bits_per_byte"))
+    size = loss / math.log(2) / bits
+    return f", a token is {size:.2f} bytes of text, the context of {length:.0f} tokens {length * size:.0f} bytes"
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
