@@ -9,19 +9,19 @@ Three things are added to Hydra, each by a plug-in of a kind that Hydra knows or
 - a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), wherever the name of a row may stand, and so may a
   task (`data=my_task.py:Sums`);
 - packages that register schemes bring their own `conf/scheme/*.yaml`;
-- words that Hydra's grammar cannot read without quotes (`data.path=~/books`, `experiment_name=größe`) get their quotes.
+- words that Hydra's grammar cannot read without quotes (`data.path=~/books`, `experiment_name=größe`), or would read as
+  numbers where a text is meant (`experiment_name=1e3`), get their quotes.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 from hydra import initialize_config_dir
@@ -31,6 +31,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -39,10 +40,26 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from posbench.choices import choices, conf_dir, conf_dirs, expand, no_choice
-from posbench.config import Config, ConfigError, DataConfig, SchemeConfig, TaskConfig, nearest, parse_length
+from posbench.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    SchemeConfig,
+    TaskConfig,
+    is_text,
+    nearest,
+    no_setting,
+    parse_length,
+    type_words,
+)
 from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
@@ -100,29 +117,51 @@ class OwnChoices(SearchPathPlugin):
 
 # ---------------------------------------------------------------- words
 
-_NEEDS_QUOTES = re.compile(r"[^\[\],]*[^\w/\-+.$%*@?|:\s\[\],][^\[\],]*", re.ASCII)  # what Hydra's grammar cannot read
+_SIGNS = re.compile(r"[^\w/\-+.$%*@?|:\s]", re.ASCII)  # what Hydra's grammar cannot read without quotes
+_NOT_TEXT = re.compile(r"[-+]?((\d[\d_]*\.?[\d_]*|\.[\d_]+)(e[-+]?[\d_]+)?|inf|nan)|true|false", re.IGNORECASE)
 
 
-@cache
-def settings() -> list[str]:
-    """Every key of a configuration: `train`, `train.lr`."""
-    groups = {**get_type_hints(Config), "scheme": SchemeConfig, "data": DataConfig}
-    inner = [f"{group}.{each.name}" for group, cls in groups.items() if is_dataclass(cls) for each in fields(cls)]
-    return [*groups, *inner, *(f"data.{each.name}" for each in fields(TaskConfig))]
+def quoted(text: str, quote: Quote = Quote.single) -> str:
+    """Return `text` as Hydra's grammar reads it whatever is in it."""
+    return QuotedString(text, quote).with_quotes()
 
 
 def hydra_word(word: str) -> str:
-    """An override with quotes around `~/books` and `größe`, which Hydra's grammar cannot read without.
+    """Return an override with the quotes that Hydra's grammar needs to read it as it was meant.
 
-    Words with quotes, functions, mappings or references stay as they are, but rates of further schemes may be added to
+    `~/books`, `größe` and `my notes (2020)` get quotes, and so do the numbers in texts (`experiment_name=1e3`). Other
+    words with quotes, functions, mappings or references stay as they are, but rates of further schemes may be added to
     those of an experiment's file.
+    Raises: ConfigError for a list of schemes, of which Hydra would take the last one.
     """
     key, equals, value = word.partition("=")
     if key == "train.lr_of" and value.startswith("{"):
         return f"++{word}"
-    if re.search(r"[\"'(){}\\]", value):
-        return word
-    return key + equals + _NEEDS_QUOTES.sub(lambda part: f"'{part[0].strip()}'", value)
+    if key == "scheme" and value.startswith("["):
+        names = ",".join(re.findall(r"[^\[\]\s,'\"]+", value))
+        raise ConfigError(f"{word} is a list, and a run has one scheme: write scheme={names}, and add -m")
+    name = key.lstrip("+")
+    takes_text = name in GROUPS or is_text(name)
+
+    def quoted_part(part: re.Match[str]) -> str:
+        text = part[0].strip()
+        is_mistaken = takes_text and (_NOT_TEXT.fullmatch(text) or (name in GROUPS and text == "null"))
+        return quoted(text) if _SIGNS.search(text) or is_mistaken else part[0]
+
+    parts = key + equals + re.sub(r"[^\[\],]+", quoted_part, value)
+    plain = word if re.search(r"[\"'(){}\\]", value) else parts
+    if not takes_text or value[:1] in ("", "'", '"'):
+        return plain
+    tries = [plain, *([parts] if value[0] == "[" else []), key + equals + quoted(value)]
+    return next(filter(_is_readable, tries), plain)
+
+
+def _is_readable(word: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
@@ -182,7 +221,7 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     named = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
     overrides = [hydra_word(word) for word in named]
     if folders:
-        places = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders)
+        places = ",".join(quoted(f"file://{folder}") for folder in folders)
         overrides = [f"hydra.searchpath=[{places}]", *overrides]  # the first counts
     with explained(), _hydra() as loader:
         composed = loader.load_configuration("config", overrides, run_mode=mode)
@@ -324,31 +363,85 @@ def explained() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """The error's own words in one line; of an unknown choice, setting or override, the nearest one too."""
+    """Return one sentence that names the field, the value and the remedy, or the error's own words in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return no_choice(group, name, error.options or choices(group))
-    if isinstance(error, OverrideParseException) and "=" not in str(error.override):
+        return _no_choice(str(error.missing_cfg_file), error.options or [])
+    if isinstance(error, OverrideParseException):
         return _no_override(str(error.override))
-    if isinstance(error, ConfigKeyError):
-        return _no_setting(str(error.full_key))
-    if unknown := re.search(r"Could not override '([^']*)'", text):
-        return _no_setting(unknown[1])
-    if error.__cause__ is None:
-        return text
     file = re.match(r"In '(.+?)'", text)
-    return _explanation(error.__cause__) + (f" (in {file[1]})" if file else "")
+    place = f" (in {file[1]}.yaml)" if file else ""
+    for pattern, explain in _SAYS.items():
+        if match := re.search(pattern, text):
+            return explain(match[1]) + place
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
+        return no_setting(str(error.full_key))
+    if isinstance(error, OmegaConfBaseException):
+        return _wrong_value(error)
+    cause = error.__cause__ or error.__context__
+    return text if cause is None else _explanation(cause) + place
+
+
+def _no_choice(choice: str, known: Sequence[str]) -> str:
+    group, _, name = choice.rpartition("/")
+    parent, _, inner = group.rpartition("/")
+    if parent and inner in GROUPS:
+        return f"'{inner}: {name}' in the defaults of a file of {parent}/: write '- override /{inner}: {name}'"
+    if name in ("submitit_local", "submitit_slurm"):
+        return f"{group}={name} needs the extra 'cluster': pip install -e '.[cluster]' (there are {', '.join(known)})"
+    return no_choice(group, name, known or choices(group))
+
+
+def no_option(word: str, known: Iterable[str] = ()) -> str:
+    """Return the sentence that refuses a word with dashes."""
+    hint = f": settings have no dashes, write {word.lstrip('-')}" if "=" in word else nearest(word, known, 0.75)
+    return f"there is no option {word!r}{hint} (--help lists them)"
 
 
 def _no_override(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if word.startswith("-"):
+        return no_option(word)
+    if equals:
+        inner = value.strip("'\"")  # quotes that the user gave already
+        text = shlex.quote(f"{key}={quoted(inner, Quote.double)}")
+        return f"{word!r} has quotes, brackets or commas that Hydra reads as its own: to give a text, write {text}"
     group = next((group for group in GROUPS if word in choices(group)), "scheme" if names_file(word) else None)
     hint = f"; did you mean {group}={word}?" if group else ""
     return f"{word!r} is not an override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
 
 
-def _no_setting(key: str) -> str:
-    return f"there is no setting {key!r}{nearest(key, settings())} (posbench train --cfg job shows them all)"
+def _wrong_value(error: OmegaConfBaseException) -> str:
+    key, value = str(error.full_key), "null" if error.value is None else error.value
+    wanted = type_words(key)
+    if not isinstance(error, ValidationError) or not wanted:
+        line = str(error).partition("\n")[0]
+        return f"{key}: {line.rpartition('while resolving interpolation: ')[2]}"
+    hint = f": write {key}=[{value}]" if wanted == "a list" else ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f": write {key}={int(value)}"
+    return f"{key}={value} must be {wanted}{hint}"
+
+
+def _several(word: str) -> str:
+    key, _, value = word.partition("=")
+    one = f"; for one list write {key}=[{value}]" if type_words(key) == "a list" else ""
+    if is_text(key):
+        one = "; for one text write " + shlex.quote(f"{key}={quoted(value, Quote.double)}")
+    return f"{word} names several values: add -m to train a run of each (posbench train -m {shlex.quote(word)}){one}"
+
+
+# What Hydra and OmegaConf say in words alone: the pattern, and the sentence for what it names.
+_SAYS: dict[str, Callable[[str], str]] = {
+    r"Could not override '([^']*)'": no_setting,
+    r"Could not delete from config. '([^']*)' does not exist": no_setting,
+    r"Interpolation key '(.*)' not found": no_setting,
+    r"Ambiguous value for argument '(.*)' 1\. ": _several,
+    r"Sweep parameters '(.*)' requires": _several,
+    r"does not support deletion full_key: (\S+)": "{} cannot be left out: give it another value".format,
+    r"issing mandatory value: (?:\w+ full_key: )?(\w+\.\w+)": "{} is not given: it needs a value".format,
+    r"not a subclass of (.*)Config\. value": lambda name: f"{name.lower()} is a group: write {name.lower()}.KEY=VALUE",
+}
 
 
 # ---------------------------------------------------------------- completion

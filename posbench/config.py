@@ -16,9 +16,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from posbench.units import short_count, whole_number
 
@@ -31,9 +33,9 @@ class ConfigError(ValueError):
     """A value that a user can fix: the message names the cause, the value and what to do."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """`"; did you mean 'qk_rope'?"` for the closest of `known`, or the empty string when none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -68,7 +70,7 @@ Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value a
 def ruled(rule: Rule, default: Any = MISSING) -> Any:
     """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"rule": rule})
+        return field(default_factory=default.copy, metadata={"rule": rule, "type": list})
     return field(default=default, metadata={"rule": rule})
 
 
@@ -77,7 +79,7 @@ def between(low: float, high: float = math.inf) -> Rule:
 
     def rule(what: str, value: Any) -> Any:
         holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # NaN lies nowhere
-        limits = f"lie between {low:g} and {high:g}" if math.isfinite(high) else f"be {low:g} or more"
+        limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
         _require(holds, f"{what}={value} is out of range: it must {limits}")
         return value
 
@@ -698,7 +700,7 @@ class Config(_Group):
         try:
             merged = OmegaConf.merge(schema, OmegaConf.create(_without_references(mapping)))
         except ConfigKeyError as error:
-            raise ConfigError(f"there is no setting {error.full_key!r}") from error
+            raise ConfigError(no_setting(str(error.full_key))) from error
         config = OmegaConf.to_object(merged)
         assert isinstance(config, cls)
         return config
@@ -716,3 +718,54 @@ def _without_references(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_references(inner) for inner in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------- keys and their types
+
+_MEANT = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
+_TYPES = {
+    list: "a list",
+    int: "a whole number, such as 8",
+    float: "a number, such as 0.001",
+    bool: "true or false",
+    str: "text",
+}
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """Return the type of each key of a configuration, such as `train` and `train.lr`. Paths have the type `Path`."""
+    groups = [("", Config), *get_type_hints(Config).items()]
+    groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
+    types: dict[str, Any] = {}
+    for group, cls in groups:
+        hints = get_type_hints(cls) if is_dataclass(cls) else {}
+        for each in fields(cls) if hints else ():
+            hint = Path if each.metadata.get("rule") is user_path else hints[each.name]
+            types[f"{group}.{each.name}".lstrip(".")] = each.metadata.get("type", hint)
+    return types
+
+
+def is_text(key: str) -> bool:
+    """Return whether a key's value is a text, a path, or a list of texts, so that `1e3` is no number there."""
+    hint = settings().get(key)
+    return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
+
+
+def type_words(key: str) -> str:
+    """Return what a key's value must be: `true or false`; the empty string if its own rule says."""
+    hint = settings().get(key)
+    kinds = (hint, get_origin(hint), *get_args(hint))
+    words = next((words for kind, words in _TYPES.items() if kind in kinds), "")
+    return f"{words}, or null" if words and NoneType in kinds else words
+
+
+def no_setting(key: str) -> str:
+    """Return the sentence that refuses an unknown key, with the nearest known ones."""
+    group, _, name = key.rpartition(".")
+    name = _MEANT.get(name, name)
+    same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
+    hint = f"; did you mean {' or '.join(map(repr, same))}?" if 0 < len(same) < 3 else nearest(key, settings())
+    if group.partition(".")[0] == "experiment" and key.split(".")[1] in settings():
+        hint = "; begin the experiment's file with '# @package _global_'"
+    return f"there is no setting {key!r}{hint} (posbench train --cfg job shows them all)"

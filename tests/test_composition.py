@@ -37,7 +37,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "own/experiment/mine.yaml": "# @package _global_\ndefaults: [{override /scheme: my_scheme.py:Faded}]\n"
         "experiment: {name: mine}\ntrain: {steps: null, tokens: 20M, context_length: 1k}\n"
         "hydra: {sweeper: {params: {scheme: 'nope,my_scheme.py:Faded', seed: '0,1'}}}\n",
-        "own/experiment/wrong.yaml": "# @package _global_\nexperiment: {name: wrong}\ntrain: {lrr: 3}\n",
+        "own/experiment/wrong.yaml": "# @package _global_\nexperiment: {name: wrong}\ntrain: {learning_rate: 3}\n",
+        "own/experiment/typed.yaml": "# @package _global_\nexperiment: {name: typed}\ntrain: {lr: abc}\n",
+        "own/experiment/flat.yaml": "# @package _global_\nexperiment: {name: flat}\ntrain: 5\n",
+        "own/experiment/inner.yaml": "experiment: {name: inner}\n",
+        "own/experiment/plain.yaml": "# @package _global_\ndefaults: [{scheme: nope}]\n",
+        "own/experiment/modle.yaml": "# @package _global_\ndefaults: [{override /modle: tiny}]\n",
+        "own/model/thin.yaml": "name: thin\nd_model: 32\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -91,8 +97,30 @@ def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
     assert config.data.train_path == [f"{here}/a b.txt", "ö.txt"] and config.data.validation_path == f"{here}/v"
     assert config.data.cache_dir == f"{here}/cache" and config.runs_dir == f"{here}/runs"
     assert config.scheme.kind == "other/x.py:Bent"  # seen from here
-    for word in ("scheme.base=1,2", "scheme=choice(é,b)", "scheme.attention={kind: linear}", "~train.lr"):
+    for word in ("scheme.base=1,2", "scheme=choice(e,b)", "scheme.attention={kind: linear}", "~train.lr", "seed=1e3"):
         assert hydra_word(word) == word
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["my notes (2020)", "my notes [2020]", "it's", 'say "hi"', "a{b}", "texts (1, 2)", "back\\slash", "[1] #a", "été"],
+)
+def test_a_path_is_taken_as_it_was_typed(name: str) -> None:
+    words = ["data=files", f"data.path={name}", f"runs_dir={name}", "tokenizer=file", f"tokenizer.path={name}"]
+    config = compose(words)
+    assert config.data.path == config.runs_dir == config.tokenizer.path == name
+    assert [job.runs_dir for job in trained("-m", *words, "seed=0", "hydra/launcher=basic")] == [name]
+
+
+@pytest.mark.parametrize("name", ["1e3", "007", "1_000", "0x10", "on", "true", "1.10", "inf", "-5", "12345e67"])
+def test_a_text_is_no_number(name: str) -> None:
+    words = [f"{key}={name}" for key in ("tracking.name", "data.revision", "tokenizer.path")]
+    config = compose([*words, "data=files", f"data.path=[{name},a (1)]", f"tracking.tags=[{name}]"])
+    assert config.tracking.name == config.data.revision == config.tokenizer.path == name
+    assert (config.data.path, config.tracking.tags) == ([name, "a (1)"], [name])
+    if name[0] != "-":
+        swept = trained("-m", f"experiment_name={name},b", "seed=0", "hydra/launcher=basic")
+        assert [job.experiment_name for job in swept] == [name, "b"]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -102,14 +130,41 @@ REFUSED = {
     "model=tny": r"model=tny does not exist; did you mean 'tiny'\?.*FOLDER/model with --config-dir FOLDER\)",
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
-    "train.lr=abc": r"'abc' .*could not be converted to Float full_key: train\.lr",
-    "seed=0,1": r"Ambiguous value for argument 'seed=0,1'.*add --multirun",
+    "train.lr=abc": r"^train\.lr=abc must be a number, such as 0\.001$",
+    "train.batch_size=1e3": r"^train\.batch_size=1000\.0 must be a whole number.*: write train\.batch_size=1000$",
+    "train.compile=maybe": r"^train\.compile=maybe must be true or false, or null$",
+    "seed=null": r"^seed=null must be a whole number",
+    "evaluation.protocols=fixed": r"must be a list: write evaluation\.protocols=\[fixed\]$",
+    "launch=x": r"^launch is a group: write launch\.KEY=VALUE$",
+    "seed=-1": r"seed=-1 is out of range: it must lie between 0 and 9223372036854775807",
+    "seed=0,1": r"^seed=0,1 names several values: add -m .*\(posbench train -m seed=0,1\)$",
+    "seed=range(0,3)": r"\(posbench train -m 'seed=range\(0,3\)'\)$",
+    "data.name=a,b": r"for one text write 'data\.name=\"a,b\"'$",
+    "evaluation.lengths=1k,2k": r"for one list write evaluation\.lengths=\[1k,2k\]$",
+    "scheme=[nope,qk_rope]": r"a run has one scheme: write scheme=nope,qk_rope, and add -m",
+    "data.path='it's'": r"has quotes, brackets or commas.*write 'data\.path=\"it'\"'\"'s\"'$",
+    "+foo=1": r"no setting 'foo' \(posbench train --cfg job",
+    "+train.learning_rate=1": r"no setting 'train\.learning_rate'; did you mean 'train\.lr'\?",
+    "d_model=3": r"no setting 'd_model'; did you mean 'model\.d_model'\?",
+    "~foo": r"no setting 'foo'",
+    "~train.lr": r"train\.lr cannot be left out",
+    "experiment_name=${trian.tokens}": r"no setting 'trian\.tokens'; did you mean 'train\.tokens'\?",
+    "experiment_name=${oc.env:NO}": r"^experiment_name: \"Environment variable 'NO' not found\"",
+    "--seed=3": r"no option '--seed=3': settings have no dashes, write seed=3",
+    "model=5": r"model=5 does not exist",
+    "tracking=null": r"tracking=null does not exist",
     "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give a number from 1",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
     "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
-    "--config-dir=own experiment=wrong": r"'experiment/wrong'.*'lrr' not in 'TrainConfig'",
+    "--config-dir=own experiment=wrong": r"did you mean 'train\.lr'\?.*\(in experiment/wrong\.yaml\)$",
+    "--config-dir=own experiment=typed": r"^train\.lr=abc must be a number.*\(in experiment/typed\.yaml\)$",
+    "--config-dir=own experiment=flat": r"^train is a group.*\(in experiment/flat\.yaml\)$",
+    "--config-dir=own experiment=inner": r"begin the experiment's file with '# @package _global_'",
+    "--config-dir=own experiment=plain": r"'scheme: nope' in the defaults.*write '- override /scheme: nope'",
+    "--config-dir=own experiment=modle": r"no setting 'modle'; did you mean 'model'\?",
+    "--config-dir=own model=thin": r"^model\.num_layers is not given: it needs a value$",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py .*: give the path of a",
     "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
 }
