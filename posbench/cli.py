@@ -155,18 +155,24 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
     return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
 
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="How many runs of a sweep to train at a time, on this machine's GPUs in turn.", min=1, show_default=False
+    ),
+]
+
+
+def _in_parallel(jobs: int | None) -> list[str]:
+    """Return the words that train so many runs of a sweep at a time."""
+    return [] if jobs is None else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+
+
 @app.command(context_settings=HYDRA, epilog=_GROUPS)
 def train(
     ctx: typer.Context,
     words: Overrides = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="With -m: how many runs to train at a time, on this machine's GPUs in turn.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Train one run, or a sweep with `-m`: resumes interrupted runs, skips finished ones.
 
@@ -176,9 +182,7 @@ def train(
     from posbench.sweep import run_application, show_outcomes
     from posbench.tracking import offline_hint
 
-    given = [*(words or []), *ctx.args]
-    if jobs is not None:
-        given += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+    given = [*(words or []), *ctx.args, *_in_parallel(jobs)]
     outcomes = run_application("posbench train", given, _train_job, say, lambda folder: run_at(folder).is_finished)
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
@@ -227,15 +231,17 @@ def tune(
         float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
     seeds: Annotated[int, typer.Option(help="Seeds of pilots; their mean losses choose.", min=1)] = 1,
+    jobs: Jobs = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Find the learning rate of each scheme of an experiment, on text that no table scores. Resumes like a sweep.
 
-    `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope hydra/launcher=joblib`
+    `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope --jobs 2`
     """
     from posbench.tune import tune as tune_rates
 
-    tune_rates(_words(words, ctx, config_dir), _train_job, say, console(), fraction, seeds)
+    given = [*_words(words, ctx, config_dir), *_in_parallel(jobs)]
+    tune_rates(given, _train_job, say, console(), fraction, seeds)
 
 
 @app.command(context_settings=HYDRA)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from posbench.units import short_count
+from posbench.units import duration, short_count
 
 Say = Callable[[str], object]  # prints one line to the user
 
@@ -45,6 +46,31 @@ def say_once(text: str) -> None:
     say(text)
 
 
+class SweepClock(NamedTuple):
+    """Estimates a sweep's time left during one of its runs. Work is counted in tokens."""
+
+    started: float  # when the sweep began, in seconds since 1970
+    done: float  # work done when this run began
+    beside: float  # work of this run and of the runs beside it
+    total: float
+
+    @classmethod
+    def at(cls, number: int, work: Sequence[float], parallel: int, started: float) -> SweepClock:
+        """Return the clock of run `number`. The runs beside it are as large as it is and began with it."""
+        parallel = min(parallel, len(work))
+        done = sum(work[:number]) - (parallel - 1) * work[number]
+        return cls(started, max(done, 0), parallel * work[number], sum(work))
+
+    def left(self, fraction: float) -> str:
+        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or nothing if that is unknown."""
+        done = min(self.done + fraction * self.beside, self.total)
+        left = (time.time() - self.started) * (self.total - done) / done if done else None
+        return "" if left is None else f", sweep {duration(left)} left"
+
+
+SWEEP_CLOCK: ContextVar[SweepClock | None] = ContextVar("SWEEP_CLOCK", default=None)
+
+
 class RunBar:
     """Loss, tokens/s and time left of one run: a bar on a terminal while it is entered, and lines in a log.
 
@@ -55,6 +81,7 @@ class RunBar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console, self.title, self.num_steps = console, title, num_steps
+        self.clock = SWEEP_CLOCK.get()
         self.last_step, self.last_line = 0, time.monotonic()
         self.progress = Progress(
             TextColumn("{task.description:<18}", markup=False),
@@ -85,9 +112,10 @@ class RunBar:
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
         rate = row.get("tokens_per_second")
         figures = f"{loss}  {'first step' if rate is None else f'{short_count(rate)} tok/s'}"
-        self.progress.update(self.task, figures=figures)
         step, seconds = row["step"], time.monotonic() - self.last_line
+        sweep = self.clock.left(step / self.num_steps) if self.clock else ""
+        self.progress.update(self.task, figures=figures + sweep)
         if self.progress.disable and seconds >= SECONDS_BETWEEN_LINES:
             left = (self.num_steps - step) * seconds / max(1, step - self.last_step)
-            self.console.out(f"{self.title}: step {step}/{self.num_steps}  {figures}  {left:.0f} s left")
+            self.console.out(f"{self.title}: step {step}/{self.num_steps}  {figures}  {left:.0f} s left{sweep}")
             self.last_step, self.last_line = step, time.monotonic()

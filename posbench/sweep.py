@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,17 +28,31 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
+from joblib import effective_n_jobs
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from posbench.choices import conf_dir
-from posbench.composition import VERSION_BASE, explained, hydra_word, register, session, typed, with_experiment
+from posbench.composition import (
+    VERSION_BASE,
+    explained,
+    hydra_word,
+    no_option,
+    register,
+    session,
+    typed,
+    with_experiment,
+)
 from posbench.config import Config, ConfigError
-from posbench.console import Say, plain_table
+from posbench.console import SWEEP_CLOCK, Say, SweepClock, plain_table
 from posbench.machine.signals import Stopped
+from posbench.units import count_of
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
+_MULTIRUN = {"-m", "--multirun"}
+_FLAGS = _FLAGS_WITH_VALUES | _MULTIRUN | {"-r", "--run", "--resolve", "-h", "--hydra-help", "--version"}
+_HYDRA_WRITES = ("hydra.output_subdir=", "hydra/job_logging=", "hydra/hydra_logging=", "hydra/launcher=submitit")
 
 
 # ---------------------------------------------------------------- the application
@@ -67,6 +82,7 @@ def run_application(
     for before, word in pairwise(["", *with_experiment(words, *own)]):
         is_flag = word.startswith("-") or (before in _FLAGS_WITH_VALUES and "=" not in word)
         (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
+    _check(overrides, flags)
     sys.argv = [program, *overrides, *flags]  # where Hydra reads them
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, instead of Hydra's own print and exit
     try:
@@ -79,6 +95,18 @@ def run_application(
     if error is not None and not isinstance(error, JobFailed):
         raise error  # of the words, not of one job
     return task.outcomes
+
+
+def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """Raises: ConfigError for flags that Hydra would refuse with its usage, and for folders that it would ignore."""
+    names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
+    if unknown := names.keys() - _FLAGS:
+        raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
+    if names.keys() & _MULTIRUN and (shown := names.keys() & {"-c", "--cfg", "-i", "--info"}):
+        raise ConfigError(f"{shown.pop()} shows the settings of one run: leave out -m")
+    folders = [word for word in overrides if word.startswith(("hydra.run.", "hydra.sweep."))]
+    if folders and not any(word.startswith(_HYDRA_WRITES) for word in overrides):
+        raise ConfigError(f"{folders[0]} moves files of Hydra, which writes none here: runs_dir=FOLDER moves the runs")
 
 
 # ---------------------------------------------------------------- one job
@@ -108,7 +136,9 @@ class SweepJob:
     job: Callable[[Config], object]
     say: Say  # called with the name of each job as it begins, and with each failure
     is_finished: Callable[[Path], bool]  # whether a run folder needs no training
-    num_jobs: int | None = None  # of a sweep, set by the sweeper; None: one run, or another sweeper's job
+    work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
+    parallel: int = 1  # how many jobs of the sweep run at a time
+    started: float = 0.0  # when the sweep began, in seconds since 1970
     outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
@@ -118,13 +148,18 @@ class SweepJob:
             config = typed(composed)
             name = run_name(config)
             was_finished = self.is_finished(Path(config.runs_dir, name))
-            if self.num_jobs is not None:
-                self.say(f"run {int(HydraConfig.get().job.num) + 1} of {self.num_jobs}: {name}")
+            if self.work is not None:
+                number = int(HydraConfig.get().job.num)
+                clock = SweepClock.at(number, self.work, self.parallel, self.started)
+                SWEEP_CLOCK.set(clock)
+                self.say(f"run {number + 1} of {len(self.work)}: {name}{clock.left(0)}")
             outcome = Outcome(name, None, self.job(config), was_finished)
         except Exception as error:
-            may_travel = self.num_jobs is None or isinstance(error, ConfigError)  # others may not survive pickling
+            may_travel = self.work is None or isinstance(error, ConfigError)  # others may not survive pickling
             outcome = Outcome(name, error if may_travel else JobFailed(f"{type(error).__name__}: {error}"))
-        if self.num_jobs is None:
+        finally:
+            SWEEP_CLOCK.set(None)
+        if self.work is None:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
             self.say(str(outcome))
@@ -179,9 +214,14 @@ class PosbenchSweeper(Sweeper):
         branches = [self._composed(words, number) for number, words in enumerate(words_of_branches, len(trunks))]
         jobs = [*trunks, *branches]
         check_folders(jobs)
-        finished = sum(self.task.is_finished(Path(job.config.runs_dir, run_name(job.config))) for job in jobs)
-        self.task.num_jobs = len(jobs)
-        self.task.say(f"{len(jobs)} runs" + (f", {finished} of them already finished" if finished else ""))
+        finished = [self.task.is_finished(Path(job.config.runs_dir, run_name(job.config))) for job in jobs]
+        tokens = [job.config.train.num_steps * job.config.train.tokens_per_step for job in jobs]
+        self.task.work = [0 if done else count for done, count in zip(finished, tokens, strict=True)]
+        together = len(jobs) if "submitit" in str(self.master.hydra.launcher) else 1
+        self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=together))
+        self.task.started = time.time()
+        counted = f", {sum(finished)} of them already finished" if any(finished) else ""
+        self.task.say(f"{count_of(len(jobs), 'run')}{counted}")
         for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at checkpoints of the trunks
             if batch:
                 returned = self.launcher.launch([list(job.words) for job in batch], initial_job_idx=first)

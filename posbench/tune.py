@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from posbench.composition import compose
+from posbench.composition import compose, quoted
 from posbench.config import Config, ConfigError
 from posbench.console import Say, plain_table
 from posbench.machine.files import write_text
@@ -119,7 +119,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
     folder = Path(config.runs_dir) / config.experiment_name
     pilot = (
         *given,
-        f"runs_dir='{folder}-tune'",
+        f"runs_dir={quoted(f'{folder}-tune')}",
         "experiment_name='lr=${train.lr}'",
         *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
         "train.branch_tokens=[]",

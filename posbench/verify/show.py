@@ -13,6 +13,7 @@ from rich.text import Text
 
 from posbench.attention import KINDS
 from posbench.choices import choices, description, read_row
+from posbench.console import say
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.units import count_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
@@ -41,7 +42,11 @@ def verify(
     overrides = [*(word for word in given if "=" in word), *(f"--config-dir={folder}" for folder in folders)]
     names = [name for word in given if "=" not in word for name in word.split(",")] or choices("scheme", *folders)
     configs = [certificate_config(name, overrides) for name in names]
-    certificates = [certify(config, compiled) for config in configs]
+    certificates = []
+    for number, config in enumerate(configs, 1):
+        if len(configs) > 1:
+            say(f"scheme {number} of {len(configs)}: {config.scheme.name}")
+        certificates.append(certify(config, compiled))
     console.print(tabulate(certificates))
     for line in explain(certificates):
         console.print(line, style="red" if line.startswith("FAIL") else None)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from posbench.config import Config
+from posbench.composition import explained
+from posbench.config import Config, ConfigError
 from posbench.machine import device
 from posbench.machine.device import gpu_of_process
 from posbench.machine.signals import Stopped
@@ -121,8 +123,17 @@ def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch:
     assert gpu_of_process(2) == 0, "of a process that is no worker"
 
 
-def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr("posbench.sweep.run_application", lambda name, words, *rest: given.append(words) or [])
-    posbench("train", "-m", "--jobs", "3", "seed=0,1")
+    monkeypatch.setattr("posbench.tune.tune", lambda words, *rest: given.append(words) or {})
+    assert posbench(command, "-m", "--jobs", "3", "seed=0,1").status == 0
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
+
+
+def test_a_launcher_that_is_not_installed_names_its_extra() -> None:
+    missing = MissingConfigException("", "hydra/launcher/submitit_local", ["basic", "joblib"])
+    said = r"needs the extra 'cluster': pip install -e '\.\[cluster\]' \(there are basic, joblib\)"
+    with pytest.raises(ConfigError, match=said), explained():
+        raise missing

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from posbench.choices import choices
 from posbench.config import Config, ConfigError
+from posbench.console import SweepClock
 from posbench.sweep import Outcome, run_application, show_outcomes, sweep_of
 from tests.cli.commands import Give, left
 
@@ -151,8 +152,22 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     failure = "demo/nope/seed=0: ZeroDivisionError: oh"
     begun = [f"run {n} of 3: demo/{scheme}/seed=0" for n, scheme in enumerate(("nope", "vo_rope", "alibi"), 1)]
-    assert said.error.splitlines() == ["3 runs", begun[0], failure, *begun[1:], f"posbench: {failure}"]
+    lines = re.sub(r", sweep [\d.]+ m?s left", "", said.error).splitlines()
+    assert lines == ["3 runs", begun[0], failure, *begun[1:], f"posbench: {failure}"]
+    assert len(re.findall("of 3: .*, sweep .* left", said.error)) == 2
     assert said.status == 1 and said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
+
+
+def test_a_sweep_knows_its_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1100.0)
+    work = [100, 100, 0, 200, 100]  # the third was finished before
+    assert SweepClock.at(0, work, 1, 1000).left(0) == "", "nothing is known"
+    assert SweepClock.at(0, work, 1, 1000).left(0.5) == ", sweep 15 min left", "50 of 500 in 100 s"
+    assert SweepClock.at(3, work, 1, 1000).left(0) == ", sweep 2.5 min left"
+    assert SweepClock.at(4, work, 1, 1000).left(1) == ", sweep 0 s left"
+    assert SweepClock.at(1, [100] * 6, 2, 1000).left(0) == "", "the first runs beside each other"
+    assert SweepClock.at(1, [100] * 6, 2, 1000).left(0.5) == ", sweep 8.3 min left", "100 of 600"
+    assert SweepClock.at(3, [100] * 6, 2, 1000).left(0) == ", sweep 3.3 min left", "200 of 600"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from posbench.verify import Certificate
 from tests.cli.commands import Give, left
 
 # What is given after `posbench train` and the words of a small run -> what the message must say: what only building a
@@ -44,7 +45,12 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
             r"here or under runs/; did you mean 'demo_cpu'\? \(experiments there: none: train first",
         ),
         (["report", "--seeds", "0,a"], r"--seeds a is not a seed: give whole numbers"),
-        (["bench", "--model", "tiny"], r"'--model' is not an override: write key=value"),
+        (["bench", "--model", "tiny"], r"there is no option '--model' \(--help lists them\)"),
+        (["train", "--quiet"], r"there is no option '--quiet' \(--help"),
+        (["train", "--multrun"], r"there is no option '--multrun'; did you mean '--multirun'\?"),
+        (["train", "-m", "--jobs", "2", "--cfg", "job"], r"--cfg shows the settings of one run: leave out -m"),
+        (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out moves files of Hydra.*runs_dir=FOLDER moves the runs"),
+        (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out moves files of Hydra"),
         (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
@@ -75,6 +81,14 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
         assert posbench(command, "--config-dir", "nosuch").status == 2
 
 
+def test_verify_names_each_scheme_as_it_begins(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posbench.verify.show.certify", lambda config, _: Certificate(config.scheme.name, True, ()))
+    monkeypatch.setattr("posbench.verify.show.tabulate", len)
+    said = posbench("verify", "nope", "qk_rope")
+    assert (said.status, said.error.splitlines()) == (0, ["scheme 1 of 2: nope", "scheme 2 of 2: qk_rope"])
+    assert posbench("verify", "nope").error == ""
+
+
 def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> None:
     text = json.dumps({"text": " ".join(f"word{n * n % 997}" for n in range(400))}) + "\n"
     own = []
@@ -86,7 +100,7 @@ def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> 
     assert (said.out + said.error).count("also occur in train") == 1, "of validation and of test"
 
 
-@pytest.mark.parametrize("words", [["trian"], ["eval", "--lenght", "8"], ["train", "--multrun"]])
+@pytest.mark.parametrize("words", [["trian"], ["eval", "--lenght", "8"]])
 def test_what_is_no_command_or_flag_shows_the_usage(posbench: Give, words: list[str]) -> None:
     said = posbench(*words)
     assert said.status == 2 and "sage" in said.error and "Traceback" not in said.error
