@@ -8,9 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run on every core, one thread each; a file's tests stay in one process, which makes its fixtures once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# What pip does with one core.
-COMPILE := @$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# pip prints a line for each package: an installation takes minutes.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# pip would compile with one core.
+COMPILE := @echo "Compiling the packages on all cores" && $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .PHONY: help install develop reproduce-table test test-all torture style lint site lock clean
@@ -48,7 +49,7 @@ lint: $(VENV)/.developed ## Check format, lint, types and the layers of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); two minutes
+site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); some minutes
 	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 lock: $(VENV)/.developed ## Resolve constraints.txt anew (torch stays as pinned)

@@ -20,7 +20,7 @@ import posbench
 from posbench.choices import choices, description, read_row
 from posbench.composition import compose
 from posbench.config import ConfigError
-from posbench.console import console
+from posbench.console import console, say
 from posbench.data.tasks import tasks
 from posbench.model import build_model
 from posbench.reference.schemes import definitions
@@ -82,6 +82,7 @@ def with_pictures(text: str, folder: Path) -> str:
 
 def report_of(pack: Path, name: str) -> str:
     """The report of a pack's runs, as `posbench report` writes it, under a title."""
+    say(f"report of {name}")
     with tempfile.TemporaryDirectory() as folder:
         report(pack, output=folder, console=console(quiet=True), title=name)
         page = (Path(folder) / "report.md").read_text("utf-8").replace("# posbench: ", "# ", 1)
@@ -104,6 +105,7 @@ def rows_of(page: str) -> Iterator[tuple[str, str, str, str]]:
 
 def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]], heads: str) -> str:
     """What a scheme is, how it looks, what trained heads do with it, its row in every table, and its code."""
+    say(f"scheme {name}")
     kind = read_row(name).kind
     cls = scheme_class(kind)
     parts = [f"# {name}", description("scheme", name), f"## {cls.__name__}", prose(cls), picture(name), heads]
@@ -264,6 +266,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Called with each page: the theme would fetch a script for search without a server; worker.js takes its place."""
+    say(f"page {page.url}")
     base = "../" * page.url.count("/")
     return output.replace("https://unpkg.com/iframe-worker/shim", f"{base}worker.js")
 
