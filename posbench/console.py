@@ -50,20 +50,21 @@ class SweepClock(NamedTuple):
     """Estimates a sweep's time left during one of its runs. Work is counted in tokens."""
 
     started: float  # when the sweep began, in seconds since 1970
-    done: float  # work done when this run began
-    beside: float  # work of this run and of the runs beside it
+    done: float  # work of the runs before this one and those beside it
+    beside: float  # work of this run and those beside it
     total: float
 
     @classmethod
     def at(cls, number: int, work: Sequence[float], parallel: int, started: float) -> SweepClock:
-        """Return the clock of run `number`. The runs beside it are as large as it is and began with it."""
-        parallel = min(parallel, len(work))
-        done = sum(work[:number]) - (parallel - 1) * work[number]
-        return cls(started, max(done, 0), parallel * work[number], sum(work))
+        """Return the clock of run `number`, if `parallel` runs at a time keep step with each other."""
+        numbers = [n for n, tokens in enumerate(work) if tokens]  # runs that were not finished before the sweep
+        first = sum(n < number for n in numbers) // parallel * parallel
+        done, beside = numbers[:first], numbers[first : first + parallel]
+        return cls(started, sum(work[n] for n in done), sum(work[n] for n in beside), sum(work))
 
     def left(self, fraction: float) -> str:
         """Return `, sweep 12 min left` when this run has done `fraction` of its work, or nothing if that is unknown."""
-        done = min(self.done + fraction * self.beside, self.total)
+        done = self.done + fraction * self.beside
         left = (time.time() - self.started) * (self.total - done) / done if done else None
         return "" if left is None else f", sweep {duration(left)} left"
 

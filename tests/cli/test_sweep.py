@@ -165,9 +165,10 @@ def test_a_sweep_knows_its_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SweepClock.at(0, work, 1, 1000).left(0.5) == ", sweep 15 min left", "50 of 500 in 100 s"
     assert SweepClock.at(3, work, 1, 1000).left(0) == ", sweep 2.5 min left"
     assert SweepClock.at(4, work, 1, 1000).left(1) == ", sweep 0 s left"
-    assert SweepClock.at(1, [100] * 6, 2, 1000).left(0) == "", "the first runs beside each other"
-    assert SweepClock.at(1, [100] * 6, 2, 1000).left(0.5) == ", sweep 8.3 min left", "100 of 600"
-    assert SweepClock.at(3, [100] * 6, 2, 1000).left(0) == ", sweep 3.3 min left", "200 of 600"
+    assert SweepClock.at(1, work, 2, 1000).left(0) == "", "the second of the first pair"
+    assert SweepClock.at(1, work, 2, 1000).left(0.5) == ", sweep 6.7 min left", "100 of 500"
+    for number in (3, 4):
+        assert SweepClock.at(number, work, 2, 1000).left(0) == ", sweep 2.5 min left"
 
 
 @pytest.mark.slow
