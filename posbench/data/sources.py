@@ -18,6 +18,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -37,6 +38,8 @@ _CODE = (
 _TEXT = f"{_PROSE} {_CODE}".split()
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
+# Descriptions of a data set, by the names that `datasets` and its hub give them
+_METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 _ROWS = 256  # of parquet, read at a time: a row may be a book
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
@@ -139,29 +142,38 @@ class Files(Source):
         for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
             path = Path(word)
             if path.is_dir():
-                found = list(self._in_folder(path))
+                matches = self._in_folder(path)
+            elif path.is_file():
+                matches = [path]
             else:
-                words = [word] if path.is_file() else glob.glob(word, recursive=True)  # noqa: PTH207 (absolute ones)
-                found = [file for file in map(Path, words) if file.is_file()]
-            if not found:
+                paths = map(Path, glob.glob(word, recursive=True))  # noqa: PTH207 (absolute ones)
+                matches = _without_caches([file for file in paths if file.is_file()])
+            if not matches:
                 near = nearest(path.name, [each.name for each in path.parent.glob("*")])
                 raise ConfigError(
                     f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
                     "file, a glob such as 'books/*.parquet', a folder, or a list of them"
                 )
-            files += sorted(file.resolve() for file in found)
+            files += sorted(file.resolve() for file in matches)
         return list(dict.fromkeys(files))
 
-    def _in_folder(self, folder: Path) -> Iterator[Path]:
-        """The files below it that hold text by their suffix; hidden files and folders are left out."""
-        is_saved = (folder / "state.json").is_file()  # by datasets.save_to_disk: its JSON files hold no text
-        for file in folder.rglob("*"):
-            if not file.is_file() or any(part.startswith(".") for part in file.relative_to(folder).parts):
-                continue
-            if _suffix(file) in ([".arrow"] if is_saved else (*_TEXT, *_JSON_LINES, *_TABLES)):
-                yield file
-            else:
-                self.skipped[_suffix(file) or "no suffix"] += 1
+    def _in_folder(self, folder: Path) -> list[Path]:
+        """Return the files below `folder` that hold rows by their suffix, or the text files if none does.
+
+        Text beside rows describes them, as the README of a data set does. Hidden files and folders are left out.
+        """
+        files = [
+            file
+            for file in folder.rglob("*")
+            if file.is_file()
+            and file.name not in _METADATA
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        ]
+        files = _without_caches(files)
+        suffixes = {_suffix(file) for file in files}
+        readable = suffixes.intersection([*_JSON_LINES, *_TABLES]) or suffixes.intersection(_TEXT)
+        self.skipped.update(_suffix(file) or "no suffix" for file in files if _suffix(file) not in readable)
+        return [file for file in files if _suffix(file) in readable]
 
     def _documents(self, path: Path) -> Iterator[str]:
         return _explained(self._read(path), str(path), "check the file, its suffix and data.text_column")
@@ -209,6 +221,24 @@ class Hub(Source):
         load = partial(_datasets().load_dataset, streaming=True, revision=config.revision)
         rows = load(config.repository, config.subset, split=split).select_columns([config.text_column])
         yield from (row[config.text_column] for row in rows)
+
+
+def _without_caches(files: list[Path]) -> list[Path]:
+    """Return `files` without the Arrow files that the `datasets` library left beside the data set of a folder.
+
+    `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
+    """
+    shards: dict[Path, set[str]] = {}
+    for folder in {file.parent for file in files if file.suffix == ".arrow"}:
+        with suppress(FileNotFoundError, KeyError):
+            state = json.loads((folder / "state.json").read_bytes())
+            shards[folder] = {entry["filename"] for entry in state["_data_files"]}
+    return [
+        file
+        for file in files
+        if file.suffix != ".arrow"
+        or (file.name in shards[file.parent] if file.parent in shards else not file.name.startswith("cache-"))
+    ]
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:

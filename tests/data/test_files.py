@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,31 @@ def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, 
     assert SOURCES["files"](config.data).skipped == {"no suffix": 1, ".png": 1}
     listed = files(path=[tmp_path / "b.txt", tmp_path / "*.txt", tmp_path / "**" / "*.gz", tmp_path / "LICENSE"])
     assert documents(listed)["train"] == ["b.txt", "a.txt", "deep/c.txt.gz", "LICENSE"]
+
+
+@pytest.mark.parametrize("path", ["saved", ".", "saved/*.arrow"])
+def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets.Dataset.from_dict({"text": ["stale"] * 3}).save_to_disk("saved", num_shards=3)
+    saved = datasets.Dataset(TABLE)
+    saved.save_to_disk("saved", num_shards=2)
+    Path("saved", "dataset_info.json").rename("dataset_dict.json")  # not needed to read rows
+    for name in ("saved/cache-0.arrow", "cache-1.arrow"):
+        shutil.copy("saved/data-00000-of-00003.arrow", name)
+    assert documents(files(path=path))["train"] == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "deep/a.json.gz", "a.csv"])
+def test_text_beside_rows_is_not_the_data_set(files: Files, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    FORMATS[name.removeprefix("deep/")](tmp_path / name)
+    for other in ("README.md", "deep_load.py", "dataset_infos.json"):
+        (tmp_path / other).write_text("{}")
+    config = files(path=tmp_path)
+    assert documents(config)["train"] == TEXTS
+    assert SOURCES["files"](config.data).skipped == {".md": 1, ".py": 1}
 
 
 def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Path) -> None:
