@@ -158,8 +158,7 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
     """
     started = last_notice = time.monotonic()
     if source.skipped:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in source.skipped.most_common(8))
-        notice(f"skipped {kinds} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
+        notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
     streams = source.streams()
     if held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams

@@ -23,7 +23,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import IO, Any, TextIO, TypeVar, cast
 
 from posbench.config import ConfigError, DataConfig, nearest
 from posbench.data.tokenizer import check_hub
@@ -40,6 +40,8 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
 # Descriptions of a data set, by the names that `datasets` and its hub give them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+# How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
+_NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _ROWS = 256  # of parquet, read at a time: a row may be a book
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
@@ -99,6 +101,10 @@ class Source(ABC):
         self.config = config
         self.skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
 
+    def kinds_skipped(self) -> str:
+        """Return the commonest suffixes of `skipped` with their counts, such as `30 .pdf, 1 .tar`."""
+        return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
+
     @abstractmethod
     def identity(self) -> Any:
         """What the cache recognises the text by, as JSON. Computed without reading text and without a network."""
@@ -149,6 +155,12 @@ class Files(Source):
                 paths = map(Path, glob.glob(word, recursive=True))  # noqa: PTH207 (absolute ones)
                 matches = _without_caches([file for file in paths if file.is_file()])
             if not matches:
+                if path.is_dir():
+                    raise ConfigError(
+                        f"data={self.config.name}: the folder {word} has no text and no rows (skipped: "
+                        f"{self.kinds_skipped() or 'nothing'}): unpack archives, convert documents to text, or name "
+                        "text files of another suffix by a glob such as 'FOLDER/**/*.log'"
+                    )
                 near = nearest(path.name, [each.name for each in path.parent.glob("*")])
                 raise ConfigError(
                     f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
@@ -180,17 +192,21 @@ class Files(Source):
 
     def _read(self, path: Path) -> Iterator[Any]:
         suffix, column = _suffix(path), self.config.text_column
+        _check_start(path)
         if suffix in _TABLES:
             yield from (row[column] for row in _table(path, column))
             return
-        with _opened(path) as file:
+        with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:  # line ends stay as they are
             if suffix in _JSON_LINES:
                 lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
                 yield from (json.loads(line)[column] for line in lines if line.strip())
-            elif self.config.cut_bytes is None:
-                yield file.read()
             else:
-                yield from _cut(file, self.config.cut_bytes)
+                for text in [file.read()] if self.config.cut_bytes is None else _cut(file, self.config.cut_bytes):
+                    if "\0" in text:
+                        raise ConfigError(
+                            f"{path} has NUL bytes, so it is no text in UTF-8: leave it out, or convert it"
+                        )
+                    yield text
 
 
 class Hub(Source):
@@ -267,6 +283,8 @@ def _explained(texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
                 raise TypeError(f"the column holds {type(text).__name__}, not text")
             text.encode()  # half a surrogate pair is not text either
             yield text
+    except ConfigError:  # it says all
+        raise
     except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow each have their own kinds
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
@@ -296,19 +314,28 @@ def _datasets() -> Any:
     return datasets
 
 
-def _zstandard(path: Path, mode: str, encoding: str, newline: str) -> io.TextIOWrapper:
+def _zstandard(path: Path) -> Any:
     import pyarrow
 
-    return io.TextIOWrapper(pyarrow.input_stream(path, compression="zstd"), encoding, newline=newline)
+    return pyarrow.input_stream(path, compression="zstd")
 
 
 _COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
 
 
-def _opened(path: Path) -> TextIO:
-    """A text file, perhaps compressed; its line ends stay as they are."""
-    file = _COMPRESSED.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8", newline="")
-    return cast(TextIO, file)
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes, decompressed."""
+    return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
+
+
+def _check_start(path: Path) -> None:
+    """Raise ConfigError for an archive, a PDF or a Git LFS pointer, all of which can look like text."""
+    with _opened(path) as file:
+        start = file.read(512)
+    if start.startswith(_NOT_TEXT) or start[257:262] == b"ustar":
+        raise ConfigError(f"{path} is an archive or a PDF, not text: unpack it, or convert it to text")
+    if start.startswith(b"version https://git-lfs"):
+        raise ConfigError(f"{path} is only a Git LFS pointer: fetch the file with `git lfs pull`")
 
 
 def _suffix(path: Path) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,15 @@ def zstandard(data: bytes) -> bytes:
     with pa.CompressedOutputStream(sink, "zstd") as file:
         file.write(data)
     return bytes(sink.getvalue())
+
+
+def tar(data: bytes) -> bytes:
+    """Pack one file into an archive."""
+    archive, member = io.BytesIO(), tarfile.TarInfo("a.txt")
+    member.size = len(data)
+    with tarfile.open(fileobj=archive, mode="w") as file:
+        file.addfile(member, io.BytesIO(data))
+    return archive.getvalue()
 
 
 def write_arrow(open_writer: Callable[..., pa.RecordBatchWriter]) -> Callable[[Path], None]:
@@ -145,6 +156,12 @@ BAD = {
     "half.jsonl": (rb'{"text": "\ud800"}', "surrogates not allowed"),
     "other.csv": (b"id,body\n1,a\n", r"other\.csv cannot be read .*text.* data\.text_column"),
     "torn.parquet": (b"PAR1 and on", r"torn\.parquet cannot be read"),
+    "a.tar.gz": (gzip.compress(tar(prose(1).encode())), r"a\.tar\.gz is an archive.*unpack it"),
+    "tar.txt": (tar(b"a"), r"tar\.txt is an archive"),
+    "a.docx": (b"PK\x03\x04 and on", r"a\.docx is an archive"),
+    "a.pdf": (b"%PDF-1.4 and on", r"a\.pdf is an archive or a PDF.*convert it to text"),
+    "pointer.parquet": (b"version https://git-lfs.github.com/spec/v1\noid", r"pointer\.parquet .*git lfs pull"),
+    "nul.txt": (b"a" * 70_000 + b"\0", r"nul\.txt has NUL bytes"),
     "torn.txt.gz": (gzip.compress(prose(1).encode())[:-30], r"torn\.txt\.gz cannot be read \(EOFError"),
 }
 
@@ -159,6 +176,14 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(
     with pytest.raises(ConfigError, match=message):
         prepare(files(path=tmp_path / name))
     assert left() == []
+
+
+@pytest.mark.parametrize(("name", "skipped"), [("a.pdf", "1 .pdf"), (".hidden.txt", "nothing")])
+def test_a_folder_without_text_says_what_it_skipped(files: Files, tmp_path: Path, name: str, skipped: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=rf"has no text and no rows \(skipped: {skipped}\)") as raised:
+        prepare(files(path=tmp_path))
+    assert "did you mean" not in str(raised.value)
 
 
 def test_held_out_files_must_not_be_trained_on(files: Files, tmp_path: Path) -> None:
