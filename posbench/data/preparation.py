@@ -55,7 +55,7 @@ from posbench.machine.files import folder_beside, publish_folder
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
 WHOLE = "whole"  # a text that is scored and was not split
-_FORMAT = 3
+_FORMAT = 4
 _MEASURED = 50  # documents by which is measured what a tokenizer loses
 _NOTICE_SECONDS = 10.0  # between lines about a long preparation
 # Fields that do not decide what the text is; the paths are in the source's identity.
@@ -190,6 +190,8 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
                 notice(f"tokenizing data={config.data.name}: {megabytes:,.0f} MB in {last_notice - started:.0f} s")
+    if source.repaired:
+        notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     if lengths is not None:
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())

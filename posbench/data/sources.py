@@ -1,13 +1,14 @@
 """Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
 
-A source yields whole documents, split by split. Text and JSON lines are read here; parquet, Arrow, CSV and the hub by
-the `datasets` library. To add a source, write a class, name it in `posbench.data.preparation.SOURCES`, and add a YAML
-file to `conf/data/`.
+A source yields whole documents, split by split. Files are read one document at a time; `docs/your-text.md` lists which
+kinds are read and which are refused. To add a source, write a class, name it in `posbench.data.preparation.SOURCES`,
+and add a YAML file to `conf/data/`.
 """
 
 from __future__ import annotations
 
 import bz2
+import csv
 import glob
 import gzip
 import io
@@ -37,7 +38,8 @@ _CODE = (
 )
 _TEXT = f"{_PROSE} {_CODE}".split()
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
-_TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}  # suffix -> reader of `datasets`
+_CSV = (".csv", ".tsv")
+_TABLES = (".parquet", ".arrow")
 # Descriptions of a data set, by the names that `datasets` and its hub give them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 # How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
@@ -100,10 +102,36 @@ class Source(ABC):
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         self.skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
+        self.repaired = 0  # documents in which half a surrogate pair became U+FFFD
 
     def kinds_skipped(self) -> str:
         """Return the commonest suffixes of `skipped` with their counts, such as `30 .pdf, 1 .tar`."""
         return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
+
+    def _explained(self, texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
+        """The texts that are not null. Raises: ConfigError, with `where` and `remedy`, for whatever goes wrong."""
+        count = 0
+        try:
+            for text in texts:
+                count += 1
+                if text is None:
+                    continue
+                if not isinstance(text, str):
+                    column = self.config.text_column
+                    raise ConfigError(
+                        f"{where}: {column!r} holds {type(text).__name__}, not text: set data.text_column"
+                    )
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    self.repaired += 1
+                    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                yield text
+        except ConfigError:  # it says all
+            raise
+        except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow have their own kinds
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     @abstractmethod
     def identity(self) -> Any:
@@ -183,23 +211,26 @@ class Files(Source):
         ]
         files = _without_caches(files)
         suffixes = {_suffix(file) for file in files}
-        readable = suffixes.intersection([*_JSON_LINES, *_TABLES]) or suffixes.intersection(_TEXT)
+        readable = suffixes.intersection([*_JSON_LINES, *_CSV, *_TABLES]) or suffixes.intersection(_TEXT)
         self.skipped.update(_suffix(file) or "no suffix" for file in files if _suffix(file) not in readable)
         return [file for file in files if _suffix(file) in readable]
 
     def _documents(self, path: Path) -> Iterator[str]:
-        return _explained(self._read(path), str(path), "check the file, its suffix and data.text_column")
+        remedy = "check the file, its suffix and its encoding (`iconv -f LATIN1 -t UTF-8` converts)"
+        return self._explained(self._read(path), str(path), remedy)
 
     def _read(self, path: Path) -> Iterator[Any]:
         suffix, column = _suffix(path), self.config.text_column
         _check_start(path)
         if suffix in _TABLES:
-            yield from (row[column] for row in _table(path, column))
+            yield from _table_texts(path, column)
             return
         with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:  # line ends stay as they are
+            lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
             if suffix in _JSON_LINES:
-                lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
-                yield from (json.loads(line)[column] for line in lines if line.strip())
+                yield from _json_texts(path, column, lines)
+            elif suffix in _CSV:
+                yield from _csv_texts(path, column, lines)
             else:
                 for text in [file.read()] if self.config.cut_bytes is None else _cut(file, self.config.cut_bytes):
                     if "\0" in text:
@@ -227,7 +258,7 @@ class Hub(Source):
             "dataset", repository, self.config.revision, f"check data.repository and data.revision, or {_OFFLINE}"
         )
         streams = {
-            split: _explained(self._read(name), f"{repository} (split {name!r})", f"try again, or {_OFFLINE}")
+            split: self._explained(self._read(name), f"{repository} (split {name!r})", f"try again, or {_OFFLINE}")
             for split, name in self._names.items()
         }
         return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
@@ -271,38 +302,71 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
     yield "\n".join(article)
 
 
-def _explained(texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
-    """The texts that are not null. Raises: ConfigError, with `where` and `remedy`, for whatever goes wrong."""
-    count = 0
-    try:
-        for text in texts:
-            count += 1
-            if text is None:
-                continue
-            if not isinstance(text, str):
-                raise TypeError(f"the column holds {type(text).__name__}, not text")
-            text.encode()  # half a surrogate pair is not text either
-            yield text
-    except ConfigError:  # it says all
-        raise
-    except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow each have their own kinds
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
+def _value(row: Any, column: str, where: str) -> Any:
+    """Return the field `column` of a row. Raises: ConfigError that lists the fields if there is none."""
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} holds {type(row).__name__}, not an object with a field {column!r}")
+    if column not in row:
+        raise ConfigError(f"{where} has no field {column!r}: set data.text_column to one of {', '.join(row) or 'none'}")
+    return row[column]
 
 
-def _table(path: Path, column: str) -> Iterable[dict[str, Any]]:
-    """The rows of a parquet, Arrow or CSV file, streamed."""
-    datasets = _datasets()
-    kind = _TABLES[_suffix(path)]
-    options: dict[str, Any] = {}
-    if kind == "parquet":
-        options = {"columns": [column], "batch_size": _ROWS}
-    if kind == "csv":  # "12" and "NA" are text
-        features = datasets.Features({column: datasets.Value("string")})
-        separator = "\t" if _suffix(path) == ".tsv" else ","
-        options = {"usecols": [column], "features": features, "keep_default_na": False, "sep": separator}
-    load = partial(datasets.load_dataset, split="train", streaming=True)
-    return cast(Iterable[dict[str, Any]], load(kind, data_files=[glob.escape(str(path))], **options))
+def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
+    """Yield `column` of each object: one a line, or all in one array, which is held in memory."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows = json.loads("".join([line, *lines])) if line.lstrip()[0] == "[" else [json.loads(line)]
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}, line {number}, is not JSON ({error}): write one object a line, or one array of objects"
+            ) from error
+        for row in rows:
+            yield _value(row, column, f"{path}, line {number},")
+
+
+def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
+    """Yield `column` of each row of CSV or TSV. In TSV a quote is an ordinary character if the header has none."""
+    csv.field_size_limit(2**31 - 1)
+    first = next(lines, "")
+    has_quotes = _suffix(path) == ".csv" or first.startswith('"')
+    rows = csv.reader(
+        chain([first], lines),
+        delimiter="," if _suffix(path) == ".csv" else "\t",
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+    )
+    header = next(rows, [])
+    _value(dict.fromkeys(header), column, str(path))
+    for row in filter(None, rows):
+        if len(row) != len(header):
+            raise ConfigError(
+                f"{path}, line {rows.line_num}, has {len(row)} fields, but the first line has {len(header)}: put text "
+                "with commas or line breaks in quotes (.csv), or write JSON lines (.tsv has no quotes)"
+            )
+        yield row[header.index(column)]
+
+
+def _table_texts(path: Path, column: str) -> Iterator[Any]:
+    """Yield `column` of each row of a parquet or Arrow file, streamed."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    with pyarrow.memory_map(str(path)) as file:
+        batches: Any
+        if _suffix(path) == ".parquet":
+            table = parquet.ParquetFile(file)
+            names, batches = table.schema_arrow.names, table.iter_batches(_ROWS, columns=[column])
+        elif file.read(6) == b"ARROW1":
+            table = ipc.open_file(file)
+            names, batches = table.schema.names, map(table.get_batch, range(table.num_record_batches))
+        else:
+            file.seek(0)
+            batches = ipc.open_stream(file)
+            names = batches.schema.names
+        _value(dict.fromkeys(names), column, str(path))
+        for batch in batches:
+            yield from (value.as_py() for value in batch.column(column))
 
 
 def _datasets() -> Any:

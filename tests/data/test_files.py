@@ -43,6 +43,12 @@ def zstandard(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
+def parquet(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
 def tar(data: bytes) -> bytes:
     """Pack one file into an archive."""
     archive, member = io.BytesIO(), tarfile.TarInfo("a.txt")
@@ -62,6 +68,8 @@ def write_arrow(open_writer: Callable[..., pa.RecordBatchWriter]) -> Callable[[P
 
 FORMATS = {
     "a.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + LINES),
+    "array.json": lambda path: path.write_text(json.dumps(TABLE.to_pylist())),
+    "indented.json": lambda path: path.write_text("\n" + json.dumps(TABLE.to_pylist(), indent=1)),
     "a.json.gz": lambda path: path.write_bytes(gzip.compress(LINES)),
     "a.jsonl.bz2": lambda path: path.write_bytes(bz2.compress(LINES)),
     "a.jsonl.xz": lambda path: path.write_bytes(lzma.compress(LINES)),
@@ -85,6 +93,20 @@ def test_json_rows_may_be_null_and_have_other_keys_of_other_types(files: Files, 
     rows = [{"text": "a" * 12_000_000, "id": 1}, {"text": None}, {"id": "x", "new": [1], "text": "b"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [text[:2] for text in documents(files(path=tmp_path / "a.jsonl"))["train"]] == ["aa", "b"]
+
+
+def test_half_a_surrogate_pair_is_replaced_and_counted(files: Files, tmp_path: Path) -> None:
+    rows = [r'{"text": "half \ud83d"}', r'{"text": "\ude00\ud83d\ude00 \u00e9"}', r'{"text": "\ud83d\ude00"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    source = SOURCES["files"](files(path=tmp_path).data)
+    assert list(source.streams()["train"]) == ["half \ufffd", "\ufffd\U0001f600 é", "\U0001f600"]
+    assert source.repaired == 2
+
+
+def test_a_quote_in_tsv_is_a_character(files: Files, tmp_path: Path) -> None:
+    texts = ['"Yes, he said.', 'No "quotes" end', '"', "NA"]
+    (tmp_path / "a.tsv").write_text("".join(f"{row}\n" for row in ["text\tid", *(f"{text}\t1" for text in texts)]))
+    assert documents(files(path=tmp_path))["train"] == texts
 
 
 def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, tmp_path: Path) -> None:
@@ -150,11 +172,17 @@ BAD = {
     "missing.txt": (None, "there are no text files at .*missing.txt"),
     "blank.txt": (b" \n\t\n", "no train text in 0 documents"),
     "latin1.txt": (b"x" * 70_000 + b"caf\xe9 and on", r"latin1\.txt cannot be read \(UnicodeDecodeError"),
-    "torn.jsonl": (b'{"text": "a"}\n{"text": "wo', r"torn\.jsonl cannot be read .* after 1 documents\)"),
-    "other.jsonl": (b'{"body": "a"}\n', r"KeyError: 'text'.* data\.text_column"),
-    "number.jsonl": (b'{"text": 3}\n', "the column holds int, not text"),
-    "half.jsonl": (rb'{"text": "\ud800"}', "surrogates not allowed"),
-    "other.csv": (b"id,body\n1,a\n", r"other\.csv cannot be read .*text.* data\.text_column"),
+    "torn.jsonl": (b'{"text": "a"}\n{"text": "wo', r"torn\.jsonl, line 2, is not JSON"),
+    "other.jsonl": (b'\n{"id": 1, "body": "a"}\n', r"line 2, has no field 'text': set data\.text_column .* id, body"),
+    "texts.jsonl": (b'"a"\n', "line 1, holds str, not an object"),
+    "indented.json": (b'{\n "text": "a"\n}', "line 1, is not JSON .*one object a line"),
+    "torn.json": (b'[{"text": "a"},\n', "line 1, is not JSON .*one array"),
+    "number.jsonl": (b'{"text": 3}\n', "'text' holds int, not text: set data.text_column"),
+    "other.csv": (b"id,body\n1,a\n", r"other\.csv has no field 'text': set data\.text_column .* id, body"),
+    "comma.csv": (b"id,text\n1,a, b\n", r"comma\.csv, line 2, has 3 fields, but the first line has 2"),
+    "break.tsv": (b'id\ttext\n1\t"a\nb"\n', r"break\.tsv, line 3, has 1 fields"),
+    "other.parquet": (parquet(TABLE.rename_columns(["id", "body"])), "no field 'text': set .* id, body"),
+    "list.parquet": (parquet(pa.table({"text": [["a"]]})), "'text' holds list, not text"),
     "torn.parquet": (b"PAR1 and on", r"torn\.parquet cannot be read"),
     "a.tar.gz": (gzip.compress(tar(prose(1).encode())), r"a\.tar\.gz is an archive.*unpack it"),
     "tar.txt": (tar(b"a"), r"tar\.txt is an archive"),
