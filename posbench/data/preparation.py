@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -37,7 +37,7 @@ from posbench.data.corpus import (
 )
 from posbench.data.overlap import WARN_ABOVE, measure_overlap
 from posbench.data.sotu import Sotu
-from posbench.data.sources import Files, Hub, Source, split_of, tuning_split
+from posbench.data.sources import TUNING, Files, Hub, Source, Splitter
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
     TOKENIZERS,
@@ -54,6 +54,7 @@ from posbench.machine.files import folder_beside, publish_folder
 
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
+_LONG = 200_000  # bytes of a document on average: data.cut_bytes=100000 makes more of them
 WHOLE = "whole"  # a text that is scored and was not split
 _FORMAT = 4
 _MEASURED = 50  # documents by which is measured what a tokenizer loses
@@ -121,10 +122,13 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
     """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
     total, lines = sum(split.num_documents for split in corpus.splits.values()), []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
-    if few := [f"{name} has {n} of {total:,} documents" for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
+    if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
+        is_long = sum(split.num_bytes for split in corpus.splits.values()) > _LONG * total
+        listed = " and ".join(f"{name} has {counts[name]} of {total:,} documents" for name in few)
         lines.append(
-            f"{' and '.join(few)}, so a loss there says little about other text: raise data.validation_fraction and "
-            "data.test_fraction, split documents at blank lines (data.cut_bytes=100000), or give more documents"
+            f"{listed}, so a loss there says little about other text: give more documents, "
+            f"{'cut text files (data.cut_bytes=100000), ' if is_long else ''}"
+            f"or raise {' and '.join(f'data.{name}_fraction' for name in few)}"
         )
     shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
     much = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
@@ -149,16 +153,28 @@ def _folder(config: Config, source: Source, held_out: bool) -> Path:
     return cache_folder(config.data.cache_dir) / "corpora" / name
 
 
-def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, held_out: bool) -> None:
+def _write_corpus(
+    config: Config,
+    source: Source,
+    folder: Path,
+    notice: Say,
+    held_out: bool,
+    splitters: Sequence[Splitter] = (),
+) -> None:
     """Read every document once and write the files of the corpus to `folder`, in bounded memory.
 
     The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it
-    streams from the source through the tokenizer into the files.
+    streams from the source through the tokenizer into the files. If a split stays empty, which only happens with few
+    documents, all of this is done again with `splitters` that fill it.
     Raises: ConfigError where the text cannot be had, or leaves a split empty.
     """
-    started = last_notice = time.monotonic()
-    if source.skipped:
-        notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
+    started = time.monotonic()
+    if not splitters:
+        splitters = _splitters(config, source, held_out)
+        if source.skipped:
+            notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
+        if not held_out and (sentence := source.cut_few_files()):
+            notice(sentence)
     streams = source.streams()
     if held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
@@ -167,9 +183,9 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
     def is_full() -> bool:
         return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
 
-    documents = _documents(source, streams, held_out, is_full)
+    documents = _documents(streams, splitters, is_full)
     head: list[tuple[str, str]] = []
-    sample = _sample(documents, head, config.tokenizer.training_bytes)
+    sample = _sample(documents, head, config.tokenizer.training_bytes, notice)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
     tokenizer.encode_special_tokens = True
     if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, of which nothing was read yet
@@ -178,6 +194,7 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
     bos, entries, lengths = find_bos(tokenizer), vocab_size(tokenizer), byte_lengths(tokenizer)
     assert bos is not None
     dtype = "<u2" if entries <= 1 << 16 else "<u4"
+    began = last_notice = time.monotonic()
     with ExitStack() as files:
         writers |= {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
         for split, document, tokens in encoded(tokenizer, bos, chain(head, documents)):
@@ -189,7 +206,16 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
             if time.monotonic() - last_notice > _NOTICE_SECONDS:
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
-                notice(f"tokenizing data={config.data.name}: {megabytes:,.0f} MB in {last_notice - started:.0f} s")
+                notice(f"tokenizing data={config.data.name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
+    for splitter in splitters:
+        if not is_full() and (empty := splitter.fill()):  # with a budget, draws would depend on the tokenizer
+            notice(
+                f"data={config.data.name}: no document falls into {' or '.join(sorted(empty))} by its hash, so those "
+                "with the nearest hashes go there"
+            )
+            source.repaired = 0
+            again = [Splitter(splitter.fractions) for splitter in splitters]
+            return _write_corpus(config, source, folder, notice, held_out, again)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
@@ -220,24 +246,35 @@ def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, hel
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
 
 
+def _splitters(config: Config, source: Source, held_out: bool) -> list[Splitter]:
+    """Return what splits the train stream, and for a text for tuning what splits its train documents again."""
+    if held_out:
+        return [Splitter({})]
+    splitter = Splitter({name: getattr(config.data, f"{name}_fraction") for name in source.cut})
+    is_tuned = source.by_document and config.data.tuning_fraction
+    return [splitter, Splitter({"validation": config.data.tuning_fraction})] if is_tuned else [splitter]
+
+
 def _documents(
-    source: Source, streams: Mapping[str, Iterable[str]], held_out: bool, is_full: Callable[[], bool]
+    streams: Mapping[str, Iterable[str]], splitters: Sequence[Splitter], is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
     """(split, text) of all documents that are not blank, the train stream first, which ends when `is_full`."""
-    fractions = {} if held_out else {name: getattr(source.config, f"{name}_fraction") for name in source.cut}
-    tuning = source.config.tuning_fraction if source.by_document and not held_out else 0.0
+    splitter, *tuning = splitters
     for name in SPLITS[:1] if tuning else SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
                 break
             if text and not text.isspace():
-                split = split_of(text.encode(), fractions) if name == "train" else name
-                of_tuning = tuning_split(split, text.encode(), tuning)
-                if of_tuning is not None:
-                    yield of_tuning, text
+                split = splitter.split(text.encode()) if name == "train" else name
+                if not tuning:
+                    yield split, text
+                elif split == "train":
+                    yield tuning[0].split(TUNING + text.encode()), text
 
 
-def _sample(documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int) -> Iterator[str]:
+def _sample(
+    documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
+) -> Iterator[str]:
     """The first `num_bytes` or so of train text in pieces; every document read on the way is kept in `head`."""
     sampled = 0
     for split, text in documents:
@@ -246,6 +283,7 @@ def _sample(documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], n
             yield piece
             sampled += len(piece.encode())
             if sampled >= num_bytes:
+                notice(f"training the tokenizer on the first {sampled / 1e6:,.1f} MB of train text")
                 return
 
 
@@ -276,11 +314,10 @@ def _check_splits(
             notice(f"data={config.name} has no {name} text: commands that need the {name} split will refuse")
             continue
         listed = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+        remedy = "give more text, or files for each split (data.train_path=, data.validation_path=, data.test_path=)"
+        if config.token_budget is not None:
+            remedy = f"raise data.token_budget or data.{name}_fraction, or {remedy}"
         raise ConfigError(
             f"data={config.name}: there is no {name} text in {sum(counts.values()):,} documents ({listed}; blank "
-            "ones do not count). Splits are whole documents, chosen by a hash of each. Give more documents (a text "
-            "file is one, or is cut at blank lines by data.cut_bytes=100000; a row of JSON lines or parquet is one), "
-            "name the files of each split (data=files data.train_path=... data.validation_path=... "
-            "data.test_path=...), or raise data.validation_fraction or data.test_fraction"
-            + (" or data.token_budget" if config.token_budget is not None else "")
+            f"ones do not count): {remedy}"
         )

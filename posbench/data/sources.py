@@ -17,6 +17,7 @@ import logging
 import lzma
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -40,14 +41,21 @@ _TEXT = f"{_PROSE} {_CODE}".split()
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _CSV = (".csv", ".tsv")
 _TABLES = (".parquet", ".arrow")
+_ROW_SUFFIXES = (*_JSON_LINES, *_CSV, *_TABLES)
 # Descriptions of a data set, by the names that `datasets` and its hub give them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 # How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
 _NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _ROWS = 256  # of parquet, read at a time: a row may be a book
+TUNING = b"tuning\0"  # before a document's text: the draw that holds it out for tuning is another
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
+
+
+def draw_of(document: bytes) -> float:
+    """Return the number from 0 to 1 that decides the split of a document: a hash of its text."""
+    return int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
@@ -56,7 +64,7 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
     A hash of the text decides, so the split is the same on every machine and in any order of reading, and copies of a
     document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
     """
-    draw = int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
+    draw = draw_of(document)
     for name, fraction in fractions.items():
         if draw < fraction:
             return name
@@ -71,7 +79,7 @@ def tuning_split(split: str, document: bytes, fraction: float) -> str | None:
     """
     if fraction == 0:
         return split
-    return split_of(b"tuning\0" + document, {"validation": fraction}) if split == "train" else None
+    return split_of(TUNING + document, {"validation": fraction}) if split == "train" else None
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
@@ -87,6 +95,45 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
         if split is not None:
             splits[split].append(document)
     return {split: members for split, members in splits.items() if members or not config.tuning_fraction}
+
+
+class Splitter:
+    """Assign documents to splits by `split_of`, and move the borders if a split stays empty.
+
+    Draws are held only until every split has a document, so long texts need no more memory than short ones.
+    """
+
+    def __init__(self, fractions: dict[str, float]) -> None:
+        self.fractions = {name: fraction for name, fraction in fractions.items() if fraction}
+        self._empty = {"train", *self.fractions}
+        self._draws: set[float] = set()
+
+    def split(self, document: bytes) -> str:
+        """Return the split of a document (UTF-8)."""
+        split = split_of(document, self.fractions)
+        if self._empty:
+            self._empty.discard(split)
+            self._draws.add(draw_of(document))
+        return split
+
+    def fill(self) -> set[str]:
+        """Change the fractions so that the documents with the nearest draws fall into the splits that are empty.
+
+        Returns: these splits, or none if there are fewer different documents than splits.
+        """
+        draws = sorted(self._draws)
+        if not self._empty or len(draws) <= len(self.fractions):
+            return set()
+        start, border, nominal = 0, 0.0, 0.0  # where the split before ends, in draws and as a number; as configured
+        for number, (name, fraction) in enumerate(list(self.fractions.items())):
+            nominal += fraction
+            end = bisect_left(draws, nominal)
+            if end <= start:
+                end = start + max(1, round(fraction * len(draws)))
+            start = min(end, len(draws) - len(self.fractions) + number)  # later splits need a document too
+            middle = (draws[start - 1] + draws[start]) / 2
+            self.fractions[name], border = middle - border, middle
+        return set(self._empty)
 
 
 class Source(ABC):
@@ -133,6 +180,10 @@ class Source(ABC):
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
+    def cut_few_files(self) -> str:
+        """Have text files cut if there are fewer than splits. Returns: a sentence that says so, or an empty one."""
+        return ""
+
     @abstractmethod
     def identity(self) -> Any:
         """What the cache recognises the text by, as JSON. Computed without reading text and without a network."""
@@ -152,6 +203,7 @@ class Files(Source):
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
         self.cut = ("test", "validation") if config.path is not None else ()
+        self.cut_bytes = config.cut_bytes
         named = {"train": config.path if config.path is not None else config.train_path}
         named |= {"validation": config.validation_path, "test": config.test_path}
         self.paths = {split: self._files_of(pattern) for split, pattern in named.items() if pattern is not None}
@@ -161,6 +213,18 @@ class Files(Source):
                 f"{twice[0]} is named for two splits: held-out text must not be trained on, so name other files, or "
                 "give data.path alone to have the documents split"
             )
+
+    def cut_few_files(self) -> str:
+        files, config = self.paths["train"], self.config
+        num_splits = 1 + sum(getattr(config, f"{name}_fraction") > 0 for name in self.cut)
+        is_text = not any(_suffix(path) in _ROW_SUFFIXES for path in files)
+        if len(files) >= num_splits or not is_text or self.cut_bytes is not None or config.articles:
+            return ""
+        self.cut_bytes = min(max(sum(path.stat().st_size for path in files) // 100, 1000), 100_000)
+        return (
+            f"data={config.name}: there are too few text files for {num_splits} splits ({len(files)}), so text is cut "
+            f"at blank lines into documents of about {self.cut_bytes:,} bytes (data.cut_bytes sets the size)"
+        )
 
     def identity(self) -> Any:
         stats = {split: [(str(path), path.stat()) for path in paths] for split, paths in self.paths.items()}
@@ -211,7 +275,7 @@ class Files(Source):
         ]
         files = _without_caches(files)
         suffixes = {_suffix(file) for file in files}
-        readable = suffixes.intersection([*_JSON_LINES, *_CSV, *_TABLES]) or suffixes.intersection(_TEXT)
+        readable = suffixes.intersection(_ROW_SUFFIXES) or suffixes.intersection(_TEXT)
         self.skipped.update(_suffix(file) or "no suffix" for file in files if _suffix(file) not in readable)
         return [file for file in files if _suffix(file) in readable]
 
@@ -232,7 +296,7 @@ class Files(Source):
             elif suffix in _CSV:
                 yield from _csv_texts(path, column, lines)
             else:
-                for text in [file.read()] if self.config.cut_bytes is None else _cut(file, self.config.cut_bytes):
+                for text in [file.read()] if self.cut_bytes is None else _cut(file, self.cut_bytes):
                     if "\0" in text:
                         raise ConfigError(
                             f"{path} has NUL bytes, so it is no text in UTF-8: leave it out, or convert it"

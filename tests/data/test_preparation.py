@@ -7,20 +7,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from prose import prose
 from test_tokenizer import foreign, word_level
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers
 
 import posbench
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus, prepare, sources, tokenizer
+from posbench.data import Corpus, preparation, prepare, sources, tokenizer
 from posbench.data.corpus import SPLITS
 from posbench.data.preparation import prepare_held_out
-from posbench.data.sources import split_of
+from posbench.data.sources import Splitter, draw_of, split_of
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import BOS
 
@@ -160,20 +163,95 @@ def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, t
     )
     assert (corpus.validation.num_documents, corpus.test.num_documents) == (1, 5)
     assert "warning: data=files: validation has 1 of 13 documents, so" in told[-1]
-    assert "data.validation_fraction" in told[-1] and "data.cut_bytes" in told[-1] and "test has" not in told[-1]
+    assert "raise data.validation_fraction" in told[-1] and "test" not in told[-1].split("so a loss")[1]
+    assert "cut_bytes" not in told[-1], "documents are short already"
 
 
-def test_a_split_without_documents_is_refused(files: Files, tmp_path: Path, left: Callable[[], list[str]]) -> None:
-    (tmp_path / "one.txt").write_text(prose(1))
-    with pytest.raises(ConfigError, match=r"there is no \w+ text in 1 documents.*data\.cut_bytes=100000"):
-        prepare(files(path=tmp_path))
-    assert left() == []
+@pytest.mark.parametrize("size", [199_000, 201_000])
+def test_cutting_is_advised_for_long_documents_alone(files: Files, tmp_path: Path, told: list[str], size: int) -> None:
+    prepare(files(path=write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(4)])), notice=told.append)
+    assert ("data.cut_bytes=100000" in told[-1]) == (size > 200_000)
+
+
+@pytest.mark.parametrize("texts", [[prose(1)], 9 * ["two", "texts"]])
+def test_fewer_documents_than_splits_are_refused(
+    files: Files, tmp_path: Path, left: Callable[[], list[str]], texts: list[str]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"no \w+ text in {len(texts)} documents .*give more text, or files"
+    ) as raised:
+        prepare(files(path=write_rows(tmp_path / "rows.jsonl", texts)))
+    assert left() == [] and len(str(raised.value).split()) < 40
+
+
+def test_empty_splits_get_the_documents_with_the_nearest_hashes(files: Files, tmp_path: Path, told: list[str]) -> None:
+    texts = [text for text in map(prose, range(60)) if not 0.1 < draw_of(text.encode()) < 0.2][:30]
+    corpus = prepare(files(path=write_rows(tmp_path / "a.jsonl", texts + texts[:9])), notice=told.append)
+    splits = {name: {draw_of(text.encode()) for text in found} for name, found in texts_of(corpus).items()}
+    assert told[0].startswith("data=files: no document falls into validation by its hash") and len(told) == 2
+    assert max(splits["test"]) < 0.1 < min(splits["validation"]) and max(splits["validation"]) < min(splits["train"])
+    assert len(splits["validation"]) == 2, "a twentieth of 30"
+    turned = prepare(files(path=write_rows(tmp_path / "b.jsonl", texts[::-1])))
+    assert {name: set(found) for name, found in texts_of(turned).items()} == {
+        name: set(found) for name, found in texts_of(corpus).items()
+    }
+
+
+def test_a_text_for_tuning_leaves_out_what_was_moved(files: Files, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", list(map(prose, range(5))))
+    whole = texts_of(prepare(files(path=path)))
+    tuning = texts_of(prepare(files("data.tuning_fraction=0.05", path=path)))
+    assert all(whole.values()) and tuning["train"] and tuning["validation"]
+    assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"])
+
+
+@pytest.mark.parametrize("number", range(3, 40))
+def test_no_split_stays_empty_and_few_draws_are_held(number: int) -> None:
+    documents = [prose(n + 1000 * number).encode() for n in range(number)]
+    splitter = Splitter({"test": 0.1, "validation": 0.05})
+    nominal = [splitter.split(document) for document in documents]
+    empty = splitter.fill()
+    splits = [splitter.split(document) for document in documents]
+    assert set(splits) == set(SPLITS) and empty == set(SPLITS) - set(nominal)
+    assert empty or splits == nominal
+    for n in range(10_000):
+        splitter.split(n.to_bytes(2))
+    assert len(splitter._draws) < 200
+
+
+def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Path, told: list[str]) -> None:
+    text, path = "\n\n".join(prose(n, 40) for n in range(400)), tmp_path / "book.txt"
+    path.write_text(text)
+    found = texts_of(prepare(files(path=path), notice=told.append))
+    assert "too few text files for 3 splits (1), so text is cut at blank lines" in told[0]
+    assert sum(map(len, found.values())) > 40 and all(found.values())
+    assert sorted("".join(chain(*found.values()))) == sorted(text), "nothing is lost"
+    assert prepare_held_out(files(path=path)).test.num_documents == 1, "a text to score stays whole"
+    uncut = prepare(files("data.validation_fraction=0", "data.test_fraction=0", path=path))
+    assert uncut.train.num_documents == 1, "and so does one that needs no other split"
 
 
 def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, told: list[str]) -> None:
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", [prose(3)]) for name in ("train", "validation")}
     assert prepare(files(**paths), notice=told.append).test.num_documents == 0
     assert "has no test text" in told[0]
+
+
+def test_lines_about_progress_do_not_count_the_training_of_the_tokenizer(
+    files: Files, books: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = files("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=50000", path=books)
+    train, clock = tokenizer.TOKENIZERS["bpe"], [0.0]
+
+    def train_long(*arguments: Any) -> Tokenizer:
+        clock[0] += 13
+        return train(*arguments)
+
+    monkeypatch.setitem(tokenizer.TOKENIZERS, "bpe", train_long)
+    monkeypatch.setattr(preparation, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    prepare(config, notice=told.append)
+    assert told[0] == "training the tokenizer on the first 0.1 MB of train text"
+    assert [line.split(":")[0] for line in told[1:]] == ["prepared data=files in 13.0 s"]
 
 
 def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Path) -> None:
