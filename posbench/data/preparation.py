@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -37,7 +37,7 @@ from posbench.data.corpus import (
 )
 from posbench.data.overlap import WARN_ABOVE, measure_overlap
 from posbench.data.sotu import Sotu
-from posbench.data.sources import TUNING, Files, Hub, Source, Splitter
+from posbench.data.sources import Files, Hub, Source, Splitter
 from posbench.data.stdlib import StandardLibrary
 from posbench.data.tokenizer import (
     TOKENIZERS,
@@ -159,18 +159,19 @@ def _write_corpus(
     folder: Path,
     notice: Say,
     held_out: bool,
-    splitters: Sequence[Splitter] = (),
+    splitter: Splitter | None = None,
 ) -> None:
     """Read every document once and write the files of the corpus to `folder`, in bounded memory.
 
     The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it
     streams from the source through the tokenizer into the files. If a split stays empty, which only happens with few
-    documents, all of this is done again with `splitters` that fill it.
+    documents, all of this is done again with a `splitter` that fills it.
     Raises: ConfigError where the text cannot be had, or leaves a split empty.
     """
     started = time.monotonic()
-    if not splitters:
-        splitters = _splitters(config, source, held_out)
+    if splitter is None:
+        fractions = {} if held_out else {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
+        splitter = Splitter(fractions, config.data.tuning_fraction if source.by_document and not held_out else 0.0)
         if source.skipped:
             notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
         if not held_out and (sentence := source.cut_few_files()):
@@ -183,7 +184,7 @@ def _write_corpus(
     def is_full() -> bool:
         return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
 
-    documents = _documents(streams, splitters, is_full)
+    documents = _documents(streams, splitter, is_full)
     head: list[tuple[str, str]] = []
     sample = _sample(documents, head, config.tokenizer.training_bytes, notice)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
@@ -207,15 +208,13 @@ def _write_corpus(
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
                 notice(f"tokenizing data={config.data.name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
-    for splitter in splitters:
-        if not is_full() and (empty := splitter.fill()):  # with a budget, draws would depend on the tokenizer
-            notice(
-                f"data={config.data.name}: no document falls into {' or '.join(sorted(empty))} by its hash, so those "
-                "with the nearest hashes go there"
-            )
-            source.repaired = 0
-            again = [Splitter(splitter.fractions) for splitter in splitters]
-            return _write_corpus(config, source, folder, notice, held_out, again)
+    if not is_full() and (empty := splitter.fill()):  # what a budget leaves unread depends on the tokenizer
+        notice(
+            f"data={config.data.name}: no document falls into {' or '.join(sorted(empty))} by its hash, so those with "
+            "the nearest hashes go there"
+        )
+        source.repaired = 0
+        return _write_corpus(config, source, folder, notice, held_out, splitter)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
@@ -246,30 +245,18 @@ def _write_corpus(
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
 
 
-def _splitters(config: Config, source: Source, held_out: bool) -> list[Splitter]:
-    """Return what splits the train stream, and for a text for tuning what splits its train documents again."""
-    if held_out:
-        return [Splitter({})]
-    splitter = Splitter({name: getattr(config.data, f"{name}_fraction") for name in source.cut})
-    is_tuned = source.by_document and config.data.tuning_fraction
-    return [splitter, Splitter({"validation": config.data.tuning_fraction})] if is_tuned else [splitter]
-
-
 def _documents(
-    streams: Mapping[str, Iterable[str]], splitters: Sequence[Splitter], is_full: Callable[[], bool]
+    streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
     """(split, text) of all documents that are not blank, the train stream first, which ends when `is_full`."""
-    splitter, *tuning = splitters
-    for name in SPLITS[:1] if tuning else SPLITS:
+    for name in SPLITS[:1] if splitter.tuning else SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
                 break
             if text and not text.isspace():
                 split = splitter.split(text.encode()) if name == "train" else name
-                if not tuning:
+                if split is not None:
                     yield split, text
-                elif split == "train":
-                    yield tuning[0].split(TUNING + text.encode()), text
 
 
 def _sample(

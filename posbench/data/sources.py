@@ -47,7 +47,6 @@ _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_d
 # How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
 _NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _ROWS = 256  # of parquet, read at a time: a row may be a book
-TUNING = b"tuning\0"  # before a document's text: the draw that holds it out for tuning is another
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
@@ -72,14 +71,54 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
     return "train"
 
 
-def tuning_split(split: str, document: bytes, fraction: float) -> str | None:
-    """The split of a document in a text for tuning, which holds out `fraction` of train: None for held-out documents.
+class Splitter:
+    """Assign documents to splits by `split_of`, and move the borders if a split stays empty.
 
-    With a fraction of 0 there is no tuning, and the document stays in `split`.
+    For a text for tuning, `tuning_fraction` of the train documents become validation, and no others are used. Draws are
+    held only until every split has a document, so long texts need no more memory than short ones.
     """
-    if fraction == 0:
-        return split
-    return split_of(TUNING + document, {"validation": fraction}) if split == "train" else None
+
+    def __init__(self, fractions: dict[str, float], tuning_fraction: float = 0.0) -> None:
+        self.fractions = {name: fraction for name, fraction in fractions.items() if fraction}
+        self.tuning = Splitter({"validation": tuning_fraction}) if tuning_fraction else None
+        self._restart()
+
+    def _restart(self) -> None:
+        self._empty = {"train", *self.fractions}
+        self._draws: set[float] = set()
+        if self.tuning:
+            self.tuning._restart()
+
+    def split(self, document: bytes) -> str | None:
+        """Return the split of a document (UTF-8), or None if a text for tuning leaves it out."""
+        split = split_of(document, self.fractions)
+        if self._empty:
+            self._empty.discard(split)
+            self._draws.add(draw_of(document))
+        if self.tuning is None:
+            return split
+        return self.tuning.split(b"tuning\0" + document) if split == "train" else None
+
+    def fill(self) -> set[str]:
+        """Change the fractions so that the documents with the nearest draws fall into the splits that are empty.
+
+        Call this after all documents were split, and if it changed anything, split all of them again.
+        Returns: the splits that were empty and will not be; a split needs a document that no other split has.
+        """
+        empty, draws = self._empty, sorted(self._draws)
+        if not empty or len(draws) <= len(self.fractions):
+            return self.tuning.fill() if self.tuning else set()
+        start, border, nominal = 0, 0.0, 0.0  # the last border, as a number of draws, as moved and as configured
+        for later, (name, fraction) in zip(range(-len(self.fractions), 0), [*self.fractions.items()], strict=True):
+            nominal += fraction
+            end = bisect_left(draws, nominal)
+            if end <= start:
+                end = start + max(1, round(fraction * len(draws)))
+            start = min(end, len(draws) + later)  # each later split needs a document too
+            middle = (draws[start - 1] + draws[start]) / 2
+            self.fractions[name], border = middle - border, middle
+        self._restart()
+        return empty
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
@@ -90,50 +129,12 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
     """
     fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
     splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
+    splitter = Splitter(fractions, config.tuning_fraction)
     for group, document in documents:
-        split = tuning_split(split_of(group, fractions), group, config.tuning_fraction)
+        split = splitter.split(group)
         if split is not None:
             splits[split].append(document)
     return {split: members for split, members in splits.items() if members or not config.tuning_fraction}
-
-
-class Splitter:
-    """Assign documents to splits by `split_of`, and move the borders if a split stays empty.
-
-    Draws are held only until every split has a document, so long texts need no more memory than short ones.
-    """
-
-    def __init__(self, fractions: dict[str, float]) -> None:
-        self.fractions = {name: fraction for name, fraction in fractions.items() if fraction}
-        self._empty = {"train", *self.fractions}
-        self._draws: set[float] = set()
-
-    def split(self, document: bytes) -> str:
-        """Return the split of a document (UTF-8)."""
-        split = split_of(document, self.fractions)
-        if self._empty:
-            self._empty.discard(split)
-            self._draws.add(draw_of(document))
-        return split
-
-    def fill(self) -> set[str]:
-        """Change the fractions so that the documents with the nearest draws fall into the splits that are empty.
-
-        Returns: these splits, or none if there are fewer different documents than splits.
-        """
-        draws = sorted(self._draws)
-        if not self._empty or len(draws) <= len(self.fractions):
-            return set()
-        start, border, nominal = 0, 0.0, 0.0  # where the split before ends, in draws and as a number; as configured
-        for number, (name, fraction) in enumerate(list(self.fractions.items())):
-            nominal += fraction
-            end = bisect_left(draws, nominal)
-            if end <= start:
-                end = start + max(1, round(fraction * len(draws)))
-            start = min(end, len(draws) - len(self.fractions) + number)  # later splits need a document too
-            middle = (draws[start - 1] + draws[start]) / 2
-            self.fractions[name], border = middle - border, middle
-        return set(self._empty)
 
 
 class Source(ABC):
