@@ -165,9 +165,8 @@ class Source(ABC):
                 if text is None:
                     continue
                 if not isinstance(text, str):
-                    column = self.config.text_column
                     raise ConfigError(
-                        f"{where}: {column!r} holds {type(text).__name__}, not text: set data.text_column"
+                        f"{where}: data.text_column={self.config.text_column} holds {type(text).__name__}, not text"
                     )
                 try:
                     text.encode()
