@@ -6,6 +6,7 @@ batches = Batches(corpus.train, context_length=256, batch_size=8, seed=0)
 batches.batch(0).tokens       # int64 [B, T + 1]
 
 sources.py       where text comes from (your files, the hub), and which split a document goes to
+formats.py       text, JSON, CSV, parquet and Arrow files as texts, and what is refused
 stdlib.py        text that every machine has: the standard library's source
 tokenizer.py     text to numbers
 corpus.py        the tokens of a text on disk: written once, memory-mapped

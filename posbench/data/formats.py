@@ -1,0 +1,170 @@
+"""Files as texts, one at a time: text, JSON, CSV, TSV, parquet and Arrow, also compressed, told apart by their suffix.
+
+`docs/your-text.md` lists what is read and what is refused.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, TextIO, cast
+
+from posbench.config import ConfigError
+
+# Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
+_PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
+_CODE = (
+    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .scala .cs .swift .js .jsx .ts .tsx .rb .php .pl .lua .jl "
+    ".r .hs .ml .sh .sql"
+)
+TEXT_SUFFIXES = f"{_PROSE} {_CODE}".split()
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_CSV = (".csv", ".tsv")
+_TABLES = (".parquet", ".arrow")
+ROW_SUFFIXES = (*_JSON_LINES, *_CSV, *_TABLES)
+# How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
+_NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_ROWS = 256  # of parquet, read at a time: a row may be a book
+
+
+def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
+    """Yield the texts of a file: `column` of its rows, or the whole text, cut at blank lines if `cut_bytes` is given.
+
+    Raises: ConfigError, or what Python and Arrow raise for damaged files.
+    """
+    suffix = suffix_of(path)
+    _check_start(path)
+    if suffix in _TABLES:
+        yield from _table_texts(path, column)
+        return
+    with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:  # line ends stay as they are
+        lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
+        if suffix in _JSON_LINES:
+            yield from _json_texts(path, column, lines)
+        elif suffix in _CSV:
+            yield from _csv_texts(path, column, lines)
+        else:
+            for text in [file.read()] if cut_bytes is None else _cut(file, cut_bytes):
+                if "\0" in text:
+                    raise ConfigError(f"{path} has NUL bytes, so it is no text in UTF-8: leave it out, or convert it")
+                yield text
+
+
+def _value(row: Any, column: str, where: str) -> Any:
+    """Return the field `column` of a row. Raises: ConfigError that lists the fields if there is none."""
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} holds {type(row).__name__}, not an object with a field {column!r}")
+    if column not in row:
+        raise ConfigError(f"{where} has no field {column!r}: set data.text_column to one of {', '.join(row) or 'none'}")
+    return row[column]
+
+
+def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
+    """Yield `column` of each object: one a line, or all in one array, which is held in memory."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows = json.loads("".join([line, *lines])) if line.lstrip()[0] == "[" else [json.loads(line)]
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}, line {number}, is not JSON ({error}): write one object a line, or one array of objects"
+            ) from error
+        for row in rows:
+            yield _value(row, column, f"{path}, line {number},")
+
+
+def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
+    """Yield `column` of each row of CSV or TSV. In TSV a quote is an ordinary character if the header has none."""
+    csv.field_size_limit(2**31 - 1)
+    first = next(lines, "")
+    has_quotes = suffix_of(path) == ".csv" or first.startswith('"')
+    rows = csv.reader(
+        chain([first], lines),
+        delimiter="," if suffix_of(path) == ".csv" else "\t",
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+    )
+    header = next(rows, [])
+    _value(dict.fromkeys(header), column, str(path))
+    for row in filter(None, rows):
+        if len(row) != len(header):
+            raise ConfigError(
+                f"{path}, line {rows.line_num}, has {len(row)} fields, but the first line has {len(header)}: put text "
+                "with commas or line breaks in quotes (.csv), or write JSON lines (.tsv has no quotes)"
+            )
+        yield row[header.index(column)]
+
+
+def _table_texts(path: Path, column: str) -> Iterator[Any]:
+    """Yield `column` of each row of a parquet or Arrow file, streamed."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    with pyarrow.memory_map(str(path)) as file:
+        batches: Any
+        if suffix_of(path) == ".parquet":
+            table = parquet.ParquetFile(file)
+            names, batches = table.schema_arrow.names, table.iter_batches(_ROWS, columns=[column])
+        elif file.read(6) == b"ARROW1":
+            table = ipc.open_file(file)
+            names, batches = table.schema.names, map(table.get_batch, range(table.num_record_batches))
+        else:
+            file.seek(0)
+            batches = ipc.open_stream(file)
+            names = batches.schema.names
+        _value(dict.fromkeys(names), column, str(path))
+        for batch in batches:
+            yield from (value.as_py() for value in batch.column(column))
+
+
+def _zstandard(path: Path) -> Any:
+    import pyarrow
+
+    return pyarrow.input_stream(path, compression="zstd")
+
+
+_COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes, decompressed."""
+    return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
+
+
+def _check_start(path: Path) -> None:
+    """Raise ConfigError for an archive, a PDF or a Git LFS pointer, all of which can look like text."""
+    with _opened(path) as file:
+        start = file.read(512)
+    if start.startswith(_NOT_TEXT) or start[257:262] == b"ustar":
+        raise ConfigError(f"{path} is an archive or a PDF, not text: unpack it, or convert it to text")
+    if start.startswith(b"version https://git-lfs"):
+        raise ConfigError(f"{path} is only a Git LFS pointer: fetch the file with `git lfs pull`")
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that tells the format, without that of a compression."""
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
+
+
+def _cut(file: TextIO, size: int) -> Iterator[str]:
+    """Documents of `size` bytes or a little more, which end behind a blank line; at twice the size behind any line.
+
+    A line longer than that is cut too, between characters.
+    """
+    lines: list[str] = []
+    length = 0
+    for line in iter(partial(file.readline, size), ""):
+        lines.append(line)
+        length += len(line.encode())
+        if length >= size and (not line.strip() or length >= 2 * size):
+            yield "".join(lines)
+            lines, length = [], 0
+    yield "".join(lines)
