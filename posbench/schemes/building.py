@@ -79,9 +79,10 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
     """The scheme that `config` names, for every layer of a decoder of `shape`.
 
     Arguments: seed, of what constructors draw for themselves, which is also a matter of the class and the layer.
-    Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, and a scheme that
-    adds to the token embeddings in some layers alone.
+    Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
+    adds to the token embeddings in some layers alone, and a member that cannot be one (`_check_members`).
     """
+    _check_members(config, config)
     builder = _Builder(shape, seed)
     rows = [_row_of_layer(config, n) for n in range(shape.num_layers)]
     keys = [_key(row) for row in rows]
@@ -93,6 +94,35 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
             "schemes that act inside attention"
         )
     return layers
+
+
+def unreached(config: SchemeConfig, num_layers: int) -> list[str]:
+    """Return the names of the interleaved schemes that none of `num_layers` layers has."""
+    layers = {_key(_row_of_layer(config, n)) for n in range(num_layers)}
+    return list(dict.fromkeys(row.name for row in _turns(config) if _key(row) not in layers))
+
+
+def _turns(row: SchemeConfig) -> list[SchemeConfig]:
+    """Return the rows that layers take by turns; `row` itself if all layers have it."""
+    if not _is_interleaved(row):
+        return [row]
+    return [turn for member in _members(row) for turn in _turns(member)]
+
+
+def _check_members(config: SchemeConfig, row: SchemeConfig) -> None:
+    """Raises: ConfigError for a member with its own kind of attention, and for interleaved layers within a layer."""
+    for member in _members(row):
+        if member.attention not in ({}, config.attention):
+            raise ConfigError(
+                f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; all layers "
+                f"have one kind of attention: give scheme.attention to {config.name}, or take a scheme without it"
+            )
+        if _is_interleaved(member) and not _is_interleaved(row):
+            raise ConfigError(
+                f"scheme={row.name} holds {member.name}, which differs from layer to layer: combine schemes inside "
+                "`layers`, such as layers: [{name: both, kind: combined, of: [qk_rope, alibi]}, nope]"
+            )
+        _check_members(config, member)
 
 
 class _Builder:
@@ -162,13 +192,22 @@ def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
 
 def _row_of_layer(row: SchemeConfig, n: int) -> SchemeConfig:
     """The row of layer `n`: of interleaved ones a member's."""
-    if parse_class_path(row.kind) is not None or row.kind not in SCHEMES or SCHEMES[row.kind] is not Interleaved:
+    if not _is_interleaved(row):
         return row
     check_options("scheme", row.kind, Interleaved, row.options)
-    members = rows_in(row.options["layers"])
+    members = _members(row)
     if not members:
         raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
-    return _row_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
+    return _row_of_layer(members[n % len(members)], n)
+
+
+def _is_interleaved(row: SchemeConfig) -> bool:
+    return SCHEMES.get(row.kind) is Interleaved
+
+
+def _members(row: SchemeConfig) -> list[SchemeConfig]:
+    """Return the rows in the options of `row`."""
+    return [SchemeConfig.from_mapping(dict(member)) for option in row.options.values() for member in rows_in(option)]
 
 
 def _key(row: SchemeConfig) -> str:

@@ -47,7 +47,7 @@ from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
-from posbench.schemes.building import seed_of
+from posbench.schemes.building import seed_of, unreached
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes
@@ -117,6 +117,11 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
                     line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
                 console.out(line)
+                if missing := unreached(config.scheme, config.model.num_layers):
+                    console.out(
+                        f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
+                        f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
+                    )
                 if before is not None:
                     say_what_changed(before, manifest, console.out)
                 training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, origin)

@@ -49,6 +49,14 @@ def test_a_scheme_that_states_no_operations_has_a_run_without_them(config: Make)
     assert ours.manifest.training_flops > 0 and theirs.manifest.training_flops is None
 
 
+def test_a_run_says_which_of_its_schemes_no_layer_has(config: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    row = "scheme=rope_nope_interleaved"
+    for layers in (2, 4):
+        train(config(row, "train.steps=2", "train.warmup_ratio=0", f"model.num_layers={layers}", f"seed={layers}"))
+        says = f"{row}: none of the {layers} layers has nope, so this run does not test it"
+        assert (says in " ".join(capsys.readouterr().err.split())) == (layers == 2)
+
+
 def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_number(config: Make) -> None:
     made = config("scheme=qk_rope")
     assert made.train.validation_tokens * 4 < prepare(made).validation.num_tokens
