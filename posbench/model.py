@@ -19,7 +19,9 @@ from posbench.attention import Kind, KVCache, build_kind, check_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.layers import Block, Linear, RMSNorm
-from posbench.schemes import Layers, Placement, Shape, build_scheme
+from posbench.scheme_file import place_of
+from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
+from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
@@ -158,7 +160,7 @@ class Decoder(nn.Module):
             if row not in ats:
                 prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
                 ats[row] = Placement(prepared, first, offset, length, positions, reach, documents)
-        x = self.scheme.first.embed(self.embedding(tokens), ats[0].pos)
+        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), ats[0].pos)
         return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
@@ -310,7 +312,42 @@ def checked_scheme(config: Config) -> Layers:
     _check_attention(config.model, kind, layers)
     if config.masks_documents and not kind.takes_windows:
         raise ConfigError("data.document_mask=true is for attention of the kind softmax: leave it out")
+    if config.is_task or config.masks_documents:
+        check_positions(layers, kind)
     return layers
+
+
+def check_positions(layers: Layers, kind: Kind) -> None:
+    """Call every hook of the schemes with positions of each sequence's own, [B, 1, T].
+
+    Raises: ConfigError if a hook takes positions [T] only.
+    """
+    pos = torch.arange(5)
+    for scheme in dict.fromkeys(layers):
+        call_hooks(scheme, kind, pos)
+        try:
+            call_hooks(scheme, kind, pos.expand(3, 1, -1))
+        except Exception as error:
+            raise ConfigError(
+                f"{place_of(error)}{type(scheme).__name__} is for text only: its hooks take positions [T], and tasks "
+                "and data.document_mask give each sequence its own, [B, 1, T]. Write pos[..., None] for pos[:, None], "
+                "and in embed reshape what you add to (-1, *x.shape[1:])"
+            ) from error
+
+
+@torch.no_grad()
+def call_hooks(
+    scheme: Scheme, kind: Kind, pos: Tensor, dtype: torch.dtype | None = None, cache: KVCache | None = None
+) -> None:
+    """Call every hook of a scheme on zeros of `dtype` at positions `pos`, [T] or [B, 1, T]."""
+    B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
+    weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
+    prepared = as_wide_as(weights, scheme.prepare(pos, T))
+    at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
+    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared)
+    parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads.items()}
+    k = parts.get("k")
+    kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)
 
 
 def _check_attention(model: ModelConfig, kind: Kind, layers: Layers) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from posbench.attention import Kind, build_kind
 from posbench.config import Config
-from posbench.model import as_wide_as, shape_of
-from posbench.schemes import Placement, Scheme, build_scheme
+from posbench.model import call_hooks, shape_of
+from posbench.schemes import Scheme, build_scheme
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,10 @@ def cache_size(config: Config, dtype: torch.dtype = torch.bfloat16) -> CacheSize
     return CacheSize(bytes_per_token=two - one, state_bytes=one - begun * (two - one))
 
 
-@torch.no_grad()
 def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
     """Bytes of the KV cache of one layer after `length` tokens."""
-    shape, cache = kind.shape, kind.new_cache(length)
-    at = Placement(as_wide_as(torch.float32, scheme.prepare(torch.arange(length), length)), 0, 0, length)
-    parts = {part: torch.zeros(1, heads, length, shape.head_dim, dtype=dtype) for part, heads in kind.heads.items()}
-    q, k = parts.get("q"), parts.get("k")
-    v = k if kind.shared_kv else parts["v"]
-    assert v is not None
-    kind.mix(q, k, v, torch.zeros(1, length, shape.d_model, dtype=dtype), scheme, at, cache)
+    cache = kind.new_cache(length)
+    call_hooks(scheme, kind, torch.arange(length), dtype, cache)
     return cache.num_bytes
 
 

@@ -30,8 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.config import ConfigError
-from posbench.schemes.base import Bias
+from posbench.schemes.base import Bias, added_by
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -47,18 +46,6 @@ SHORT_CELLS = 1 << 24  # weights of `short` that one layer keeps for its gradien
 CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
 SCHEMES_A_PROCESS = 256  # whose attention is compiled: beyond it torch raises (its own limit is 8)
 COMPILED_FROM = 1024  # tokens of a window from which reading without a gradient compiles FlexAttention, on a GPU
-
-
-def added_by(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """What a bias adds. Raises: ConfigError for booleans, which would be added as 0 and 1."""
-    added = bias(b, h, i, j)
-    if added.dtype == torch.bool:
-        code = bias.__code__
-        raise ConfigError(
-            f"{code.co_filename}, line {code.co_firstlineno}: the function that bias returns gives booleans, which "
-            "would be added as 0 and 1: give torch.where(seen, 0.0, -float('inf'))"
-        )
-    return added
 
 
 def beside_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:

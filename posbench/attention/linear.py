@@ -31,6 +31,7 @@ from posbench.attention import sums
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Placement, Scheme, Shape
+from posbench.schemes.base import apply_hook
 
 
 def features(x: Tensor) -> Tensor:
@@ -80,9 +81,10 @@ class Linear(WithoutSoftmax):
         q, k = features(q), features(k)
         gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         kernel = self._kernel_for(scheme, at)
-        turned_q, turned_k = scheme.q(q, pos), scheme.k(k, pos_of_keys)
-        o = kernel((q, turned_q), (k, turned_k), scheme.v(v, pos_of_keys), gates, scheme, at, cache)
-        return scheme.o(o.to(v.dtype), pos)
+        turned_q, turned_k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
+        values = apply_hook(scheme, "v", v, pos_of_keys)
+        o = kernel((q, turned_q), (k, turned_k), values, gates, scheme, at, cache)
+        return apply_hook(scheme, "o", o.to(v.dtype), pos)
 
     def _chunks(
         self,
@@ -164,7 +166,8 @@ class Decay(WithoutSoftmax):
     ) -> Tensor:
         gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         kernel = self._kernel_for(scheme, at)
-        return scheme.o(kernel(scheme.v(v, pos_of_keys), gates, scheme, at, cache).to(v.dtype), pos)
+        o = kernel(apply_hook(scheme, "v", v, pos_of_keys), gates, scheme, at, cache)
+        return apply_hook(scheme, "o", o.to(v.dtype), pos)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
         """In linear time. v [B, Hkv, T, D], behind its hook."""

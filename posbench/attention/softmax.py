@@ -13,6 +13,7 @@ from posbench.attention import kernels
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
+from posbench.schemes.base import added_by, apply_hook
 
 
 class Softmax(Kind):
@@ -71,7 +72,8 @@ class Softmax(Kind):
         assert q is not None and k is not None
         gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
         is_one = self.shared_kv and scheme.moves_k_and_v_alike
-        q, k, values = scheme.q(q, pos), scheme.k(k, pos_of_keys), None if is_one else scheme.v(v, pos_of_keys)
+        q, k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
+        values = None if is_one else apply_hook(scheme, "v", v, pos_of_keys)
         dropped = 0  # keys that no query sees any more
         if cache is not None:
             window = None if scheme.reads_keys else scheme.window
@@ -92,7 +94,7 @@ class Softmax(Kind):
         o = self.attend(
             q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
         )
-        return scheme.o(o, pos)
+        return apply_hook(scheme, "o", o, pos)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         window = min(length, scheme.window or length)
@@ -104,10 +106,10 @@ def _within_documents(
     bias: Bias | None, documents: Tensor, before: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
     """The bias where query and key are of one document, [B, keys], else -inf. `before`: keys before the first query."""
-    added = torch.zeros((), device=documents.device) if bias is None else bias(b, h, i, j)
+    added = torch.zeros((), device=documents.device) if bias is None else added_by(bias, b, h, i, j)
     return torch.where(documents[b, i + before] == documents[b, j], added, -float("inf"))
 
 
 def _of_kept(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """The bias where row 0 of the keys is row `dropped` of the window."""
-    return bias(b, h, i, j + dropped)
+    return added_by(bias, b, h, i, j + dropped)

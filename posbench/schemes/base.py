@@ -253,6 +253,39 @@ def check_hooks(scheme: type[Scheme]) -> None:
             )
 
 
+def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any) -> Tensor:
+    """Return what the hook embed, q, k, v or o makes of `x`; q and k may have other channels, the last dimension.
+
+    Raises: ConfigError that names the hook and its place if the result has another shape.
+    """
+    result = getattr(scheme, hook)(x, pos)
+    compared = x.ndim - 1 if hook in ("q", "k") else x.ndim
+    shape = getattr(result, "shape", ())
+    if len(shape) != x.ndim or shape[:compared] != x.shape[:compared]:
+        gives = list(shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ConfigError(
+            f"{_place(getattr(scheme, hook))}{type(scheme).__name__}.{hook} gives {gives} for {list(x.shape)}: it must "
+            f"give the same shape{'' if compared == x.ndim else ', or other channels'}"
+        )
+    return result
+
+
+def added_by(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return what a bias adds. Raises: ConfigError for booleans, which would be added as 0 and 1, and other ranks."""
+    added = bias(b, h, i, j)
+    wants = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)
+    if added.dtype == torch.bool or added.ndim > len(wants):
+        raise ConfigError(
+            f"{_place(bias)}the function that bias returns gives "
+            + (
+                f"{list(added.shape)}: give what broadcasts to {list(wants)}, such as tensor[b, h, i, j]"
+                if added.ndim > len(wants)
+                else "booleans, which would be added as 0 and 1: give torch.where(seen, 0.0, -float('inf'))"
+            )
+        )
+    return added
+
+
 def _place(function: Any) -> str:
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}, line {code.co_firstlineno}: " if code else ""

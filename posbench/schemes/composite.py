@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Bias, Placement, Scheme, Shape
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, added_by, apply_hook
 
 
 class Together:
@@ -114,7 +116,7 @@ class Combined(Together, Scheme):  # type: ignore[override]
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
         for member, prepared in reversed(list(zip(self.parts, pos, strict=True))):  # what went in last comes out first
-            x = member.o(x, prepared)
+            x = apply_hook(member, "o", x, prepared)
         return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
@@ -125,10 +127,7 @@ class Combined(Together, Scheme):  # type: ignore[override]
             return None
 
         def total(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            result = terms[0](b, h, i, j)
-            for term in terms[1:]:
-                result = result + term(b, h, i, j)
-            return result
+            return functools.reduce(torch.add, (added_by(term, b, h, i, j) for term in terms))
 
         return total
 
@@ -142,5 +141,5 @@ class Combined(Together, Scheme):  # type: ignore[override]
 
     def _chained(self, hook: str, x: Tensor, pos: Any) -> Tensor:
         for member, prepared in zip(self.parts, pos, strict=True):
-            x = getattr(member, hook)(x, prepared)
+            x = apply_hook(member, hook, x, prepared)
         return x

@@ -8,7 +8,8 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
     trip    does the inverse rotation undo each rotated site?
     offset  V with O: is the output sum_j a_ij R_(j-i) v_j?
     future  do other tokens from t on leave the logits before t as they were?
-    batch   two sequences, with positions of their own that leave some out: the logits of each alone?
+    batch   two sequences, with positions of their own that leave some out: the logits of each alone? (not asked of a
+            scheme whose hooks take positions [T] only: it is marked "text", and not for tasks or document masks)
     decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
             (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those of `posbench.reference`, the definition?
@@ -18,8 +19,9 @@ A small grouped-query decoder with random weights is built under the scheme (`sp
 and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
 kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
 for roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores round in
-proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights; with
-`compiled` blocks are compiled too, as training has them (`training`).
+proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights, of
+text, of positions of each sequence's own and of documents that are read each alone; with `compiled` blocks are compiled
+too, as training has them.
 
 A certificate that does not apply shows as "-". What `posbench.reference` does not define (a plug-in's kind) cannot be
 held to a definition, and the table says so; its formats are held to its own float64 logits instead.
@@ -64,7 +66,7 @@ PROPERTIES = (
     Property("trip", lambda s: any(map(measures.rotates, s.schemes)), measures.round_trip, EXACT),
     Property("offset", lambda s: bool(measures.turning_values(s)), measures.offset_form, EXACT),
     Property("future", lambda s: True, measures.future, EXACT),
-    Property("batch", lambda s: True, measures.batch, EXACT),
+    Property("batch", lambda s: not s.text_only, measures.batch, EXACT),
     Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
     Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
     Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
@@ -108,6 +110,7 @@ class Certificate:
     defined: bool = True  # does `posbench.reference` define it?
     is_streaming: bool = True  # as promised
     longest: int | None = None  # tokens up to which the scheme is defined; None: any length
+    text_only: str = ""  # why it cannot have positions of each sequence's own; empty: it can
 
     @property
     def holds(self) -> bool:
@@ -168,4 +171,5 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
         specimen.is_defined,
         scheme.is_streaming,
         scheme.longest,
+        specimen.text_only,
     )

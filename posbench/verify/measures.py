@@ -130,16 +130,9 @@ def future(specimen: Specimen) -> float:
 
 def batch(specimen: Specimen) -> float:
     """How far the logits of two sequences in a batch are from those of each alone, at positions that leave some out."""
-    model, T = specimen.wide, specimen.length
-    reach, random = model.scheme.longest or 4 * T, np.random.RandomState(3)
-    drawn = [np.sort(random.choice(reach - 1, T - 1, replace=False)) for _ in range(2)]
-    positions = torch.from_numpy(np.array([[*each, reach - 1] for each in drawn]))  # both reach as far
-    tokens = torch.cat((specimen.tokens, specimen.tokens.flip(1)))
-    try:
-        alone = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
-        return distance(model(tokens, positions=positions), torch.cat(alone))
-    except RuntimeError:  # of shapes that do not fit: positions are [B, 1, T] here
-        return math.inf
+    model, (tokens, positions) = specimen.wide, specimen.batch
+    alone = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
+    return distance(model(tokens, positions=positions), torch.cat(alone))
 
 
 def growth(specimen: Specimen) -> float:

@@ -66,7 +66,8 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
     for row in certificates:
         measured = Text(row.measured[:3], style="" if row.measured == row.promised else "bold red")
         cells = [Text(str(check), style="" if check.holds else "bold red") for check in _columns(row).values()]
-        verdict = Text("ok", style="green") if row.holds else Text("NO", style="bold red")
+        good = Text("text", style="yellow") if row.text_only else Text("ok", style="green")
+        verdict = good if row.holds else Text("NO", style="bold red")
         table.add_row(row.scheme, measured, *cells, verdict)
     return table
 
@@ -99,6 +100,8 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
             )
         if row.longest is not None:
             yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
+        if row.text_only:
+            yield row.text_only
         if not row.defined:
             yield (
                 f"{row.scheme}: there is no NumPy reference of this scheme, so its formula is not checked (fp64), and "

@@ -18,7 +18,7 @@ from posbench.attention import Kind
 from posbench.choices import read_row
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.model import Block, Decoder, build_model
+from posbench.model import Block, Decoder, build_model, check_positions
 from posbench.schemes import Placement, Scheme
 
 SHIFT = 37  # tokens
@@ -133,6 +133,30 @@ class Specimen:
     @property
     def promises_relative(self) -> bool:
         return bool(self.wide.scheme.is_relative)
+
+    @cached_property
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Two sequences and positions of their own, which leave some out: [2, T] int64 both."""
+        reach, random = self.wide.scheme.longest or 4 * self.length, np.random.RandomState(3)
+        drawn = [np.sort(random.choice(reach - 1, self.length - 1, replace=False)) for _ in range(2)]
+        positions = torch.from_numpy(np.array([[*row, reach - 1] for row in drawn]))  # both reach as far
+        return torch.cat((self.tokens, self.tokens.flip(1))), positions
+
+    @cached_property
+    def text_only(self) -> str:
+        """Why the scheme cannot have positions of each sequence's own; empty if it can."""
+        try:
+            check_positions(self.wide.scheme, kind_of(self.wide))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """How positions may come: counted (text), each sequence's own (positions), counted in each document."""
+        if self.text_only:
+            return ("text",)
+        return ("text", "positions", *(["documents"] if kind_of(self.wide).takes_windows else []))
 
     @cached_property
     def schemes(self) -> list[Scheme]:

@@ -1,5 +1,6 @@
 """The seam carries gates, keys and parameters of each layer, in pieces as in whole windows."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme, shape_of
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
+from posbench.schemes.building import unreached
 from posbench.schemes.rotary import Rotary
 from posbench.size import forward_flops_per_token, num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
@@ -20,6 +22,9 @@ QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
 NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE = (
     {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire")
 )
+SINK = {"name": "sink", "kind": "nope", "attention": {"kind": "softmax", "sink": True}}
+LINEAR = {"name": "linear", "kind": "nope", "attention": {"kind": "linear"}}
+TURNS = {"name": "turns", "kind": "interleaved", "layers": [QK, NOPE]}
 H, HKV, D, C = 6, 2, 16, 48
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
 
@@ -205,6 +210,72 @@ def test_what_does_not_fit_the_seam_is_refused():
     sines = {"name": "sinusoidal", "kind": "sinusoidal"}
     assert "holds sinusoidal, which adds positions to the token embeddings once" in message(interleaved(QK, sines))
     assert "scheme.of must be a list of schemes" in message(SchemeConfig("t", "combined", {"of": []}))
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("FiveDimensional", "FiveDimensional.q gives [1, 1, 6, 9, 16] for [1, 6, 9, 16]: it must give the same sh"),
+        ("Stretched", "Stretched.o gives [1, 6, 9, 32] for [1, 6, 9, 16]: it must give the same shape"),
+        ("Flat", "Flat.embed gives [1, 48] for [1, 9, 48]: it must give the same shape"),
+        ("BiasOfHeads", "gives [1, 6, 1, 1, 9, 9]: give what broadcasts to [1, 6, 9, 9], such as tensor[b, h, i, j]"),
+        ("BiasOfTruths", "gives booleans, which would be added as 0 and 1"),
+    ],
+)
+@pytest.mark.parametrize("how", ["alone", "combined", "documents", "linear"])
+def test_a_hook_that_gives_another_shape_is_named_with_its_place(name, says, how):
+    scheme = trial(name)
+    if how == "combined":
+        scheme = combined(QK, {"name": "other", "kind": scheme.kind})
+    if how == "linear":
+        scheme = replace(scheme, attention={"kind": "linear"})
+    model = built(scheme)
+    model.bos_id = 0 if how == "documents" else None
+    with pytest.raises(ConfigError) as refusal:
+        model(random_tokens(9))
+    assert says in str(refusal.value) and re.search(r"trials\.py, line \d+: ", str(refusal.value))
+
+
+NESTED = {
+    "a sink in some layers": (interleaved(SINK, NOPE), "holds sink, whose attention is {'kind': 'softmax', 'sink': Tr"),
+    "a sink beside a bias": (combined(SINK, ALIBI), "holds sink, whose attention is {'kind': 'softmax', 'sink': True}"),
+    "linear layers": (interleaved(LINEAR, QK), "holds linear, whose attention is {'kind': 'linear'}; all layers have"),
+    "a kind two levels down": (
+        interleaved({"name": "both", "kind": "combined", "of": [SINK, ALIBI]}, NOPE),
+        "scheme=turns holds sink",
+    ),
+    "layers within a layer": (combined(TURNS, ALIBI), "holds turns, which differs from layer to layer"),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_member_that_would_be_ignored_is_refused(name):
+    scheme, says = NESTED[name]
+    assert says in message(scheme)
+
+
+def test_a_member_may_have_the_kind_of_attention_of_all_layers():
+    model = built(replace(interleaved(SINK, {**SINK, "kind": "alibi"}), attention=SINK["attention"]))
+    assert all(block.attention.kind.sink is not None for block in model.blocks)
+
+
+def test_schemes_that_no_layer_has_are_known():
+    inner = {"name": "inner", "kind": "interleaved", "layers": [FOX, COPE]}
+    assert unreached(interleaved(QK, QK, QK, NOPE), 3) == ["nope"] and unreached(interleaved(QK, QK, QK, NOPE), 4) == []
+    assert unreached(interleaved(QK, inner), 2) == ["fox"] and unreached(interleaved(QK, NOPE, QK, ALIBI), 1) == [
+        "nope",
+        "alibi",
+    ]
+    assert unreached(combined(QK, NOPE), 1) == []
+
+
+@pytest.mark.parametrize("name", ["Bump", "BumpByQuery"])
+@pytest.mark.parametrize("word", ["data=copy", "data.document_mask=true"])
+def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name, word):
+    config = replace(compose([*MODEL, word]), scheme=trial(name))
+    with pytest.raises(ConfigError, match=rf"trials\.py, line \d+: {name} is for text only: .* \[B, 1, T\]"):
+        checked_scheme(config)
+    assert checked_scheme(replace(compose([*MODEL]), scheme=trial(name)))
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,57 @@ class Swallows(Scheme):
 
 class Other(Single):
     """Another class of the same parameters."""
+
+
+class FiveDimensional(Scheme):
+    """Its queries have a dimension too many: refused."""
+
+    def q(self, x, pos):
+        return x[None]
+
+
+class Stretched(Scheme):
+    """Its output has other channels than the values that came in: refused."""
+
+    def o(self, x, pos):
+        return x.repeat(1, 1, 1, 2)
+
+
+class Flat(Scheme):
+    """It adds a vector for each sequence, not for each token: refused."""
+
+    def embed(self, x, pos):
+        return x.sum(1)
+
+
+class BiasOfHeads(Scheme):
+    """Its bias has no rows: refused."""
+
+    def bias(self, q, k, gates, at):
+        tensor = torch.zeros(1, self.shape.num_heads, q.shape[2], k.shape[2])
+        return lambda b, h, i, j: tensor[b, h]
+
+
+class BiasOfTruths(Scheme):
+    """Its bias says what a query sees: refused."""
+
+    def bias(self, q, k, gates, at):
+        return lambda b, h, i, j: at.distance(b, i, j) < 9
+
+
+class Bump(Scheme):
+    """A natural first scheme, which takes positions as [T] only."""
+
+    is_relative = False
+
+    def embed(self, x, pos):
+        return x + torch.sin(pos[:, None] * 0.001 * torch.arange(x.shape[-1])).to(x.dtype)
+
+
+class BumpByQuery(Scheme):
+    """The same in attention."""
+
+    is_relative = keeps_norms = False
+
+    def q(self, x, pos):
+        return x + (pos[: x.shape[2], None] * 0.001).sin().to(x.dtype)
