@@ -19,6 +19,7 @@ from posbench.attention import Kind, KVCache, build_kind, check_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.layers import Block, Linear, RMSNorm
+from posbench.machine.inductor import share_no_row_buffers
 from posbench.scheme_file import place_of
 from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.base import apply_hook
@@ -78,6 +79,7 @@ class Decoder(nn.Module):
         the compiled code depend on what was read before, and so a resumed run's on where it was cut off.
         """
         self.allow_compiled_attention()
+        share_no_row_buffers()
         compiled = torch.compile(Block.forward, dynamic=False)
 
         def forward(block: Block, *given: Any) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
 from posbench.model import Decoder
-from posbench.verify.specimen import VOCAB, Specimen, kind_of, learned, set_kernel
+from posbench.verify.specimen import Specimen, kind_of, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a kink that a larger one crosses
 # Of a gradient, times as many roundings as of a logit: it passes the model twice, and terms cancel. On a CPU, by every
@@ -61,20 +61,32 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
     return errors[worst], worst
 
 
-def gradients_of(model: Decoder, specimen: Specimen, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """By each of these parameters, of a random sum of the logits of size about 1, float64 on the CPU."""
+def gradients_of(
+    model: Decoder, specimen: Specimen, parameters: dict[str, nn.Parameter], setting: str = "text"
+) -> dict[str, Tensor]:
+    """Return the gradient of a random sum of the logits by each parameter, float64 on the CPU."""
     with torch.enable_grad():
-        found = torch.autograd.grad(_scalar(model, specimen), list(parameters.values()), allow_unused=True)
+        found = torch.autograd.grad(_scalar(model, specimen, setting), list(parameters.values()), allow_unused=True)
     return {
         name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.double().cpu()
         for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
     }
 
 
-def _scalar(model: Decoder, specimen: Specimen) -> Tensor:
-    weights = torch.from_numpy(np.random.RandomState(3).standard_normal((specimen.length, VOCAB)))
+def _scalar(model: Decoder, specimen: Specimen, setting: str = "text") -> Tensor:
+    device = model.embedding.weight.device
+    tokens, positions = (x.to(device) for x in specimen.batch)
+    if setting == "text":
+        logits = model(tokens[:1])
+    elif setting == "positions":
+        logits = model(tokens, positions=positions)
+    else:
+        model.bos_id = int(tokens[0, specimen.length // 3])  # both sequences have it
+        logits = model(tokens)
+        model.bos_id = None
+    weights = torch.from_numpy(np.random.RandomState(3).standard_normal(logits.shape))
     weights /= weights.numel() ** 0.5
-    return (model(specimen.tokens.to(model.embedding.weight.device))[0].double().cpu() * weights).sum()
+    return (logits.double().cpu() * weights).sum()
 
 
 def _difference(model: Decoder, specimen: Specimen, parameter: Tensor, direction: Tensor, step: float) -> float:
@@ -96,8 +108,10 @@ def training_errors(
     Arguments: narrow, in `dtype` on its device; compiled, whether its blocks are compiled for it, which takes a minute.
     """
     wide = copy.deepcopy(specimen.wide)
-    exact = gradients_of(wide, specimen, dict(wide.named_parameters()))
-    sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact.values()]
+    exact = {
+        setting: gradients_of(wide, specimen, dict(wide.named_parameters()), setting) for setting in specimen.settings
+    }
+    sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
     for how in ("eager", *(["compiled"] if compiled else [])):
         set_kernel(narrow, None)
@@ -108,11 +122,13 @@ def training_errors(
             with torch.enable_grad():
                 logits = narrow(specimen.tokens.to(narrow.embedding.weight.device), offset=specimen.far)[0]
             yield "compiled", _error(logits, specimen.far_logits) / rounding
-        found = gradients_of(narrow, specimen, dict(narrow.named_parameters()))
-        for name, gradient in exact.items():
-            size = max(float(gradient.norm()), least * gradient.numel() ** 0.5)
-            error = float((found[name] - gradient).norm()) / size
-            yield f"{how} gradient of {name}", error / rounding / ALLOWANCE[dtype]
+        for setting, gradients in exact.items():
+            found = gradients_of(narrow, specimen, dict(narrow.named_parameters()), setting)
+            place = "" if setting == "text" else f" ({setting})"
+            for name, gradient in gradients.items():
+                size = max(float(gradient.norm()), least * gradient.numel() ** 0.5)
+                error = float((found[name] - gradient).norm()) / size
+                yield f"{how} gradient of {name}{place}", error / rounding / ALLOWANCE[dtype]
     if compiled and specimen.has_bias and specimen.wide.scheme.longest is None:
         yield "compiled attention of a long window", _long_window(specimen, narrow) / rounding
 

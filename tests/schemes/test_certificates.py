@@ -251,7 +251,8 @@ def test_a_gradient_that_misses_a_term_is_noticed(how, monkeypatch):
 
 def test_a_learned_bias_without_gradient_is_noticed(monkeypatch):
     narrow_kernel(monkeypatch, lambda exact, *rest: without_gradient(exact)(*rest))
-    assert set(beyond("t5", "fp32")) == {"eager gradient of scheme.layers.0.table"}
+    places = {f"eager gradient of scheme.layers.0.table{of}" for of in ("", " (positions)", " (documents)")}
+    assert set(beyond("t5", "fp32")) == places
 
 
 # What `posbench verify` and `posbench schemes` print.
@@ -289,6 +290,14 @@ def test_verify_fails_with_the_reason(console):
     assert "FAIL modest: shift is 0, must be above 0.001 (promised absolute, measured relative)" in said
     assert "modest: there is no NumPy reference of this scheme" in said
     assert said.endswith("1 of 1 scheme failed: modest")
+
+
+def test_a_scheme_for_text_only_passes_and_is_marked(console):
+    assert verify([*own("Bump"), ONE_LAYER], console)
+    said = " ".join(console.file.getvalue().split())
+    assert "Bump is for text only: its hooks take positions [T]" in said
+    assert next(line for line in console.file.getvalue().splitlines() if line.startswith("bump ")).endswith(" text")
+    assert said.endswith("1 scheme: all checks passed")
 
 
 @pytest.mark.slow
