@@ -638,7 +638,7 @@ def verify(
         typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also check compiled blocks, as in training: a minute per scheme.")
+        bool, typer.Option("--compiled", help="Also check compiled blocks, as in training: two minutes per scheme.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:

@@ -123,6 +123,7 @@ def training_errors(
                 logits = narrow(specimen.tokens.to(narrow.embedding.weight.device), offset=specimen.far)[0]
             yield "compiled", _error(logits, specimen.far_logits) / rounding
         for setting, gradients in exact.items():
+            torch.compiler.reset()  # after eight versions of a block the compiler gives up, and runs it uncompiled
             found = gradients_of(narrow, specimen, dict(narrow.named_parameters()), setting)
             place = "" if setting == "text" else f" ({setting})"
             for name, gradient in gradients.items():
