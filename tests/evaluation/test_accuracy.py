@@ -118,7 +118,7 @@ def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, prob
         ConfigError, match="protocol order scores text, and data=copy is a task: take another, such as acc"
     ):
         evaluate_run(run, problems, Request((8,), ("order",)))
-    with pytest.raises(ConfigError, match="protocol accuracy scores problems of tasks, and data=stdlib is text"):
+    with pytest.raises(ConfigError, match="protocol accuracy scores problems of tasks, and data=sotu is text"):
         ACCURACY.check(compose([]))
     with pytest.raises(ConfigError, match="protocol fixed scores text"):
         train(compose([*SMALL, "evaluation.protocols=[fixed]"]))

@@ -179,4 +179,6 @@ def test_what_training_scores_is_the_bucket_beyond_32_tokens(split: Split) -> No
     rows, _ = ORDER.score(model.eval(), corpus, split, 128, settings, 128, lambda tokens: None)
     [sums] = rows[rows["bucket_start"] == 33].groupby("bucket_start")[["targets", *LOSSES]].sum().itertuples()
     expected = (sums.shuffled_nll - sums.nll) / sums.targets
-    assert worth_beyond_near(model, split, 128, 1000) == pytest.approx(expected, abs=1e-9) and expected != 0
+    worth = worth_beyond_near(model, split, 128, 1000)
+    assert worth["order_beyond_32"] == pytest.approx(expected, abs=1e-9) and expected != 0
+    assert list(worth) == ["order_beyond_8", "order_beyond_16", "order_beyond_32"]  # 64 needs a window of 256
