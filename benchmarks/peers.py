@@ -36,9 +36,9 @@ from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.choices import choices
 from posbench.data import Batch
-from posbench.machine.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.model import Decoder
 from posbench.size import training_flops_per_token
+from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.training.step import TrainingStep
 
 SCHEMES = ("nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi", "sinusoidal")

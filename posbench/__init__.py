@@ -24,11 +24,11 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.api import evaluate, train
     from posbench.composition import compose
     from posbench.config import Config, ConfigError
-    from posbench.machine.signals import Stopped
     from posbench.model import build_model
     from posbench.reporting.report import report
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
+    from posbench.system.signals import Stopped
     from posbench.table import results
     from posbench.training import Died
 
@@ -62,7 +62,7 @@ _HOMES = {
     "Run": "posbench.runs",
     "ConfigError": "posbench.config",
     "Died": "posbench.training",
-    "Stopped": "posbench.machine.signals",
+    "Stopped": "posbench.system.signals",
 }
 
 

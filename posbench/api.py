@@ -12,8 +12,8 @@ import pandas as pd
 
 from posbench.composition import compose
 from posbench.config import Config, scored_length
-from posbench.console import console
 from posbench.runs import Run
+from posbench.system.console import console
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:

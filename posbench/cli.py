@@ -16,8 +16,6 @@ from typing import Annotated
 import typer
 
 from posbench.config import Config, ConfigError, scored_length
-from posbench.console import console, say
-from posbench.machine.signals import end_with, is_worker
 from posbench.runs import Manifest, run_at
 from posbench.runs.finding import (
     only_experiment,
@@ -28,6 +26,8 @@ from posbench.runs.finding import (
     search_folder,
 )
 from posbench.scheme_file import name_file, place_of
+from posbench.system.console import console, say
+from posbench.system.signals import end_with, is_worker
 
 app = typer.Typer(
     name="posbench",
@@ -95,7 +95,7 @@ def _application() -> None:
 @contextmanager
 def _explained() -> Iterator[None]:
     """Print what went wrong as one message and exit. POSBENCH_TRACEBACK=1 lets the traceback through."""
-    from posbench.machine.signals import Stopped
+    from posbench.system.signals import Stopped
 
     try:
         yield

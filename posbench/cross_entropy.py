@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.products import product, summed_outer
+from posbench.system.matmul import product, summed_outer
 
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
-from posbench.products import linear
 from posbench.schemes import Placement, Scheme
+from posbench.system.matmul import linear
 
 
 class Linear(nn.Module):

@@ -19,11 +19,11 @@ from posbench.attention import Kind, KVCache, build_kind, check_kind
 from posbench.config import Config, ConfigError, ModelConfig
 from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
 from posbench.layers import Block, Linear, RMSNorm
-from posbench.machine.inductor import share_no_row_buffers
 from posbench.scheme_file import place_of
 from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
+from posbench.system.inductor import share_no_row_buffers
 
 ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
 

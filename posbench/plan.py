@@ -24,10 +24,10 @@ from posbench.data import Problems
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
-from posbench.machine.device import DATASHEET, choose_device, matmul_rate
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.sweep import sweep_of
+from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.units import count_of, duration, short_bytes, short_count
 
 MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
@@ -36,7 +36,7 @@ MOST_SECONDS = 20.0  # that timing this machine may take
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.machine.device`); memory and hours are estimates."""
+    """The cost of an experiment. FLOPs are model FLOPs (`posbench.system.device`); memory and hours are estimates."""
 
     first: Config  # of the sweep's runs
     schemes: list[str]
@@ -65,7 +65,7 @@ def plan(
 ) -> Plan:
     """The cost of the runs that `posbench train -m WORDS` would make.
 
-    Arguments: device, a name of `posbench.machine.device.DATASHEET`; mfu, the share of its rate that training reaches;
+    Arguments: device, a name of `posbench.system.device.DATASHEET`; mfu, the share of its rate that training reaches;
     time_here, whether to time a few steps on this machine.
     Raises: ConfigError for what train would refuse, and for an unknown device.
     """

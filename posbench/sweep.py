@@ -44,8 +44,8 @@ from posbench.composition import (
     with_experiment,
 )
 from posbench.config import Config, ConfigError
-from posbench.console import SWEEP_CLOCK, Say, SweepClock, plain_table
-from posbench.machine.signals import Stopped
+from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table
+from posbench.system.signals import Stopped
 from posbench.units import count_of
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}

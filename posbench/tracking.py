@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import Config, chosen_experiment
-from posbench.console import Say
 from posbench.runs import Manifest, Run
+from posbench.system.console import Say
 
 _unreachable: dict[str, str] = {}  # servers that did not answer in this process, which are not asked again, and why
 

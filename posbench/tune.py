@@ -22,13 +22,13 @@ from rich.console import Console
 
 from posbench.composition import compose, quoted
 from posbench.config import Config, ConfigError
-from posbench.console import Say, plain_table
-from posbench.machine.files import write_text
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
 from posbench.runs import DIED, FINISHED, Run, run_at, state_of
 from posbench.runs.pack import RATES
 from posbench.sweep import run_application, sweep_of
+from posbench.system.console import Say, plain_table
+from posbench.system.files import write_text
 from posbench.training import Died
 from posbench.units import count_of
 

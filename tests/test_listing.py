@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from posbench.listing import _lengths, exit_status, listed, show, unpacked
-from posbench.machine.files import locked
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.finding import pack_experiment
+from posbench.system.files import locked
 from posbench.training import train
 
 

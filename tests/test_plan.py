@@ -24,7 +24,7 @@ from tests.conftest import small_run, write_documents
 def test_flops_are_those_of_the_products_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    monkeypatch.setattr("posbench.products.ONEDNN_IS_FASTER", False)  # the counter does not know oneDNN's
+    monkeypatch.setattr("posbench.system.matmul.ONEDNN_IS_FASTER", False)  # the counter does not know oneDNN's
     config = compose(["model=tiny", "scheme=nope", "model.num_kv_heads=2", "train.context_length=32"])
     model = build_model(config, 300)
     tokens = torch.randint(300, (2, 33))

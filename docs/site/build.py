@@ -20,7 +20,6 @@ import posbench
 from posbench.choices import choices, description, read_row
 from posbench.composition import compose
 from posbench.config import ConfigError
-from posbench.console import console, say
 from posbench.data.tasks import tasks
 from posbench.model import build_model
 from posbench.reference.schemes import definitions
@@ -33,6 +32,7 @@ from posbench.reporting.report import report
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.schemes import scheme_class
+from posbench.system.console import console, say
 from posbench.table import read
 
 ROOT = Path(__file__).parents[2]

@@ -20,11 +20,11 @@ problems.py      the problems of a task, in place of all of the above
 from __future__ import annotations
 
 from posbench.config import Config
-from posbench.console import Say, say
 from posbench.data.batches import Batch, Batches
 from posbench.data.corpus import Corpus, Split
 from posbench.data.preparation import prepare
 from posbench.data.problems import ProblemBatches, Problems, ProblemSplit
+from posbench.system.console import Say, say
 
 __all__ = [
     "Batch",

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from posbench.data.tokenizer import tokenizer_in
-from posbench.machine.files import read_json, sum_of, write_json
+from posbench.system.files import read_json, sum_of, write_json
 
 SPLITS = ("train", "validation", "test")
 

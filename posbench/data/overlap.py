@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from posbench.data.corpus import Corpus, Split
 from posbench.data.tokenizer import pieces
-from posbench.machine.files import read_json, write_json
+from posbench.system.files import read_json, write_json
 
 Hashes = NDArray[np.uint64]
 

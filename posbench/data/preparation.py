@@ -24,7 +24,6 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
-from posbench.console import Say, say
 from posbench.data.corpus import (
     SPLITS,
     Corpus,
@@ -50,7 +49,8 @@ from posbench.data.tokenizer import (
     pieces,
     vocab_size,
 )
-from posbench.machine.files import folder_beside, publish_folder
+from posbench.system.console import Say, say
+from posbench.system.files import folder_beside, publish_folder
 
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # of a split: its loss says little about other text

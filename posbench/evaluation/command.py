@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from posbench.config import ConfigError
-from posbench.console import Say, plain_table
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
@@ -25,6 +24,7 @@ from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.scheme_file import name_file
+from posbench.system.console import Say, plain_table
 from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 

@@ -12,17 +12,17 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.console import Say
 from posbench.data import Dataset, Problems, Split
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
-from posbench.machine.device import Device, choose_device, exhaustion_explained
 from posbench.model import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey
 from posbench.schemes import build_scheme
+from posbench.system.console import Say
+from posbench.system.device import Device, choose_device, exhaustion_explained
 
 Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
 

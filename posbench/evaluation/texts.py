@@ -8,12 +8,12 @@ from dataclasses import replace
 from posbench.choices import choices
 from posbench.composition import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
-from posbench.console import Say
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap
 from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
-from posbench.machine.files import write_bytes
 from posbench.runs import Run
+from posbench.system.console import Say
+from posbench.system.files import write_bytes
 
 
 def text_named(words: Sequence[str]) -> DataConfig | None:

@@ -23,10 +23,10 @@ from posbench.data.tokenizer import find_bos
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of
-from posbench.machine.files import folder_beside, publish_folder, write_text
 from posbench.model import Decoder
 from posbench.runs import Run
 from posbench.schemes.rotary import Rotary
+from posbench.system.files import folder_beside, publish_folder, write_text
 
 TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
 _COMPARED = 256  # tokens

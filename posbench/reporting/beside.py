@@ -17,15 +17,15 @@ import pandas as pd
 from posbench.choices import choices
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.console import Console
 from posbench.data import dataset_of
-from posbench.machine.device import choose_device
 from posbench.model import build_model, checked_scheme
 from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
 from posbench.runs.fingerprints import flat
 from posbench.scheme_file import names_file
+from posbench.system.console import Console
+from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep
 from posbench.training.train import batches_of
 

@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.console import Say
-from posbench.machine.files import folder_beside, publish_folder, read_json, sum_of
 from posbench.runs.manifest import Manifest, parse
+from posbench.system.console import Say
+from posbench.system.files import folder_beside, publish_folder, read_json, sum_of
 
 FORMAT = 2
 MODEL, OPTIMIZER, METRICS, STATE = "model.safetensors", "optimizer.safetensors", "metrics.jsonl", "state.json"

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
-from posbench.console import Say, say_once
-from posbench.machine.files import is_locked
 from posbench.runs.manifest import FINISHED, RUNNING
 from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
 from posbench.runs.run import Run
+from posbench.system.console import Say, say_once
+from posbench.system.files import is_locked
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
 

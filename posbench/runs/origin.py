@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError
-from posbench.machine.files import sum_of
 from posbench.runs.pretrained import Positions, described, read_pretrained
+from posbench.system.files import sum_of
 
 if TYPE_CHECKING:
     from torch import Tensor

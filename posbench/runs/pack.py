@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.console import Say
-from posbench.machine.files import sum_of, sync_folder
 from posbench.runs.manifest import DamagedFile
 from posbench.runs.results import Damaged, Result, ResultKey, parquet, read_parquet
 from posbench.runs.run import Run
+from posbench.system.console import Say
+from posbench.system.files import sum_of, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow

@@ -26,9 +26,9 @@ import yaml
 
 from posbench import scheme_file
 from posbench.config import Config, ConfigError
-from posbench.machine.files import read_json, write_bytes, write_json
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import Damaged, Result, ResultKey, keys_in, parquet, read_parquet
+from posbench.system.files import read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd

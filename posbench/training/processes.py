@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
-from posbench.machine.signals import is_worker
 from posbench.model import Decoder
+from posbench.system.signals import is_worker
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
 PREPARATION = timedelta(days=7)  # the same, while the first process fetches and tokenises text

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
-from posbench.console import Say
 from posbench.data import Dataset, Problems
-from posbench.machine.device import Device
 from posbench.model import Decoder
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
 from posbench.runs.origin import Origin
 from posbench.size import num_parameters, training_flops_per_token
+from posbench.system.console import Say
+from posbench.system.device import Device
 from posbench.training.step import Died, TrainingStep
 from posbench.version import __version__
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from posbench.config import Config
 from posbench.data import Batch
-from posbench.machine.device import Device
 from posbench.model import Decoder
+from posbench.system.device import Device
 from posbench.training.optimizer import AdamW
 from posbench.training.processes import Processes
 

@@ -31,15 +31,10 @@ from rich.console import Console
 
 from posbench import runs, scheme_file
 from posbench.config import Config, ConfigError
-from posbench.console import RunBar, Say
-from posbench.console import console as new_console
 from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, order, protocol_named
-from posbench.machine.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
-from posbench.machine.files import locked, write_text
-from posbench.machine.signals import StopSignals
 from posbench.model import Decoder, build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
@@ -48,6 +43,11 @@ from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
 from posbench.schemes.building import seed_of, unreached
+from posbench.system.console import RunBar, Say
+from posbench.system.console import console as new_console
+from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
+from posbench.system.files import locked, write_text
+from posbench.system.signals import StopSignals
 from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes

@@ -18,10 +18,10 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from posbench.composition import explained
 from posbench.config import Config, ConfigError
-from posbench.machine import device
-from posbench.machine.device import gpu_of_process
-from posbench.machine.signals import Stopped
 from posbench.sweep import run_application
+from posbench.system import device
+from posbench.system.device import gpu_of_process
+from posbench.system.signals import Stopped
 from tests.cli.commands import Give
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from posbench.choices import choices
 from posbench.config import Config, ConfigError
-from posbench.console import SweepClock
 from posbench.sweep import Outcome, run_application, show_outcomes, sweep_of
+from posbench.system.console import SweepClock
 from tests.cli.commands import Give, left
 
 EVENTS: list[str] = []

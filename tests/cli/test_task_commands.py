@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from posbench import compose, load_run, results, scheme_file, tune
-from posbench.machine.signals import Stopped
 from posbench.runs import Run
+from posbench.system.signals import Stopped
 from posbench.training import train
 from tests.cli.commands import Give
 from tests.training.conftest import after_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posbench.machine.inductor import share_no_row_buffers
+from posbench.system.inductor import share_no_row_buffers
 from posbench.verify import certificate_config
 from posbench.verify.gradients import gradients_of
 from posbench.verify.specimen import Specimen
@@ -80,4 +80,4 @@ def test_rows_of_a_vectorised_loop_share_no_buffer(monkeypatch):
     monkeypatch.setattr(Fused, "check_outer_fusion_loop_level_attr", original)
     monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "row buffers")
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
-        assert error() > 1  # if torch has mended this, posbench/machine/inductor.py can go
+        assert error() > 1  # if torch has mended this, posbench/system/inductor.py can go

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from posbench import build_model, compose
 from posbench.config import Config
 from posbench.data import Batch
-from posbench.machine.device import choose_device
+from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep
 
 WORDS = ["model=tiny", "scheme=qk_rope", "train.batch_size=8", "train.context_length=12", "train.steps=3"]

@@ -188,7 +188,7 @@ def test_a_signal_to_everybody_leaves_a_checkpoint(words: list[str], alone: Run)
 
 TWICE = """
 import os, signal, sys, time
-from posbench.machine.signals import StopSignals
+from posbench.system.signals import StopSignals
 with StopSignals("a run", echo_seconds=float(sys.argv[1])) as signals:
     signals.waits = True
     for pause in (0.0, 0.0, 0.6):

@@ -13,10 +13,10 @@ import torch
 
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
-from posbench.machine.signals import Stopped
 from posbench.reporting.comparison import disagreements
 from posbench.runs import Run
 from posbench.runs.finding import pack_experiment
+from posbench.system.signals import Stopped
 from posbench.table import results
 from posbench.training import train
 from tests.conftest import small_run

@@ -25,10 +25,10 @@ from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.request import Request
-from posbench.machine.signals import Stopped
 from posbench.model import Decoder
 from posbench.runs import Run, checkpoint, run_folder, state_of
 from posbench.schemes import SCHEMES, Scheme
+from posbench.system.signals import Stopped
 from posbench.training import train
 from posbench.training.step import TrainingStep
 from tests.conftest import small_run

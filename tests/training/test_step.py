@@ -15,7 +15,7 @@ from posbench import build_model
 from posbench.bench import bench_training
 from posbench.config import Config
 from posbench.data import Batch, Batches, prepare
-from posbench.machine.device import choose_device
+from posbench.system.device import choose_device
 from posbench.training import train
 from posbench.training.step import TrainingStep
 
@@ -52,7 +52,7 @@ def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: l
 def test_a_cpu_computes_in_bfloat16_where_it_has_amx(
     flags: str, dtype: torch.dtype, config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posbench.machine.device._cpu_info", lambda: f"flags : {flags}")
+    monkeypatch.setattr("posbench.system.device._cpu_info", lambda: f"flags : {flags}")
     assert choose_device(config("train.dtype=auto", "train.device=cpu").train).dtype == dtype
 
 

@@ -34,7 +34,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.console import Say
 from posbench.data import Batches, Corpus, Split
 from posbench.data.batches import chained
 from posbench.evaluation.protocols.protocol import Protocol
@@ -42,6 +41,7 @@ from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
 from posbench.runs.results import ResultKey
+from posbench.system.console import Say
 
 ORDERS = (2, 3, 5)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from posbench.config import ConfigError
-from posbench.machine.files import is_locked, locked
+from posbench.system.files import is_locked, locked
 
 
 def test_a_second_one_is_refused_with_process_and_host(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_second_one_is_refused_with_process_and_host(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom posbench.machine.files import locked\n"
+        "import sys, time\nfrom pathlib import Path\nfrom posbench.system.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -26,7 +26,7 @@ from torch import device as TorchDevice
 from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
-from posbench.products import product
+from posbench.system.matmul import product
 
 # Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
 # quoted against.

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posbench import products
+from posbench.system import matmul
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("width", "out"), [(24, 10), (10, 24)])
 def test_onednn_gives_the_same_products(compiled: bool, width: int, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", True)
+    monkeypatch.setattr(matmul, "ONEDNN_IS_FASTER", True)
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(*shape, generator=generator) for shape in ((3, 7, width), (out, width), (out,), (3, 7, out))]
     x, weight, bias, above = (
@@ -21,7 +21,7 @@ def test_onednn_gives_the_same_products(compiled: bool, width: int, out: int, mo
         *(t.requires_grad_() for t in given[1:3]),
         given[3],
     )
-    linear = torch.compile(products.linear, dynamic=False) if compiled else products.linear
+    linear = torch.compile(matmul.linear, dynamic=False) if compiled else matmul.linear
     expected = F.linear(x.double(), weight.double(), bias.double())
     found = linear(x, weight, bias)
     assert torch.allclose(found.double(), expected, rtol=0, atol=1e-5)
