@@ -37,7 +37,7 @@ import torch
 
 import posbench
 from benchmarks import peers
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.verify.certificates import ROUNDINGS
 from posbench.verify.gradients import training_errors
 from posbench.verify.measures import path_errors

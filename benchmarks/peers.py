@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.data import Batch
 from posbench.model import Decoder
 from posbench.size import training_flops_per_token

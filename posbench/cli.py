@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from posbench.catalogue.own_files import name_file, place_of
 from posbench.config import Config, ConfigError, scored_length
 from posbench.runs import Manifest, run_at
 from posbench.runs.finding import (
@@ -25,7 +26,6 @@ from posbench.runs.finding import (
     runs_named,
     search_folder,
 )
-from posbench.scheme_file import name_file, place_of
 from posbench.system.console import console, say
 from posbench.system.signals import end_with, is_worker
 

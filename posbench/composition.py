@@ -47,7 +47,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from posbench.choices import choices, conf_dir, conf_dirs, expand, no_choice
+from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
+from posbench.catalogue.own_files import name_files, names_file, row_of_file, tidy
 from posbench.config import (
     Config,
     ConfigError,
@@ -60,7 +61,6 @@ from posbench.config import (
     parse_length,
     type_words,
 )
-from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")

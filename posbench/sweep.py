@@ -32,7 +32,7 @@ from joblib import effective_n_jobs
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
-from posbench.choices import conf_dir
+from posbench.catalogue.choices import conf_dir
 from posbench.composition import (
     VERSION_BASE,
     explained,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 
 # Of each way of a scheme to act, of each kind of attention, and of what attention may share.
 ONE_OF_EACH = (

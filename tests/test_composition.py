@@ -12,8 +12,8 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-import posbench.choices as files_of_choices
-from posbench.choices import choices, description, read_row
+import posbench.catalogue.choices as files_of_choices
+from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition import complete, compose, hydra_word
 from posbench.config import Config, ConfigError, parse_length, token_count
 from posbench.sweep import run_application, sweep_of

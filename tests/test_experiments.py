@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posbench import compose
-from posbench.choices import choices, conf_dir
+from posbench.catalogue.choices import choices, conf_dir
 from posbench.reporting.published import load_published
 from posbench.sweep import sweep_of
 from posbench.training import train

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posbench.choices import choices, conf_dir
+from posbench.catalogue.choices import choices, conf_dir
 from posbench.composition import compose
 from posbench.plan import plan
 from posbench.runs import find_runs

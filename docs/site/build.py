@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import posbench
-from posbench.choices import choices, description, read_row
+from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition import compose
 from posbench.config import ConfigError
 from posbench.data.tasks import tasks

@@ -9,8 +9,8 @@ from __future__ import annotations
 from posbench.attention.kind import Kind, KVCache
 from posbench.attention.linear import Decay, Linear
 from posbench.attention.softmax import Softmax
+from posbench.catalogue.classes import Classes, check_options, class_named, with_packages
 from posbench.config import ConfigError, SchemeConfig
-from posbench.machine.plugins import Classes, check_options, class_named, with_packages
 from posbench.schemes import Layers, Shape
 
 __all__ = ["KINDS", "Decay", "KVCache", "Kind", "Linear", "Softmax", "build_kind", "check_kind"]

@@ -14,6 +14,7 @@ import joblib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from posbench.catalogue.own_files import name_file
 from posbench.config import ConfigError
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
@@ -23,7 +24,6 @@ from posbench.evaluation.texts import corpus_for, dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
-from posbench.scheme_file import name_file
 from posbench.system.console import Say, plain_table
 from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.composition import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from posbench.catalogue.classes import classes_in
 from posbench.config import Config, SchemeConfig
-from posbench.machine.plugins import classes_in
 from posbench.reference.definition import Array, Definition, NoDefinitionError, Rows
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
+from posbench.catalogue.own_files import names_file
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
@@ -23,7 +24,6 @@ from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
 from posbench.runs.fingerprints import flat
-from posbench.scheme_file import names_file
 from posbench.system.console import Console
 from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from posbench.attention import Softmax
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.composition import compose
 from posbench.model import build_model
 from posbench.reporting.figures import INK, WIDTH, encoded, new_figure, style

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
-from posbench.scheme_file import kinds_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from posbench import scheme_file
+from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import Damaged, Result, ResultKey, keys_in, parquet, read_parquet
@@ -181,7 +181,7 @@ class Run:
 
         Raises: ConfigError where it is and may not be, where it is missing, or where it may not be imported.
         """
-        changed = scheme_file.changed_files(self.manifest.scheme_files)
+        changed = own_files.changed_files(self.manifest.scheme_files)
         if changed and not may_have_changed:
             raise ConfigError(
                 f"{changed[0]} has changed since {self.name} was trained: restore it (the run folder has a copy, "
@@ -229,7 +229,7 @@ class Run:
         """
         from omegaconf import OmegaConf
 
-        from posbench.choices import read_row
+        from posbench.catalogue.choices import read_row
         from posbench.schemes.building import WINDOW, with_option
 
         mapping = self.config.to_mapping()

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from posbench.catalogue.classes import Classes, check_options, class_named, classes_in, option_names, with_packages
+from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, SchemeConfig
-from posbench.machine.plugins import Classes, check_options, class_named, classes_in, option_names, with_packages
-from posbench.scheme_file import load, parse_class_path
 from posbench.schemes.base import Scheme, Shape, check_hooks, whole
 from posbench.schemes.composite import Interleaved, Together
 

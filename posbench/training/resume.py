@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import runs, scheme_file
+from posbench import runs
+from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.data import Dataset, Problems
 from posbench.model import Decoder
@@ -164,7 +165,7 @@ def first_manifest(
         else {"name": origin.name, "scheme": origin.scheme, "tokens": origin.tokens, "weights": origin.digest},
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
-        scheme_files=scheme_file.recorded_files(config.class_mappings),
+        scheme_files=own_files.recorded_files(config.class_mappings),
     )
 
 
@@ -184,7 +185,7 @@ def manifest_before(
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         before = checkpoint.manifest_in(newest)
     identity = fingerprints.identity(config, device.describe(), origin)
-    files = scheme_file.recorded_files(config.class_mappings)
+    files = own_files.recorded_files(config.class_mappings)
     digest: str | None = None if origin is None else origin.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
     prints = before.fingerprints

@@ -29,7 +29,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from posbench import runs, scheme_file
+from posbench import runs
+from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
@@ -208,7 +209,7 @@ class Training:
             write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
             write_text(folder / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
             for name in self.manifest.scheme_files:
-                write_text(folder / Path(name).name, scheme_file.source(Path(name)))  # to read: it is never imported
+                write_text(folder / Path(name).name, own_files.source(Path(name)))  # to read: it is never imported
             newest = checkpoint.newest(folder / "checkpoints", self.console.out)
             if newest is None:
                 trunk = trunk_checkpoint(self.config, self.manifest, self.console.out)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.attention import KINDS
-from posbench.choices import choices, description, read_row
+from posbench.catalogue.choices import choices, description, read_row
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.system.console import say
 from posbench.units import count_of

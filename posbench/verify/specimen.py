@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posbench import reference
 from posbench.attention import Kind
-from posbench.choices import read_row
+from posbench.catalogue.choices import read_row
 from posbench.composition import compose
 from posbench.config import Config, ConfigError
 from posbench.model import Block, Decoder, build_model, check_positions

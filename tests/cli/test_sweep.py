@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.config import Config, ConfigError
 from posbench.sweep import Outcome, run_application, show_outcomes, sweep_of
 from posbench.system.console import SweepClock

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from posbench import compose, load_run, results, scheme_file, tune
+from posbench import compose, load_run, results, tune
 from posbench.runs import Run
 from posbench.system.signals import Stopped
 from posbench.training import train
@@ -27,7 +27,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 @pytest.mark.slow
 def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheme_file, "_named", set())
+    monkeypatch.setattr(own_files, "_named", set())
     Path("my_task.py").write_text(SUMS)
     words = ["data=my_task.py:Sums", "data.base=8", "scheme=learned", *SMALL]
     assert posbench("train", *words).status == 0

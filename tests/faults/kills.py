@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.runs import run_folder

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.choices import choices, read_row
+from posbench.catalogue.choices import choices, read_row
 from posbench.composition import compose
 from posbench.config import Config
 from posbench.reporting.comparison import Comparison, build

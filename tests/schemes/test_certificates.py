@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from posbench.attention import KVCache, kernels
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.model import build_model
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbench.attention import build_kind
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.composition import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme, shape_of

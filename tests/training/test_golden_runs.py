@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from posbench.choices import choices
+from posbench.catalogue.choices import choices
 from posbench.config import Config
 from posbench.runs import Run, find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity

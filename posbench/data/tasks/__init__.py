@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 
+from posbench.catalogue.classes import check_options, class_named, classes_in
+from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.tasks.task import Task
-from posbench.machine.plugins import check_options, class_named, classes_in
-from posbench.scheme_file import load, parse_class_path
 
 __all__ = ["Task", "build_task", "context_lengths", "tasks"]
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from posbench.catalogue.own_files import snake_case
 from posbench.config import ConfigError, nearest
-from posbench.scheme_file import snake_case
 
 T = TypeVar("T")
 Classes = dict[str, type[T] | EntryPoint]  # by name; of another package its entry point until it is first asked for

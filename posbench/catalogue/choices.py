@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from posbench.catalogue.own_files import name_files, names_file, row_of_file, tidy
 from posbench.config import ConfigError, SchemeConfig, nearest
-from posbench.scheme_file import name_files, names_file, row_of_file, tidy
 
 _MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type
 _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
@@ -20,7 +20,7 @@ _LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of c
 
 def conf_dir() -> Path:
     """The folder of YAML files: inside the installed package, else beside it in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
