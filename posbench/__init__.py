@@ -22,7 +22,7 @@ from posbench.version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.api import evaluate, train
-    from posbench.composition import compose
+    from posbench.composition.compose import compose
     from posbench.config import Config, ConfigError
     from posbench.model import build_model
     from posbench.reporting.report import report
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "compose": "posbench.composition",
+    "compose": "posbench.composition.compose",
     "build_model": "posbench.model",
     "train": "posbench.api",
     "evaluate": "posbench.api",

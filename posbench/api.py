@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, scored_length
 from posbench.runs import Run
 from posbench.system.console import console

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.data import Batch, ProblemBatches, Problems
 from posbench.model import build_model

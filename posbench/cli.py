@@ -121,7 +121,7 @@ def _fail(error: Exception, status: int, message: str = "") -> None:
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
     """Hydra's own completion of `group=choice` and `group.field=value`."""
-    from posbench.composition import complete
+    from posbench.composition.compose import complete
 
     return complete(incomplete)
 
@@ -151,7 +151,7 @@ ConfigDir = Annotated[
 
 
 def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
-    """All words of a command; the folder as `posbench.composition` takes it."""
+    """All words of a command; the folder as `posbench.composition.compose` takes it."""
     return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
 
 
@@ -179,7 +179,7 @@ def train(
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
-    from posbench.sweep import run_application, show_outcomes
+    from posbench.composition.sweep import run_application, show_outcomes
     from posbench.tracking import offline_hint
 
     given = [*(words or []), *ctx.args, *_in_parallel(jobs)]
@@ -254,7 +254,7 @@ def prepare(
     config_dir: ConfigDir = None,
 ) -> None:
     """Fetch and tokenise the text ahead of time: `posbench prepare data=fineweb_edu tokenizer.vocab_size=16384`."""
-    from posbench.composition import compose
+    from posbench.composition.compose import compose
 
     config = compose(_words(words, ctx, config_dir))
     if config.is_task:

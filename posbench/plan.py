@@ -17,7 +17,8 @@ from rich.table import Table
 
 from posbench.attention import build_kind
 from posbench.bench import WARMUP_STEPS, Contender
-from posbench.composition import compose
+from posbench.composition.compose import compose
+from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
 from posbench.cross_entropy import CHUNK
 from posbench.data import Problems
@@ -26,7 +27,6 @@ from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model import shape_of
 from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
-from posbench.sweep import sweep_of
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.units import count_of, duration, short_bytes, short_count
 

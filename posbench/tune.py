@@ -20,13 +20,13 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from posbench.composition import compose, quoted
+from posbench.composition.compose import compose, quoted
+from posbench.composition.sweep import run_application, sweep_of
 from posbench.config import Config, ConfigError
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
 from posbench.runs import DIED, FINISHED, Run, run_at, state_of
 from posbench.runs.pack import RATES
-from posbench.sweep import run_application, sweep_of
 from posbench.system.console import Say, plain_table
 from posbench.system.files import write_text
 from posbench.training import Died

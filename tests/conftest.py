@@ -15,7 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line does, bef
 import pytest
 from omegaconf import OmegaConf
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from posbench import compose
 from posbench.catalogue.choices import choices, conf_dir
+from posbench.composition.sweep import sweep_of
 from posbench.reporting.published import load_published
-from posbench.sweep import sweep_of
 from posbench.training import train
 
 EXPERIMENTS = [name for name in choices("experiment") if name != "task"]  # of one task, whose name it takes

@@ -10,7 +10,7 @@ import torch
 
 from posbench import reference
 from posbench.catalogue.choices import choices
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme
 from posbench.size import num_parameters

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posbench.catalogue.choices import choices, conf_dir
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.plan import plan
 from posbench.runs import find_runs
 from posbench.training import train

@@ -15,7 +15,7 @@ import pytest
 
 from posbench import tracking
 from posbench.api import evaluate
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.runs import Run, run_folder
 from posbench.training import train

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import posbench
 from posbench.catalogue.choices import choices, description, read_row
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.data.tasks import tasks
 from posbench.model import build_model

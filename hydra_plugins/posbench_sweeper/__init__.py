@@ -1,6 +1,6 @@
 """Where Hydra finds the sweeper of posbench: it takes plug-ins from the namespace package `hydra_plugins` only."""
 
-from posbench.sweep import PosbenchSweeper as _PosbenchSweeper
+from posbench.composition.sweep import PosbenchSweeper as _PosbenchSweeper
 
 
 class PosbenchSweeper(_PosbenchSweeper):

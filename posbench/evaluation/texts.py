@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posbench.catalogue.choices import choices
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare
 from posbench.data.overlap import WARN_ABOVE, find_overlap

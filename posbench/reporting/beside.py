@@ -16,7 +16,7 @@ import pandas as pd
 
 from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import names_file
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
 from posbench.model import build_model, checked_scheme

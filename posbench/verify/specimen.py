@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from posbench import reference
 from posbench.attention import Kind
 from posbench.catalogue.choices import read_row
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.model import Block, Decoder, build_model, check_positions
 from posbench.schemes import Placement, Scheme

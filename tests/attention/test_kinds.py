@@ -8,7 +8,7 @@ import torch
 from posbench import reference
 from posbench.attention import Decay, build_kind
 from posbench.attention.linear import features
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.model import Block, build_model, shape_of
 from posbench.schemes import build_scheme

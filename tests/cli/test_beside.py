@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.reporting.beside import baseline_of, words_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity

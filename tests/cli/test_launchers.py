@@ -16,9 +16,9 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from posbench.composition import explained
+from posbench.composition.compose import explained
+from posbench.composition.sweep import run_application
 from posbench.config import Config, ConfigError
-from posbench.sweep import run_application
 from posbench.system import device
 from posbench.system.device import gpu_of_process
 from posbench.system.signals import Stopped
@@ -126,7 +126,9 @@ def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     given: list[list[str]] = []
-    monkeypatch.setattr("posbench.sweep.run_application", lambda name, words, *rest: given.append(words) or [])
+    monkeypatch.setattr(
+        "posbench.composition.sweep.run_application", lambda name, words, *rest: given.append(words) or []
+    )
     monkeypatch.setattr("posbench.tune.tune", lambda words, *rest: given.append(words) or {})
     assert posbench(command, "-m", "--jobs", "3", "seed=0,1").status == 0
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]

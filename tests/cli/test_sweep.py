@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from posbench.catalogue.choices import choices
+from posbench.composition.sweep import Outcome, run_application, show_outcomes, sweep_of
 from posbench.config import Config, ConfigError
-from posbench.sweep import Outcome, run_application, show_outcomes, sweep_of
 from posbench.system.console import SweepClock
 from tests.cli.commands import Give, left
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from posbench import compose, load_run, results, tune
+from posbench.catalogue import own_files
 from posbench.runs import Run
 from posbench.system.signals import Stopped
 from posbench.training import train

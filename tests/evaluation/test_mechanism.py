@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems, Split
 from posbench.evaluation.protocols import MECHANISM

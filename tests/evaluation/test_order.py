@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import posbench
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.data import overlap
 from posbench.evaluation.command import evaluate_runs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.catalogue.choices import choices
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.runs import run_folder
 from tests.conftest import small_run, write_documents

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
 from posbench.model import build_model

@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 from posbench.catalogue.choices import choices, read_row
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.reporting.comparison import Comparison, build
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics

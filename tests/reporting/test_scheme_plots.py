@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.model import build_model
 from posbench.reporting.scheme_plots import curves_of, plot_schemes
 from posbench.schemes import Scheme

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.request import Request
 from posbench.runs import Run

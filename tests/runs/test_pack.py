@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import posbench
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model
 from posbench.runs import Run

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from posbench.attention import KVCache, kernels
 from posbench.catalogue.choices import choices
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify

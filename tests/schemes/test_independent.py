@@ -18,7 +18,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_rela
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from posbench.attention.kernels import attend
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import SchemeConfig
 from posbench.model import build_model
 from posbench.schemes import Gates, Placement, Shape, build_scheme

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme
 from posbench.schemes import SCHEMES, Placement, Scheme, Shape, build_scheme

@@ -8,7 +8,7 @@ import torch
 
 from posbench.attention import build_kind
 from posbench.catalogue.choices import choices
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model import build_model, checked_scheme, shape_of
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class

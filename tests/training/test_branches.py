@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, branch_name
 from posbench.runs import Run, run_folder
 from posbench.runs.checkpoint import weights_digest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.reporting.comparison import disagreements
 from posbench.runs import Run

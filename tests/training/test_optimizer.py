@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import TrainConfig
 from posbench.schemes import Scheme, Shape
 from posbench.training.optimizer import AdamW, decayed_parameters, learning_rate

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from posbench import tracking
-from posbench.composition import compose
+from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
 from posbench.evaluation.evaluate import evaluate_run

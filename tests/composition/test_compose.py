@@ -14,9 +14,9 @@ from hydra import initialize_config_dir
 
 import posbench.catalogue.choices as files_of_choices
 from posbench.catalogue.choices import choices, description, read_row
-from posbench.composition import complete, compose, hydra_word
+from posbench.composition.compose import complete, compose, hydra_word
+from posbench.composition.sweep import run_application, sweep_of
 from posbench.config import Config, ConfigError, parse_length, token_count
-from posbench.sweep import run_application, sweep_of
 
 NOPE = {"name": "nope", "kind": "nope"}
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"], "base": 10000.0}

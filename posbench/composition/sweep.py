@@ -33,7 +33,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from posbench.catalogue.choices import conf_dir
-from posbench.composition import (
+from posbench.composition.compose import (
     VERSION_BASE,
     explained,
     hydra_word,
