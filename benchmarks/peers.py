@@ -36,8 +36,8 @@ from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.catalogue.choices import choices
 from posbench.data import Batch
-from posbench.model import Decoder
-from posbench.size import training_flops_per_token
+from posbench.model.decoder import Decoder
+from posbench.model.size import training_flops_per_token
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.training.step import TrainingStep
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import WARMUP_STEPS, Ours
 from benchmarks.shapes import SHAPES, Shape, config_of
-from posbench.size import num_parameters
+from posbench.model.size import num_parameters
 from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
 
 STEPS = 5

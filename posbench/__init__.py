@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.api import evaluate, train
     from posbench.composition.compose import compose
     from posbench.config import Config, ConfigError
-    from posbench.model import build_model
+    from posbench.model.decoder import build_model
     from posbench.reporting.report import report
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
@@ -51,7 +51,7 @@ __all__ = [
 
 _HOMES = {
     "compose": "posbench.composition.compose",
-    "build_model": "posbench.model",
+    "build_model": "posbench.model.decoder",
     "train": "posbench.api",
     "evaluate": "posbench.api",
     "load_run": "posbench.runs",

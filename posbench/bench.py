@@ -19,8 +19,8 @@ from rich.console import Console
 from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.data import Batch, ProblemBatches, Problems
-from posbench.model import build_model
-from posbench.size import cache_size, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.decoder import build_model
+from posbench.model.size import cache_size, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.training.step import TrainingStep

@@ -20,13 +20,13 @@ from posbench.bench import WARMUP_STEPS, Contender
 from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
-from posbench.cross_entropy import CHUNK
 from posbench.data import Problems
 from posbench.data.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
-from posbench.model import shape_of
-from posbench.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.decoder import shape_of
+from posbench.model.loss import CHUNK
+from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.units import count_of, duration, short_bytes, short_count
 
@@ -164,7 +164,7 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
     state: weights, gradients and two moments, 16 bytes a parameter, and the rounded weights that backward reads, 2.
     activations: what each layer keeps of a micro-batch for its backward pass, 10 C + 3 F numbers a token: the stream
     twice, both normed, q, k, v, the two rotated and the attention output; gate, up and their product. logits: of one
-    chunk, with its softmax (`posbench.cross_entropy`), and the float32 gradient of the table.
+    chunk, with its softmax (`posbench.model.loss`), and the float32 gradient of the table.
     """
     model, train = config.model, config.train
     parameters = num_parameters(config, vocab_size)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.data.tokenizer import find_bos, text_encoder
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.runs import Run
 
 

@@ -21,7 +21,7 @@ from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.data.tasks import tasks
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import mechanism, scheme_plots, tables
 from posbench.reporting.against import agreements

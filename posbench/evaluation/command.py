@@ -189,7 +189,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
     """Return what is asked of each run: no options if its scheme lacks them. Raises: ConfigError if all lack them."""
-    from posbench.model import shape_of
+    from posbench.model.decoder import shape_of
     from posbench.schemes import build_scheme
 
     requests, refused = [], {}

@@ -15,7 +15,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Dataset, Problems, Split
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
-from posbench.model import Decoder, shape_of
+from posbench.model.decoder import Decoder, shape_of
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint

@@ -12,7 +12,7 @@ import pandas as pd
 
 if TYPE_CHECKING:
     from posbench.data import Split
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from posbench.attention import build_kind
 from posbench.config import Config, ModelConfig, SchemeConfig
-from posbench.model import Decoder, shape_of
+from posbench.model.decoder import Decoder, shape_of
 from posbench.schemes import Shape, build_scheme
 
 

@@ -23,7 +23,7 @@ from posbench.data.tokenizer import find_bos
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.schemes.rotary import Rotary
 from posbench.system.files import folder_beside, publish_folder, write_text

@@ -10,7 +10,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from posbench.huggingface.configuration import PosbenchConfig
-from posbench.model import initialise
+from posbench.model.decoder import initialise
 
 
 class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Softmax
-from posbench.layers import Block
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
+from posbench.model.layers import Block
 from posbench.schemes import Scheme
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 

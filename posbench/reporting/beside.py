@@ -19,7 +19,7 @@ from posbench.catalogue.own_files import names_file
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
-from posbench.model import build_model, checked_scheme
+from posbench.model.decoder import build_model, checked_scheme
 from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs

@@ -24,7 +24,7 @@ from torch import Tensor
 from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.reporting.figures import INK, WIDTH, encoded, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme

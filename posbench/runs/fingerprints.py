@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import Config
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.runs.origin import Origin
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.

@@ -68,7 +68,7 @@ class Manifest:
     loss: float | None = None  # nats/token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    training_flops: float | None = None  # model FLOPs of all steps (`posbench.size`); None where not recorded
+    training_flops: float | None = None  # model FLOPs of all steps (`posbench.model.size`); None where not recorded
     text_tokens: int | None = None  # of the train split; None where not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished
     branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0

@@ -22,7 +22,7 @@ from posbench.system.files import sum_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Run:
         or if those options change the model's parameters.
         """
         from posbench.data.tokenizer import find_bos
-        from posbench.model import build_model
+        from posbench.model.decoder import build_model
         from posbench.runs.checkpoint import put_weights
 
         self.check_scheme_files(scheme_changed)

@@ -116,7 +116,7 @@ class Scheme(nn.Module):
     def normal(self, *sizes: int) -> nn.Parameter:
         """A parameter that begins normal, with the standard deviation of the decoder's matrices."""
         parameter = nn.Parameter(torch.empty(sizes))
-        parameter.is_drawn = True  # type: ignore[attr-defined]  # by `posbench.model.initialise`
+        parameter.is_drawn = True  # type: ignore[attr-defined]  # by `posbench.model.decoder.initialise`
         return parameter
 
     @property

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.system.signals import is_worker
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting

@@ -25,11 +25,11 @@ from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.data import Dataset, Problems
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
+from posbench.model.size import num_parameters, training_flops_per_token
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
 from posbench.runs.origin import Origin
-from posbench.size import num_parameters, training_flops_per_token
 from posbench.system.console import Say
 from posbench.system.device import Device
 from posbench.training.step import Died, TrainingStep

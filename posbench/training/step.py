@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posbench.config import Config
 from posbench.data import Batch
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.system.device import Device
 from posbench.training.optimizer import AdamW
 from posbench.training.processes import Processes

@@ -36,7 +36,7 @@ from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, order, protocol_named
-from posbench.model import Decoder, build_model, checked_scheme
+from posbench.model.decoder import Decoder, build_model, checked_scheme
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.origin import Origin, begin_with, origin_of

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.verify.specimen import Specimen, kind_of, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a kink that a larger one crosses

@@ -18,7 +18,7 @@ from posbench.attention import Kind
 from posbench.catalogue.choices import read_row
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
-from posbench.model import Block, Decoder, build_model, check_positions
+from posbench.model.decoder import Block, Decoder, build_model, check_positions
 from posbench.schemes import Placement, Scheme
 
 SHIFT = 37  # tokens

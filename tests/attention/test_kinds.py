@@ -10,7 +10,7 @@ from posbench.attention import Decay, build_kind
 from posbench.attention.linear import features
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
-from posbench.model import Block, build_model, shape_of
+from posbench.model.decoder import Block, build_model, shape_of
 from posbench.schemes import build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.schemes.rotary import Rotary
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 

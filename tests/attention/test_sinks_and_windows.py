@@ -13,8 +13,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from posbench.attention import kernels
 from posbench.attention.softmax import _within_documents
 from posbench.config import ConfigError
-from posbench.model import build_model, checked_scheme
-from posbench.size import CacheSize, cache_size
+from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.size import CacheSize, cache_size
 from posbench.training.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 

@@ -17,7 +17,7 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems, Split
 from posbench.evaluation.protocols import MECHANISM
 from posbench.evaluation.protocols.mechanism import scores
-from posbench.model import Decoder, build_model
+from posbench.model.decoder import Decoder, build_model
 
 VOCABULARY, LENGTH = 16, 64
 BACK = """

@@ -16,7 +16,7 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import LOSSES, bucket_edges, readings, window_starts, worth_beyond_near
-from posbench.model import Decoder, build_model
+from posbench.model.decoder import Decoder, build_model
 
 ORDER = PROTOCOLS["order"]
 VOCABULARY, LENGTH = 16, 64

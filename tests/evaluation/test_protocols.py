@@ -24,7 +24,7 @@ from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
 from posbench.evaluation.protocols.retrieval import _clear_of_documents, trial_starts
 from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
-from posbench.model import Decoder, build_model
+from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Run
 from posbench.runs.results import Result
 from posbench.training import train

@@ -81,7 +81,7 @@ class Moments:
         import pyarrow.parquet
 
         from posbench import runs
-        from posbench.model import Decoder
+        from posbench.model.decoder import Decoder
         from posbench.runs import checkpoint
         from posbench.training.optimizer import AdamW
 

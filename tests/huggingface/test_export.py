@@ -11,7 +11,7 @@ import posbench.huggingface
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
 from posbench.data.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.schemes.building import with_option
 from posbench.verify.specimen import certificate_config, randomise
 from tests.rows import rows

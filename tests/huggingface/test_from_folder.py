@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.runs.origin import begin_with, origin_of
 from posbench.training import train
 from tests.conftest import small_run

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from posbench.composition.compose import compose
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.reporting.scheme_plots import curves_of, plot_schemes
 from posbench.schemes import Scheme
 from posbench.schemes.alibi import slopes

@@ -14,7 +14,7 @@ import yaml
 
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.runs import Run
 from posbench.runs.results import ResultKey
 from posbench.training import train

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posbench.catalogue.choices import choices
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 
 FILE = Path(__file__).with_name("golden.json")

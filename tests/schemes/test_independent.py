@@ -20,7 +20,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 from posbench.attention.kernels import attend
 from posbench.composition.compose import compose
 from posbench.config import SchemeConfig
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.schemes import Gates, Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.schemes.path import reflected

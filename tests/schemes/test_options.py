@@ -7,7 +7,7 @@ import torch
 
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model, checked_scheme
+from posbench.model.decoder import build_model, checked_scheme
 from posbench.schemes import SCHEMES, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.rotary import Rotary
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posbench.config import SchemeConfig
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.reference.rotations import rescaled, rotation
 from posbench.schemes import Shape, build_scheme, rotate, with_option
 from posbench.schemes.building import takes_option

@@ -10,11 +10,11 @@ from posbench.attention import build_kind
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model, checked_scheme, shape_of
+from posbench.model.decoder import build_model, checked_scheme, shape_of
+from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
 from posbench.schemes.building import unreached
 from posbench.schemes.rotary import Rotary
-from posbench.size import forward_flops_per_token, num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 

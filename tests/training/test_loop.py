@@ -16,7 +16,7 @@ from posbench.config import Config, ConfigError
 from posbench.data import Batches, prepare
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
-from posbench.model import build_model
+from posbench.model.decoder import build_model
 from posbench.runs.checkpoint import load_tensors, newest
 from posbench.runs.run import initial_loss
 from posbench.training import train

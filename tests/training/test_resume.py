@@ -25,7 +25,7 @@ from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.request import Request
-from posbench.model import Decoder
+from posbench.model.decoder import Decoder
 from posbench.runs import Run, checkpoint, run_folder, state_of
 from posbench.schemes import SCHEMES, Scheme
 from posbench.system.signals import Stopped

@@ -19,7 +19,7 @@ from posbench.evaluation.protocols.protocol import Advance, Metric, Protocol
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 BEYOND = (1, 1.25, 2, 4)  # lengths that are scored, in those of the longest problem that is trained
 

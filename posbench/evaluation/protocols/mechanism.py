@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from posbench.data import Corpus, Problems
-    from posbench.layers import Block
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
+    from posbench.model.layers import Block
     from posbench.schemes import Bias
 
 WINDOWS = 32

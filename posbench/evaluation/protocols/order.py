@@ -26,7 +26,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
 WINDOWS = 64  # of the validation text, for these scores

@@ -20,7 +20,7 @@ from posbench.runs.results import perplexity
 from posbench.units import perplexity_text
 
 if TYPE_CHECKING:
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 Advance = Callable[[int], object]  # is told the tokens that were read
 Metric = tuple[str, Any, Any]  # its name, and of each stored row the sum of its values and what it is a sum of

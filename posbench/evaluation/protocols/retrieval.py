@@ -24,7 +24,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # of the three readings, in their order
 

@@ -34,7 +34,7 @@ from posbench.evaluation.windows import (
 )
 
 if TYPE_CHECKING:
-    from posbench.model import Decoder
+    from posbench.model.decoder import Decoder
 
 BUCKETS_AN_OCTAVE = 2  # of positions
 JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn

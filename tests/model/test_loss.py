@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posbench import build_model, compose
-from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
+from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 
 
 def problem(rows: int, width: int, vocab: int, dtype: torch.dtype, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

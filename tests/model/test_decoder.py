@@ -12,8 +12,8 @@ from posbench import reference
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model import build_model, checked_scheme
-from posbench.size import num_parameters
+from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 from tests.rows import rows
 from tests.schemes.trials import trial

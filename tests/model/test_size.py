@@ -8,8 +8,8 @@ import torch
 
 from posbench import compose
 from posbench.config import SchemeConfig
-from posbench.model import build_model
-from posbench.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
+from posbench.model.decoder import build_model
+from posbench.model.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
 
 LAYERS, H, HKV, D, C, V = 2, 6, 2, 16, 48, 64
 MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num_kv_heads={HKV}", f"model.head_dim={D}")

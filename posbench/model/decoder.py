@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from posbench.attention import Kind, KVCache, build_kind, check_kind
 from posbench.catalogue.own_files import place_of
 from posbench.config import Config, ConfigError, ModelConfig
-from posbench.cross_entropy import losses_and_gradient, mean_cross_entropy
-from posbench.layers import Block, Linear, RMSNorm
+from posbench.model.layers import Block, Linear, RMSNorm
+from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of

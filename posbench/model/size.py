@@ -12,7 +12,7 @@ import torch
 
 from posbench.attention import Kind, build_kind
 from posbench.config import Config
-from posbench.model import call_hooks, shape_of
+from posbench.model.decoder import call_hooks, shape_of
 from posbench.schemes import Scheme, build_scheme
 
 
