@@ -217,7 +217,7 @@ def plan(
 
     `posbench plan experiment=kexue_1b --gpus 8`, `posbench plan experiment=demo scheme=nope,alibi seed=0,1`
     """
-    from posbench import plan as planning
+    from posbench.tools import plan as planning
 
     planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, time_here=True)
     planning.show(planned, console())
@@ -238,7 +238,7 @@ def tune(
 
     `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope --jobs 2`
     """
-    from posbench.tune import tune as tune_rates
+    from posbench.tools.tune import tune as tune_rates
 
     given = [*_words(words, ctx, config_dir), *_in_parallel(jobs)]
     tune_rates(given, _train_job, say, console(), fraction, seeds)
@@ -487,7 +487,7 @@ def list_runs(
 
     Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
     """
-    from posbench import listing
+    from posbench.tools import listing
 
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
@@ -550,8 +550,8 @@ def sample(
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
-    from posbench.sampling import Drawing
-    from posbench.sampling import sample as draw
+    from posbench.tools.sampling import Drawing
+    from posbench.tools.sampling import sample as draw
 
     drawing, results = Drawing(temperature, top_k, seed), console()
     for file in scheme_files or []:
@@ -666,7 +666,7 @@ def bench(
 
     `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """
-    from posbench.bench import bench as measure
+    from posbench.tools.bench import bench as measure
 
     given = _words(words, ctx, config_dir)
     named = [word.removeprefix("scheme=") for word in given if word.startswith("scheme=")] or [scheme]

@@ -11,8 +11,8 @@ import pytest
 
 from posbench.catalogue.choices import choices, conf_dir
 from posbench.composition.compose import compose
-from posbench.plan import plan
 from posbench.runs import find_runs
+from posbench.tools.plan import plan
 from posbench.training import train
 from tests.conftest import small_run
 

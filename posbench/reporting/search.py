@@ -12,7 +12,7 @@ from posbench.reporting.statistics import best_rate
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder
 
-FIRST_PILOT = 1000  # seeds from here on are pilots', whose text differs (posbench/tune.py)
+FIRST_PILOT = 1000  # seeds from here on are pilots', whose text differs (posbench/tools/tune.py)
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
-RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tune.py)
+RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tools/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
 _RUN = re.compile(
     r"(lr=[^/\\]+/)?(?!\.)[^/\\]+/seed=[0-9]+"

@@ -129,7 +129,7 @@ def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pyt
     monkeypatch.setattr(
         "posbench.composition.sweep.run_application", lambda name, words, *rest: given.append(words) or []
     )
-    monkeypatch.setattr("posbench.tune.tune", lambda words, *rest: given.append(words) or {})
+    monkeypatch.setattr("posbench.tools.tune.tune", lambda words, *rest: given.append(words) or {})
     assert posbench(command, "-m", "--jobs", "3", "seed=0,1").status == 0
     assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
 

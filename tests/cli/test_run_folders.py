@@ -204,7 +204,7 @@ def test_a_place_that_cannot_be_written_is_named(
     file = Path.cwd() / "file"
     file.touch()
     before = left(Path.cwd())
-    for work in ("posbench.bench.bench_training", "posbench.reporting.figures.draw_all"):
+    for work in ("posbench.tools.bench.bench_training", "posbench.reporting.figures.draw_all"):
         monkeypatch.setattr(work, None)  # it is refused before
     command, *given = [word.format(file) for word in given]
     said = posbench(command, *(short if command == "train" else []), *given)

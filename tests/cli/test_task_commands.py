@@ -11,10 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from posbench import compose, load_run, results, tune
+from posbench import compose, load_run, results
 from posbench.catalogue import own_files
 from posbench.runs import Run
 from posbench.system.signals import Stopped
+from posbench.tools import tune
 from posbench.training import train
 from tests.cli.commands import Give
 from tests.training.conftest import after_step

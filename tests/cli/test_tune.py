@@ -13,7 +13,7 @@ from rich.console import Console
 from posbench import compose, load_run, results
 from posbench.data import Corpus, prepare
 from posbench.reporting.statistics import best_rate
-from posbench.tune import tune, wider_rates
+from posbench.tools.tune import tune, wider_rates
 from tests.cli.commands import Give
 
 
@@ -29,7 +29,7 @@ def table(file: str = "runs/demo/rates.csv") -> dict[str, dict[float, float]]:
 def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
     posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posbench.tune.MOST_WIDER", 1)
+    monkeypatch.setattr("posbench.tools.tune.MOST_WIDER", 1)
     short = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2"]
     words = [*short, "train.steps=12", "train.lr=1.6e-3", "scheme=nope,vo_rope"]
     said = posbench("tune", *words, "--fraction", "0.3")
@@ -134,8 +134,10 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file_beside_other_sche
         sweeps.extend(words[-2:])
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posbench.tune.run_application", train)
-    monkeypatch.setattr("posbench.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr=")))
+    monkeypatch.setattr("posbench.tools.tune.run_application", train)
+    monkeypatch.setattr(
+        "posbench.tools.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr="))
+    )
     before = "alibi,0.004,2.1234567890123457,finished,2\nnope,0.004,2.0,finished,2\n"
     Path("runs/demo").mkdir(parents=True)
     Path("runs/demo/rates.csv").write_text(f"scheme,train.lr,loss,status,seeds\n{before}")

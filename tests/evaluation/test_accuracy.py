@@ -18,7 +18,7 @@ from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.sampling import Drawing, continued
+from posbench.tools.sampling import Drawing, continued
 from posbench.training import train
 
 SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]

@@ -16,7 +16,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment
-from posbench.sampling import Drawing, sample
+from posbench.tools.sampling import Drawing, sample
 from posbench.training import train
 from tests.conftest import small_run
 from tests.runs.conftest import WORDS, Evaluate

@@ -12,10 +12,10 @@ import torch
 from benchmarks.peers import Ours
 from benchmarks.shapes import SHAPES
 from posbench import build_model
-from posbench.bench import bench_training
 from posbench.config import Config
 from posbench.data import Batch, Batches, prepare
 from posbench.system.device import choose_device
+from posbench.tools.bench import bench_training
 from posbench.training import train
 from posbench.training.step import TrainingStep
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from posbench import sampling
 from posbench.config import ConfigError
 from posbench.data.tokenizer import find_bos
 from posbench.model.decoder import build_model
-from posbench.sampling import Drawing, continued, sample
+from posbench.tools import sampling
+from posbench.tools.sampling import Drawing, continued, sample
 from posbench.training import train
 from posbench.verify.specimen import certificate_config, randomise
 

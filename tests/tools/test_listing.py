@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from posbench.listing import _lengths, exit_status, listed, show, unpacked
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.finding import pack_experiment
 from posbench.system.files import locked
+from posbench.tools.listing import _lengths, exit_status, listed, show, unpacked
 from posbench.training import train
 
 

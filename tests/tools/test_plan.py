@@ -10,13 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 from posbench import build_model, compose
-from posbench.bench import bench_training
 from posbench.cli import app
 from posbench.config import TokenizerConfig
 from posbench.data.tokenizer import TOKENIZERS
 from posbench.model.decoder import Decoder
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
-from posbench.plan import plan, training_memory
+from posbench.tools.bench import bench_training
+from posbench.tools.plan import plan, training_memory
 from posbench.training import train
 from tests.conftest import small_run, write_documents
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.attention import build_kind
-from posbench.bench import WARMUP_STEPS, Contender
 from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
@@ -28,6 +27,7 @@ from posbench.model.decoder import shape_of
 from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
+from posbench.tools.bench import WARMUP_STEPS, Contender
 from posbench.units import count_of, duration, short_bytes, short_count
 
 MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
