@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
     from posbench.config import Config, ConfigError
     from posbench.model.decoder import build_model
     from posbench.reporting.report import report
+    from posbench.reporting.table import results
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
     from posbench.system.signals import Stopped
-    from posbench.table import results
     from posbench.training import Died
 
 __all__ = [
@@ -55,7 +55,7 @@ _HOMES = {
     "train": "posbench.api",
     "evaluate": "posbench.api",
     "load_run": "posbench.runs",
-    "results": "posbench.table",
+    "results": "posbench.reporting.table",
     "report": "posbench.reporting.report",
     "SCHEMES": "posbench.schemes",
     "Config": "posbench.config",

@@ -180,7 +180,7 @@ def train(
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
     from posbench.composition.sweep import run_application, show_outcomes
-    from posbench.tracking import offline_hint
+    from posbench.runs.tracking import offline_hint
 
     given = [*(words or []), *ctx.args, *_in_parallel(jobs)]
     outcomes = run_application("posbench train", given, _train_job, say, lambda folder: run_at(folder).is_finished)

@@ -29,11 +29,11 @@ from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import encoded, inline_svg
 from posbench.reporting.published import all_published
 from posbench.reporting.report import report
+from posbench.reporting.table import read
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.schemes import scheme_class
 from posbench.system.console import console, say
-from posbench.table import read
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "scaling")

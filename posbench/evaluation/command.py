@@ -24,8 +24,8 @@ from posbench.evaluation.texts import corpus_for, dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
+from posbench.runs.tracking import offline_hint, open_tracker
 from posbench.system.console import Say, plain_table
-from posbench.tracking import offline_hint, open_tracker
 from posbench.units import short_length
 
 

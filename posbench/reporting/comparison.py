@@ -29,8 +29,8 @@ from posbench.reporting.statistics import (
     document_error,
     interval,
 )
+from posbench.reporting.table import config_of, curves, rates, settings_of
 from posbench.runs.results import MARKS
-from posbench.table import config_of, curves, rates, settings_of
 
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]

@@ -25,8 +25,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
+from posbench.reporting.table import ONSET
 from posbench.reporting.tables import half, text_of
-from posbench.table import ONSET
 from posbench.units import short_count, short_length
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position

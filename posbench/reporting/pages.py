@@ -17,7 +17,7 @@ from rich.text import Text
 
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.table import COLUMNS
+from posbench.reporting.table import COLUMNS
 from posbench.units import short_length
 from posbench.version import __version__
 

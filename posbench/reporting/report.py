@@ -24,10 +24,10 @@ from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import at_best_rates, scored, with_searches
 from posbench.reporting.statistics import MARGIN, conclusions, decided, fixed_pairs, verdict
+from posbench.reporting.table import ONSET, config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
-from posbench.table import ONSET, config_of, read, settings_of
-from posbench.tracking import log_report
+from posbench.runs.tracking import log_report
 from posbench.units import count_of, short_count
 
 

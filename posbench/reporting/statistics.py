@@ -78,7 +78,7 @@ def compare(
     published chain; margin of equivalence; pilots, seeds by which each scheme's learning rate was chosen (0: it was
     not): then a difference is tested against their `allowance`; primary, groups of schemes whose pairs were fixed
     before training: their tests do not depend on other rows; fewest, seeds of a pair that is tested. Columns: see
-    `posbench.table.COLUMNS`.
+    `posbench.reporting.table.COLUMNS`.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}

@@ -43,13 +43,13 @@ from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
+from posbench.runs.tracking import Tracker, open_tracker
 from posbench.schemes.building import seed_of, unreached
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
 from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
-from posbench.tracking import Tracker, open_tracker
 from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (

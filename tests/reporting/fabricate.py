@@ -19,11 +19,11 @@ from posbench.catalogue.choices import choices, read_row
 from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.reporting.comparison import Comparison, build
+from posbench.reporting.table import read
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.results import ResultKey
-from posbench.table import read
 
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about

@@ -19,8 +19,8 @@ import posbench
 from posbench.config import ConfigError
 from posbench.reporting.comparison import Comparison, build, check_agreement, choose
 from posbench.reporting.statistics import document_error
+from posbench.reporting.table import read
 from posbench.runs import DIED
-from posbench.table import read
 
 T = 256
 SEEDS = range(4)

@@ -22,8 +22,8 @@ from posbench.config import ConfigError
 from posbench.reporting import tables
 from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
+from posbench.reporting.table import rates
 from posbench.runs import append_metrics, find_runs
-from posbench.table import rates
 
 REFERENCE = Path("runs/reference")
 
@@ -158,7 +158,7 @@ def test_the_pilots_of_a_scheme_are_those_of_the_newest_table_that_has_it(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = ["scheme,train.lr,loss\nnope,1,0.5\n", "scheme,train.lr,loss\nnope,2,0.6\nalibi,2,0.7\n"]
-    monkeypatch.setattr("posbench.table.rates_of", lambda run: tables)
+    monkeypatch.setattr("posbench.reporting.table.rates_of", lambda run: tables)
     found = rates(posbench.results(own))
     assert found[["scheme", "train.lr", "loss"]].to_numpy().tolist() == [["nope", 1, 0.5], ["alibi", 2, 0.7]]
 

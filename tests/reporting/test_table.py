@@ -12,9 +12,9 @@ from fabricate import run_of, write_evaluation
 
 import posbench
 from posbench.reporting.pages import meaning
+from posbench.reporting.table import read
 from posbench.runs import DIED
 from posbench.runs.results import ResultKey
-from posbench.table import read
 
 
 def windows(folder: Path, scheme: str, seed: int, protocol: str, stem: object) -> pd.DataFrame:

@@ -14,10 +14,10 @@ import torch
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.reporting.comparison import disagreements
+from posbench.reporting.table import results
 from posbench.runs import Run
 from posbench.runs.finding import pack_experiment
 from posbench.system.signals import Stopped
-from posbench.table import results
 from posbench.training import train
 from tests.conftest import small_run
 from tests.training.conftest import after_step

@@ -19,14 +19,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench import tracking
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.request import Request
 from posbench.model.decoder import Decoder
-from posbench.runs import Run, checkpoint, run_folder, state_of
+from posbench.runs import Run, checkpoint, run_folder, state_of, tracking
 from posbench.schemes import SCHEMES, Scheme
 from posbench.system.signals import Stopped
 from posbench.training import train

@@ -137,7 +137,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     """One row for each run in these folders or packs, also for runs that died or cannot be read (see `status`).
 
     Arguments: tidy, one row for each scored window and metric of finished runs instead, with the run's settings.
-    `posbench.table.COLUMNS` says what each column means.
+    `posbench.reporting.table.COLUMNS` says what each column means.
     Raises: ConfigError where a place does not exist.
     """
     summary, rows = read(places)

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from posbench import tracking
 from posbench.api import evaluate
 from posbench.composition.compose import compose
 from posbench.config import Config
-from posbench.runs import Run, run_folder
+from posbench.runs import Run, run_folder, tracking
 from posbench.training import train
 from tests.training.conftest import after_step
 
