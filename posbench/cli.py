@@ -262,8 +262,8 @@ def prepare(
             f"data={config.data.name} is a task, whose problems are drawn while training: nothing to prepare"
         )
     from posbench.data import prepare as prepare_text
-    from posbench.data.copying import copying_lines
-    from posbench.data.overlap import overlap_lines
+    from posbench.data.text.copying import copying_lines
+    from posbench.data.text.overlap import overlap_lines
 
     corpus = prepare_text(config, check=check)
     results = console()

@@ -329,7 +329,7 @@ class TaskConfig(_Group):
     source: str = ruled(one_of("task"), "task")
     lengths: Any = ruled(trained_lengths, [2, 16])  # trained: the shortest and the longest, all equally often
     longest: int | None = ruled(at_least(1), None)  # that may be tested; null: four times the longest trained
-    positions: str = ruled(one_of("window", "shifted", "subset"), "window")  # see `posbench.data.problems`
+    positions: str = ruled(one_of("window", "shifted", "subset"), "window")  # see `posbench.data.tasks.problems`
     window: int | None = ruled(at_least(1), None)  # of a problem of the longest length, tokens: computed
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the task's class
 

@@ -21,7 +21,7 @@ import posbench
 from posbench import ConfigError, compose, load_run
 from posbench.config import TokenizerConfig, check_name
 from posbench.data import prepare
-from posbench.data.tokenizer import TOKENIZERS
+from posbench.data.text.tokenizer import TOKENIZERS
 from tests.cli.commands import trained  # noqa: F401
 from tests.conftest import small_run
 

@@ -294,7 +294,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     Raises: ConfigError if there is no such model, if sizes are given, or if posbench lacks its positions or tokenizer
     and no others are given.
     """
-    from posbench.data.tokenizer import CONVERT
+    from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.origin import origin_of
 
     words = HydraConfig.get().overrides.task

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config import ConfigError
-from posbench.data.corpus import Split
+from posbench.data.text.corpus import Split
 
 
 class Batch(NamedTuple):

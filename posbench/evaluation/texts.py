@@ -9,8 +9,8 @@ from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, Problems, prepare
-from posbench.data.overlap import WARN_ABOVE, find_overlap
-from posbench.data.preparation import cache_folder, find_prepared, prepare_held_out
+from posbench.data.text.overlap import WARN_ABOVE, find_overlap
+from posbench.data.text.preparation import cache_folder, find_prepared, prepare_held_out
 from posbench.runs import Run
 from posbench.system.console import Say
 from posbench.system.files import write_bytes

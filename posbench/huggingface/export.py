@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from posbench.config import Config, ConfigError
-from posbench.data.tokenizer import find_bos
+from posbench.data.text.tokenizer import find_bos
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import Stock, stock_of

@@ -36,7 +36,7 @@ def vocab_size(config: Config) -> int:
 
         return len(build_task(config.data).tokens)
     if config.tokenizer.kind in ("file", "hub"):
-        from posbench.data import tokenizer
+        from posbench.data.text import tokenizer
 
         return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
     return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size

@@ -1,1 +1,1 @@
-"""The report of an experiment: one tidy table (`posbench.reporting.table`) -> statistics -> tables and figures -> templates."""
+"""The report of an experiment: one tidy table (table.py) -> statistics -> tables and figures -> templates."""

@@ -213,7 +213,7 @@ def primary_table(c: Comparison) -> pd.DataFrame:
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
     """The best rate of each scheme by the pilots of `posbench tune`, its loss, and those at half and at twice the rate.
 
-    Arguments: rates, a row a pilot (`posbench.reporting.table.rates`). Where runs have another rate than the best, it is shown.
+    Arguments: rates, a row a pilot (`posbench.reporting.table.rates`). A rate of the runs other than the best is shown.
     """
     rows = []
     for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):

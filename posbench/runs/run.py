@@ -117,7 +117,7 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
-        from posbench.data.tokenizer import tokenizer_in
+        from posbench.data.text.tokenizer import tokenizer_in
 
         return tokenizer_in(
             self.content("tokenizer.json"), str(self.path / "tokenizer.json"), self.manifest.fingerprints.tokenizer
@@ -201,7 +201,7 @@ class Run:
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
         or if those options change the model's parameters.
         """
-        from posbench.data.tokenizer import find_bos
+        from posbench.data.text.tokenizer import find_bos
         from posbench.model.decoder import build_model
         from posbench.runs.checkpoint import put_weights
 

@@ -20,7 +20,7 @@ from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
 from posbench.data import Problems
-from posbench.data.preparation import find_prepared
+from posbench.data.text.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.decoder import shape_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.data.tokenizer import find_bos, text_encoder
+from posbench.data.text.tokenizer import find_bos, text_encoder
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
 

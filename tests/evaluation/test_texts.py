@@ -16,7 +16,7 @@ from rich.console import Console
 import posbench
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
-from posbench.data import overlap
+from posbench.data.text import overlap
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, text_named

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
 from posbench.config import ConfigError, SchemeConfig, TokenizerConfig
-from posbench.data.tokenizer import TOKENIZERS
+from posbench.data.text.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model
 from posbench.model.decoder import build_model
 from posbench.schemes.building import with_option

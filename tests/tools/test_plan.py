@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from posbench import build_model, compose
 from posbench.cli import app
 from posbench.config import TokenizerConfig
-from posbench.data.tokenizer import TOKENIZERS
+from posbench.data.text.tokenizer import TOKENIZERS
 from posbench.model.decoder import Decoder
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.tools.bench import bench_training

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posbench.config import ConfigError
-from posbench.data.tokenizer import find_bos
+from posbench.data.text.tokenizer import find_bos
 from posbench.model.decoder import build_model
 from posbench.tools import sampling
 from posbench.tools.sampling import Drawing, continued, sample

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from posbench.data.copying import DISTANCES, MATCHES, copied_share
-from posbench.data.corpus import Split
+from posbench.data.text.copying import DISTANCES, MATCHES, copied_share
+from posbench.data.text.corpus import Split
 
 LENGTH = 48
 

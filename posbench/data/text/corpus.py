@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from posbench.data.tokenizer import tokenizer_in
+from posbench.data.text.tokenizer import tokenizer_in
 from posbench.system.files import read_json, sum_of, write_json
 
 SPLITS = ("train", "validation", "test")
@@ -94,7 +94,7 @@ class Corpus:
     vocab_size: int
     bos_id: int
     has_exact_bytes: bool  # whether `Split.token_bytes` is exact within documents
-    overlap: Mapping[str, Any]  # how much of the held-out text also occurs in train (`posbench.data.overlap`)
+    overlap: Mapping[str, Any]  # how much of the held-out text also occurs in train (`posbench.data.text.overlap`)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

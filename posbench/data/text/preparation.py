@@ -1,6 +1,6 @@
 """Prepare the text of a configuration once, and find it again at once: read, tokenize, and keep the tokens in a cache.
 
-    <cache>/corpora/<request>/           a corpus (see `posbench.data.corpus`); the request is a hash of what was asked
+    <cache>/corpora/<request>/           a corpus (corpus.py); the request is a hash of what was asked
                                          for, and of what the source is recognised by
     <cache>/corpora/<request>.lock       one process prepares a text, others wait for it
     .../<request>/overlap-<another>.json how much of this text also occurs in another that models were trained on
@@ -24,7 +24,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
-from posbench.data.corpus import (
+from posbench.data.text.corpus import (
     SPLITS,
     Corpus,
     DamagedCorpusError,
@@ -34,11 +34,11 @@ from posbench.data.corpus import (
     open_splits,
     write_contents,
 )
-from posbench.data.overlap import WARN_ABOVE, measure_overlap
-from posbench.data.sotu import Sotu
-from posbench.data.sources import Files, Hub, Source, Splitter
-from posbench.data.stdlib import StandardLibrary
-from posbench.data.tokenizer import (
+from posbench.data.text.overlap import WARN_ABOVE, measure_overlap
+from posbench.data.text.sotu import Sotu
+from posbench.data.text.sources import Files, Hub, Source, Splitter
+from posbench.data.text.stdlib import StandardLibrary
+from posbench.data.text.tokenizer import (
     TOKENIZERS,
     bos_token,
     byte_lengths,

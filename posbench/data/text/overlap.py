@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from posbench.data.corpus import Corpus, Split
-from posbench.data.tokenizer import pieces
+from posbench.data.text.corpus import Corpus, Split
+from posbench.data.text.tokenizer import pieces
 from posbench.system.files import read_json, write_json
 
 Hashes = NDArray[np.uint64]

@@ -20,12 +20,13 @@ from tokenizers import Tokenizer, normalizers
 
 import posbench
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus, preparation, prepare, sources, tokenizer
-from posbench.data.corpus import SPLITS
-from posbench.data.preparation import prepare_held_out
-from posbench.data.sources import Splitter, draw_of, split_of
-from posbench.data.stdlib import StandardLibrary
-from posbench.data.tokenizer import BOS
+from posbench.data import Corpus, prepare
+from posbench.data.text import preparation, sources, tokenizer
+from posbench.data.text.corpus import SPLITS
+from posbench.data.text.preparation import prepare_held_out
+from posbench.data.text.sources import Splitter, draw_of, split_of
+from posbench.data.text.stdlib import StandardLibrary
+from posbench.data.text.tokenizer import BOS
 
 Files = Callable[..., Config]
 
@@ -89,7 +90,8 @@ def test_text_for_tuning_is_cut_from_train_alone(files: Files, books: Path) -> N
 
 _PREPARE = """
 import json, sys, time, posbench
-from posbench.data import prepare, preparation
+from posbench.data import prepare
+from posbench.data.text import preparation
 config = posbench.compose(['data=files', f'data.path={sys.argv[1]}', 'tokenizer=bytes'])
 start = time.perf_counter(); corpus = prepare(config); seconds = time.perf_counter() - start
 loaded = [name for name in ('datasets', 'pyarrow', 'pandas', 'torch', 'wandb') if name in sys.modules]

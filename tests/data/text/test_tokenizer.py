@@ -16,8 +16,8 @@ from prose import prose
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
-from posbench.data import tokenizer as module
-from posbench.data.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, pieces, vocab_size
+from posbench.data.text import tokenizer as module
+from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, pieces, vocab_size
 
 
 @cache
@@ -139,7 +139,7 @@ def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.M
 def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
     code = (
         "from prose import prose\n"
-        "from posbench.config import TokenizerConfig; from posbench.data.tokenizer import *\n"
+        "from posbench.config import TokenizerConfig; from posbench.data.text.tokenizer import *\n"
         "texts = [prose(n, 400)[n % 9:] for n in range(400)]\n"
         "print(fingerprint(train_bpe(TokenizerConfig(kind='bpe', vocab_size=900), texts)))"
     )

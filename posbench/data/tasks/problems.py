@@ -28,9 +28,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.batches import Batch
-from posbench.data.corpus import SPLITS
 from posbench.data.tasks import build_task
-from posbench.data.tokenizer import fingerprint
+from posbench.data.text.corpus import SPLITS
+from posbench.data.text.tokenizer import fingerprint
 
 _SIDES = {
     "test": (0,),

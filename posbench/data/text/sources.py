@@ -1,7 +1,7 @@
 """Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
 
-A source yields whole documents, split by split, one at a time (files by `posbench.data.formats`). To add a source,
-write a class, name it in `posbench.data.preparation.SOURCES`, and add a YAML file to `conf/data/`.
+A source yields whole documents, split by split, one at a time (files by `posbench.data.text.formats`). To add a source,
+write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a YAML file to `conf/data/`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posbench.config import ConfigError, DataConfig, nearest
-from posbench.data.formats import ROW_SUFFIXES, TEXT_SUFFIXES, read_texts, suffix_of
-from posbench.data.tokenizer import check_hub
+from posbench.data.text.formats import ROW_SUFFIXES, TEXT_SUFFIXES, read_texts, suffix_of
+from posbench.data.text.tokenizer import check_hub
 
 Document = TypeVar("Document")
 # Descriptions of a data set, by the names that `datasets` and its hub give them
