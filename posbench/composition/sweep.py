@@ -44,9 +44,9 @@ from posbench.composition.compose import (
     with_experiment,
 )
 from posbench.config import Config, ConfigError
+from posbench.config.units import count_of
 from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table
 from posbench.system.signals import Stopped
-from posbench.units import count_of
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from posbench.catalogue.own_files import name_file
 from posbench.config import ConfigError
+from posbench.config.units import short_length
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
@@ -26,7 +27,6 @@ from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.runs.tracking import offline_hint, open_tracker
 from posbench.system.console import Say, plain_table
-from posbench.units import short_length
 
 
 def evaluate_runs(

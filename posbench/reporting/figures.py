@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.table import ONSET
 from posbench.reporting.tables import half, text_of
-from posbench.units import short_count, short_length
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
 GRID = "#d5dae0"

@@ -15,6 +15,7 @@ import pandas as pd
 from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
+from posbench.config.units import count_of, short_count
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
@@ -28,7 +29,6 @@ from posbench.reporting.table import ONSET, config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.runs.tracking import log_report
-from posbench.units import count_of, short_count
 
 
 def report(

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.config.units import decimals, perplexity_text, short_count, short_length
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
 from posbench.runs.results import MARKS
-from posbench.units import decimals, perplexity_text, short_count, short_length
 
 DASH = "–"
 Text = Mapping[str, str]

@@ -20,13 +20,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
+from posbench.config.units import count_of, short_count
 from posbench.reporting import mechanism, tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
 from posbench.reporting.table import config_of, crossing, curves, rates
 from posbench.runs import UNREADABLE
 from posbench.runs.results import MARKS
-from posbench.units import count_of, short_count
 
 KEPT = 0.9  # share of the way from chance to 1 above which a task counts as kept
 PLACE = ["scheme", "seed", "under", "length"]

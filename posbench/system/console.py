@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from posbench.units import duration, short_count
+from posbench.config.units import duration, short_count
 
 Say = Callable[[str], object]  # prints one line to the user
 

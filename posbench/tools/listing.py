@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.config import ConfigError
+from posbench.config.units import count_of, duration, short_count, short_length
 from posbench.runs import DIED, FINISHED, INTERRUPTED, STOPPED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import ResultKey
 from posbench.system.console import plain_table
-from posbench.units import count_of, duration, short_count, short_length
 
 FAILED = (DIED, UNREADABLE)
 _COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}

@@ -19,6 +19,7 @@ from posbench.attention import build_kind
 from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
+from posbench.config.units import count_of, duration, short_bytes, short_count
 from posbench.data import Problems
 from posbench.data.text.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
@@ -28,7 +29,6 @@ from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, Contender
-from posbench.units import count_of, duration, short_bytes, short_count
 
 MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
 MOST_SECONDS = 20.0  # that timing this machine may take

@@ -23,6 +23,7 @@ from rich.console import Console
 from posbench.composition.compose import compose, quoted
 from posbench.composition.sweep import run_application, sweep_of
 from posbench.config import Config, ConfigError
+from posbench.config.units import count_of
 from posbench.reporting.statistics import best_rate
 from posbench.reporting.tables import rate_table
 from posbench.runs import DIED, FINISHED, Run, run_at, state_of
@@ -30,7 +31,6 @@ from posbench.runs.pack import RATES
 from posbench.system.console import Say, plain_table
 from posbench.system.files import write_text
 from posbench.training import Died
-from posbench.units import count_of
 
 SEED = 1000  # of the first pilots; further ones have the next
 FACTOR = 2.0  # between two rates

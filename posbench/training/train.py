@@ -32,6 +32,7 @@ from rich.console import Console
 from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
+from posbench.config.units import short_count
 from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
@@ -62,7 +63,6 @@ from posbench.training.resume import (
     trunk_checkpoint,
 )
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
-from posbench.units import short_count
 
 ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from torchrun
 _runs_of_process = itertools.count()

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from posbench.attention import KINDS
 from posbench.catalogue.choices import choices, description, read_row
+from posbench.config.units import count_of
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.system.console import say
-from posbench.units import count_of
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
 

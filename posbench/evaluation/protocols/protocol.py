@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.config.units import perplexity_text
 from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
-from posbench.units import perplexity_text
 
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder

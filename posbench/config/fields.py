@@ -11,162 +11,32 @@ the field, the value and the remedy.
 # ruff: noqa: RUF009 (the functions called as defaults return `dataclasses.field`s)
 from __future__ import annotations
 
-import difflib
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar
 
-from posbench.units import short_count, whole_number
-
-MISSING: Any = (
-    "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
+from posbench.config.rules import (
+    LEARNING_RATE,
+    MISSING,
+    ConfigError,
+    at_least,
+    between,
+    branch_name,
+    check_name,
+    learning_rates,
+    list_of,
+    one_of,
+    parse_length,
+    require,
+    ruled,
+    schemes_of_a_group,
+    scored_length,
+    token_count,
+    trained_lengths,
+    user_path,
 )
-
-
-class ConfigError(ValueError):
-    """A value that a user can fix: the message names the cause, the value and what to do."""
-
-
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """`"; did you mean 'qk_rope'?"` for the closest of `known`, or the empty string when none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def check_name(what: str, name: str) -> str:
-    """Hold a name that becomes a folder to letters of any script, digits and `._=+-`, at most 240 bytes of them.
-
-    Raises: ConfigError, so that no name leaves the runs folder or is hidden in it.
-    """
-    if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
-        raise ConfigError(
-            f"{what}={name!r} cannot name a folder: use letters, digits and . _ = + - (at most 240 bytes), beginning "
-            "with a letter or digit"
-        )
-    return name
-
-
-def branch_name(trunk: str, tokens: int) -> str:
-    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
-    return f"{trunk}-{short_count(tokens)}"
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)
-
-
-# ---------------------------------------------------------------- rules about single values
-
-Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value as it is kept; raises ConfigError
-
-
-def ruled(rule: Rule, default: Any = MISSING) -> Any:
-    """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"rule": rule, "type": list})
-    return field(default=default, metadata={"rule": rule})
-
-
-def between(low: float, high: float = math.inf) -> Rule:
-    """Finite numbers from `low` to `high`."""
-
-    def rule(what: str, value: Any) -> Any:
-        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # NaN lies nowhere
-        limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
-        _require(holds, f"{what}={value} is out of range: it must {limits}")
-        return value
-
-    return rule
-
-
-def at_least(low: float) -> Rule:
-    """Finite numbers from `low` on."""
-    return between(low)
-
-
-def one_of(*known: str) -> Rule:
-    """These words."""
-
-    def rule(what: str, value: Any) -> Any:
-        hint = nearest(str(value), known)
-        _require(value in known, f"{what}={value!r} is not known{hint} (known: {', '.join(known)})")
-        return value
-
-    return rule
-
-
-def list_of(rule: Rule) -> Rule:
-    """Lists of such values."""
-
-    def of_list(what: str, values: Any) -> list[Any]:
-        _require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
-        return [rule(what, value) for value in values]
-
-    return of_list
-
-
-def token_count(what: str, value: Any) -> int:
-    """A number of tokens, of words such as `200k`, `20M` or `1e6` too. Raises: ConfigError."""
-    count = whole_number(value)
-    if count is None:
-        raise ConfigError(f"{what}={value!r} is not a number of tokens: give a whole number, or 200k, 20M, 2.5B, 1e6")
-    return count
-
-
-def parse_length(what: str, value: Any, least: int = 2) -> int:
-    """The length of a window in tokens, of words such as `8k` too, which is 8192. Raises: ConfigError."""
-    count = whole_number(value, 1024)
-    if count is None or not least <= count <= 1 << 24:
-        raise ConfigError(
-            f"{what}={value!r} is not a length: give a number from {least} to 16m, such as 4096 or 8k (8192)"
-        )
-    return count
-
-
-def scored_length(what: str, value: Any) -> int:
-    """A length that is scored: tokens of text, 2 or more, or items of a task, 1 or more. Raises: ConfigError."""
-    return parse_length(what, value, least=1)
-
-
-def trained_lengths(what: str, value: Any) -> list[int]:
-    """The shortest and the longest problems that are trained, items. Raises: ConfigError."""
-    holds = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
-    _require(
-        holds and 1 <= value[0] <= value[1],
-        f"{what}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
-    )
-    return list(value)
-
-
-LEARNING_RATE = between(1e-12, 10)
-
-
-def learning_rates(what: str, value: Any) -> dict[str, float]:
-    """Learning rates by scheme. Raises: ConfigError."""
-    _require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
-    return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
-
-
-def schemes_of_a_group(what: str, value: Any) -> str:
-    """Names of two or more schemes with spaces between them. Raises: ConfigError."""
-    holds = isinstance(value, str) and len(value.split()) > 1
-    _require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
-    return str(value)
-
-
-def user_path(what: str, value: Any) -> Any:
-    """A path, or a list of paths, with `~` expanded. Raises: ConfigError."""
-    if isinstance(value, list):
-        return [user_path(what, each) for each in value]
-    _require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
-    return os.path.expanduser(value)  # noqa: PTH111 (`~` of an unknown user stays as it is)
 
 
 @dataclass
@@ -198,7 +68,7 @@ class SchemeConfig(_Group):
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
         """From the flat form of `conf/scheme/*.yaml`, where the options stand beside `name` and `kind`."""
         for key in ("name", "kind"):
-            _require(
+            require(
                 key in mapping,
                 f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
@@ -236,16 +106,16 @@ class ModelConfig(_Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
+        require(
             self.head_dim is not None or self.d_model % self.num_heads == 0,
             f"model.d_model={self.d_model} does not divide into model.num_heads={self.num_heads} heads: "
             "change one, or set model.head_dim",
         )
-        _require(
+        require(
             self.head_width % 2 == 0,
             f"model.head_dim={self.head_width} is odd: rotations turn pairs of channels, so choose an even number",
         )
-        _require(
+        require(
             self.num_heads % self.kv_heads == 0,
             f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads={self.kv_heads}: "
             "change one, because every key/value head serves the same number of query heads",
@@ -296,23 +166,23 @@ class DataConfig(_Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source == "files":
-            _require(
+            require(
                 (self.path is not None) != (self.train_path is not None),
                 "data=files needs data.path='...' (files to be split by document) or data.train_path='...' "
                 "with data.validation_path='...' (one of the two)",
             )
-            _require(
+            require(
                 self.train_path is None or self.validation_path is not None,
                 "data.train_path is given without data.validation_path: name the held-out files too, or give "
                 "data.path alone to have them split by document",
             )
         else:
-            _require(
+            require(
                 [self.path, self.train_path, self.validation_path, self.test_path] == 4 * [None],
                 f"data.path and data.train_path are for your own files, but the source is {self.source!r}: give "
                 "data=files too (in the YAML of an experiment: '- override /data: files' under 'defaults:')",
             )
-        _require(
+        require(
             self.source != "hub" or bool(self.repository),
             "data=hub needs data.repository=owner/name, such as HuggingFaceFW/fineweb-edu",
         )
@@ -336,7 +206,7 @@ class TaskConfig(_Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.longest = self.longest or 4 * self.lengths[1]
-        _require(
+        require(
             self.longest >= self.lengths[1],
             f"data.longest={self.longest} is shorter than the longest that is trained, {self.lengths[1]} items "
             f"(data.lengths={self.lengths}): raise it, or leave it out",
@@ -368,8 +238,8 @@ class TokenizerConfig(_Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
-        _require(self.kind != "hub" or bool(self.name), "tokenizer=hub needs tokenizer.name=..., such as gpt2")
+        require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
+        require(self.kind != "hub" or bool(self.name), "tokenizer=hub needs tokenizer.name=..., such as gpt2")
 
 
 @dataclass
@@ -412,25 +282,25 @@ class TrainConfig(_Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
+        require(
             self.steps is not None or self.tokens is not None,
             "give train.steps=... or train.tokens=...: neither is set",
         )
-        _require(
+        require(
             self.batch_size % self.accumulation == 0,
             f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} "
             "equal micro-batches",
         )
-        _require(
+        require(
             self.num_steps > 0,
             f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
             f"{self.tokens_per_step} tokens: raise it, or lower train.batch_size",
         )
-        _require(
+        require(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),
             f"train.device={self.device!r} is not known: give auto, cpu, cuda or cuda:<number>",
         )
-        _require(
+        require(
             self.order_every is None or self.context_length >= 128,
             f"train.order_every={self.order_every} scores order more than 32 tokens back, and train.context_length="
             f"{self.context_length} is too short for it: give 128 or more, or leave it out",
@@ -446,23 +316,23 @@ class TrainConfig(_Group):
             return
         for what, tokens in family.items():
             self._check_whole(what, tokens)
-        _require(
+        require(
             self.schedule == "wsd",
             f"train.schedule={self.schedule} has no branches: set train.schedule=wsd, or leave out "
             "train.branch_tokens and train.trunk_tokens",
         )
-        _require(
+        require(
             self.steps is None and self.tokens is not None,
             "train.branch_tokens and train.trunk_tokens are counted in tokens: set train.steps=null and train.tokens",
         )
         self._check_whole("train.tokens", self.tokens)
-        _require(
+        require(
             sorted({*self.branch_tokens}) == self.branch_tokens and max(self.branch_tokens, default=0) < self.tokens,
             f"train.branch_tokens={self.branch_tokens} must be in ascending order, below the trunk's "
             f"train.tokens={self.tokens}",
         )
         shortest = min([*self.branch_tokens, self.tokens])
-        _require(
+        require(
             self._decay_begins(shortest // self.tokens_per_step) >= self.warmup_steps,
             f"the decay of a run of {shortest} tokens would begin before the {self.warmup_steps} steps of warm-up end "
             f"(train.warmup_ratio={self.warmup_ratio} of the trunk's {self.trunk_steps} steps): lower "
@@ -472,7 +342,7 @@ class TrainConfig(_Group):
     def _check_whole(self, what: str, tokens: int) -> None:
         """Runs of a family are counted in whole steps."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
-        _require(
+        require(
             tokens == whole,
             f"{what}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, which runs with "
             f"branches need: the nearest is {whole}",
@@ -616,7 +486,7 @@ class Config(_Group):
             self.data = TaskConfig.from_mapping(self.data)
         entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
         self.check_vocabulary(entries)
-        _require(
+        require(
             not (self.is_task and self.train.order_every),
             f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
             "leave it out",
@@ -631,7 +501,7 @@ class Config(_Group):
                 'to it, write {"bos_token": "..."} with its own token into tokenizer_config.json beside tokenizer.json'
             )
         rows = self.model.vocab_size
-        _require(
+        require(
             rows is None or rows >= entries, f"the tokenizer has {entries} tokens but model.vocab_size={rows}: {remedy}"
         )
 
@@ -694,6 +564,8 @@ class Config(_Group):
         from omegaconf import OmegaConf
         from omegaconf.errors import ConfigKeyError
 
+        from posbench.config.keys import no_setting  # which reads the fields of this module
+
         schema = OmegaConf.structured(cls)
         if mapping.get("data", {}).get("source") != "task":
             schema.data = OmegaConf.structured(DataConfig)
@@ -718,54 +590,3 @@ def _without_references(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_references(inner) for inner in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-# ---------------------------------------------------------------- keys and their types
-
-_MEANT = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
-_TYPES = {
-    list: "a list",
-    int: "a whole number, such as 8",
-    float: "a number, such as 0.001",
-    bool: "true or false",
-    str: "text",
-}
-
-
-@cache
-def settings() -> dict[str, Any]:
-    """Return the type of each key of a configuration, such as `train` and `train.lr`. Paths have the type `Path`."""
-    groups = [("", Config), *get_type_hints(Config).items()]
-    groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
-    types: dict[str, Any] = {}
-    for group, cls in groups:
-        hints = get_type_hints(cls) if is_dataclass(cls) else {}
-        for each in fields(cls) if hints else ():
-            hint = Path if each.metadata.get("rule") is user_path else hints[each.name]
-            types[f"{group}.{each.name}".lstrip(".")] = each.metadata.get("type", hint)
-    return types
-
-
-def is_text(key: str) -> bool:
-    """Return whether a key's value is a text, a path, or a list of texts, so that `1e3` is no number there."""
-    hint = settings().get(key)
-    return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
-
-
-def type_words(key: str) -> str:
-    """Return what a key's value must be: `true or false`; the empty string if its own rule says."""
-    hint = settings().get(key)
-    kinds = (hint, get_origin(hint), *get_args(hint))
-    words = next((words for kind, words in _TYPES.items() if kind in kinds), "")
-    return f"{words}, or null" if words and NoneType in kinds else words
-
-
-def no_setting(key: str) -> str:
-    """Return the sentence that refuses an unknown key, with the nearest known ones."""
-    group, _, name = key.rpartition(".")
-    name = _MEANT.get(name, name)
-    same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
-    hint = f"; did you mean {' or '.join(map(repr, same))}?" if 0 < len(same) < 3 else nearest(key, settings())
-    if group.partition(".")[0] == "experiment" and key.split(".")[1] in settings():
-        hint = "; begin the experiment's file with '# @package _global_'"
-    return f"there is no setting {key!r}{hint} (posbench train --cfg job shows them all)"

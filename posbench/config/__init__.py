@@ -1,0 +1,48 @@
+"""What a run may be, as dataclasses that check themselves (fields.py), the rules (rules.py), keys and units.
+
+This package imports no torch and nothing else of posbench.
+"""
+
+from posbench.config.fields import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    SchemeConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrainConfig,
+    chosen_experiment,
+)
+from posbench.config.keys import is_text, no_setting, type_words
+from posbench.config.rules import (
+    ConfigError,
+    branch_name,
+    check_name,
+    nearest,
+    parse_length,
+    scored_length,
+    token_count,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "SchemeConfig",
+    "TaskConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "branch_name",
+    "check_name",
+    "chosen_experiment",
+    "is_text",
+    "nearest",
+    "no_setting",
+    "parse_length",
+    "scored_length",
+    "token_count",
+    "type_words",
+]

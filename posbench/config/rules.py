@@ -1,0 +1,158 @@
+"""The error for what a user can fix, and rules about single values of a configuration."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from posbench.config.units import short_count, whole_number
+
+MISSING: Any = (
+    "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
+)
+
+
+class ConfigError(ValueError):
+    """A value that a user can fix: the message names the cause, the value and what to do."""
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """`"; did you mean 'qk_rope'?"` for the closest of `known`, or the empty string when none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_name(what: str, name: str) -> str:
+    """Hold a name that becomes a folder to letters of any script, digits and `._=+-`, at most 240 bytes of them.
+
+    Raises: ConfigError, so that no name leaves the runs folder or is hidden in it.
+    """
+    if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
+        raise ConfigError(
+            f"{what}={name!r} cannot name a folder: use letters, digits and . _ = + - (at most 240 bytes), beginning "
+            "with a letter or digit"
+        )
+    return name
+
+
+def branch_name(trunk: str, tokens: int) -> str:
+    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
+    return f"{trunk}-{short_count(tokens)}"
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)
+
+
+# ---------------------------------------------------------------- rules about single values
+
+Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value as it is kept; raises ConfigError
+
+
+def ruled(rule: Rule, default: Any = MISSING) -> Any:
+    """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"rule": rule, "type": list})
+    return field(default=default, metadata={"rule": rule})
+
+
+def between(low: float, high: float = math.inf) -> Rule:
+    """Finite numbers from `low` to `high`."""
+
+    def rule(what: str, value: Any) -> Any:
+        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # NaN lies nowhere
+        limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
+        require(holds, f"{what}={value} is out of range: it must {limits}")
+        return value
+
+    return rule
+
+
+def at_least(low: float) -> Rule:
+    """Finite numbers from `low` on."""
+    return between(low)
+
+
+def one_of(*known: str) -> Rule:
+    """These words."""
+
+    def rule(what: str, value: Any) -> Any:
+        hint = nearest(str(value), known)
+        require(value in known, f"{what}={value!r} is not known{hint} (known: {', '.join(known)})")
+        return value
+
+    return rule
+
+
+def list_of(rule: Rule) -> Rule:
+    """Lists of such values."""
+
+    def of_list(what: str, values: Any) -> list[Any]:
+        require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
+        return [rule(what, value) for value in values]
+
+    return of_list
+
+
+def token_count(what: str, value: Any) -> int:
+    """A number of tokens, of words such as `200k`, `20M` or `1e6` too. Raises: ConfigError."""
+    count = whole_number(value)
+    if count is None:
+        raise ConfigError(f"{what}={value!r} is not a number of tokens: give a whole number, or 200k, 20M, 2.5B, 1e6")
+    return count
+
+
+def parse_length(what: str, value: Any, least: int = 2) -> int:
+    """The length of a window in tokens, of words such as `8k` too, which is 8192. Raises: ConfigError."""
+    count = whole_number(value, 1024)
+    if count is None or not least <= count <= 1 << 24:
+        raise ConfigError(
+            f"{what}={value!r} is not a length: give a number from {least} to 16m, such as 4096 or 8k (8192)"
+        )
+    return count
+
+
+def scored_length(what: str, value: Any) -> int:
+    """A length that is scored: tokens of text, 2 or more, or items of a task, 1 or more. Raises: ConfigError."""
+    return parse_length(what, value, least=1)
+
+
+def trained_lengths(what: str, value: Any) -> list[int]:
+    """The shortest and the longest problems that are trained, items. Raises: ConfigError."""
+    holds = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
+    require(
+        holds and 1 <= value[0] <= value[1],
+        f"{what}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
+    )
+    return list(value)
+
+
+LEARNING_RATE = between(1e-12, 10)
+
+
+def learning_rates(what: str, value: Any) -> dict[str, float]:
+    """Learning rates by scheme. Raises: ConfigError."""
+    require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
+    return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
+
+
+def schemes_of_a_group(what: str, value: Any) -> str:
+    """Names of two or more schemes with spaces between them. Raises: ConfigError."""
+    holds = isinstance(value, str) and len(value.split()) > 1
+    require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
+    return str(value)
+
+
+def user_path(what: str, value: Any) -> Any:
+    """A path, or a list of paths, with `~` expanded. Raises: ConfigError."""
+    if isinstance(value, list):
+        return [user_path(what, each) for each in value]
+    require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
+    return os.path.expanduser(value)  # noqa: PTH111 (`~` of an unknown user stays as it is)
