@@ -33,6 +33,7 @@ from posbench.config.rules import (
     ruled,
     schemes_of_a_group,
     scored_length,
+    step_count,
     token_count,
     trained_lengths,
     user_path,
@@ -250,7 +251,7 @@ class TrainConfig(_Group):
     the trunk's steps and a decay by a run's own, so a branch is the same run as its trunk until its decay begins.
     """
 
-    steps: int | None = ruled(at_least(1), None)  # optimizer steps; null: as many whole steps as `tokens` allows
+    steps: Any = ruled(step_count, None)  # optimizer steps; null: as many whole steps as `tokens` allows
     tokens: Any = ruled(token_count, None)  # token budget; ignored if `steps` is set
     context_length: Any = ruled(parse_length)  # T, tokens
     batch_size: int = ruled(at_least(1))  # B, sequences per step (all micro-batches together)
@@ -272,12 +273,12 @@ class TrainConfig(_Group):
     device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto: bfloat16 where it is fast
     compile: bool | None = None  # null: where it pays
-    validate_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
+    validate_every: Any = ruled(step_count, None)  # steps; null: ten times per run
     order_every: Any = ruled(token_count, None)  # tokens between scores of distant order while training; null: none
     validation_tokens: Any = ruled(token_count, 65_536)  # scored at each of these and after the last step
-    checkpoint_every: int | None = ruled(at_least(1), None)  # steps; null: ten times per run
+    checkpoint_every: Any = ruled(step_count, None)  # steps; null: ten times per run
     keep_checkpoints: int = ruled(at_least(2), 2)
-    log_every: int = ruled(at_least(1), 10)  # steps between lines of metrics.jsonl
+    log_every: Any = ruled(step_count, 10)  # steps between lines of metrics.jsonl
     max_skipped_steps: int = ruled(at_least(0), 10)  # for NaN or infinity; with more the run has died
 
     def __post_init__(self) -> None:

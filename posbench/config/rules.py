@@ -101,16 +101,21 @@ def list_of(rule: Rule) -> Rule:
     return of_list
 
 
-def token_count(what: str, value: Any) -> int:
-    """A number of tokens, of words such as `200k`, `20M` or `1e6` too. Raises: ConfigError."""
+def token_count(what: str, value: Any, unit: str = "tokens") -> int:
+    """Return a number of tokens, also from words such as `200k`, `20M` or `1e6`; k is 1,000. Raises: ConfigError."""
     count = whole_number(value)
     if count is None:
-        raise ConfigError(f"{what}={value!r} is not a number of tokens: give a whole number, or 200k, 20M, 2.5B, 1e6")
+        raise ConfigError(f"{what}={value!r} is not a number of {unit}: give a whole number, or 200k, 20M, 2.5B, 1e6")
     return count
 
 
+def step_count(what: str, value: Any) -> int:
+    """Return a number of steps, 1 or more, also from words such as `2k` (2,000). Raises: ConfigError."""
+    return int(at_least(1)(what, token_count(what, value, "steps")))
+
+
 def parse_length(what: str, value: Any, least: int = 2) -> int:
-    """The length of a window in tokens, of words such as `8k` too, which is 8192. Raises: ConfigError."""
+    """Return the length of a window in tokens, also from words such as `8k`; k is 1,024. Raises: ConfigError."""
     count = whole_number(value, 1024)
     if count is None or not least <= count <= 1 << 24:
         raise ConfigError(

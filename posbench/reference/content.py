@@ -39,8 +39,7 @@ class Dape(Definition):
         self.slopes = alibi_slopes(config.model.num_heads)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        W, H, D = self.weights, len(rows.queries), self.config.model.head_dim
-        assert D is not None
+        W, H, D = self.weights, len(rows.queries), self.config.model.head_width
         a = [-slope * rows.distance(t, s) for slope in self.slopes]
         scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(D) for g in range(H)]
         hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
@@ -54,8 +53,7 @@ class Path(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
         super().__init__(config, weights)
         model = config.model
-        assert model.head_dim is not None and model.num_kv_heads is not None
-        self.D, self.group = model.head_dim, model.num_heads // model.num_kv_heads
+        self.D, self.group = model.head_width, model.num_heads // model.kv_heads
 
     def gate(self, x: Array, h: int) -> Array:
         W, g = self.weights, h // self.group
@@ -77,8 +75,7 @@ class SelectiveRope(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(config, weights)
         model = config.model
-        assert model.head_dim is not None and model.num_kv_heads is not None
-        self.half, self.group = model.head_dim // 2, model.num_heads // model.num_kv_heads
+        self.half, self.group = model.head_width // 2, model.num_heads // model.kv_heads
         self.w = np.array([base ** (-t / self.half) for t in range(self.half)])
 
     def gate(self, x: Array, h: int) -> Array:
@@ -105,8 +102,7 @@ class Repo(Definition):
     ) -> None:
         super().__init__(config, weights)
         model = config.model
-        assert model.head_dim is not None and model.num_kv_heads is not None
-        self.group, half = model.num_heads // model.num_kv_heads, model.head_dim // 2
+        self.group, half = model.num_heads // model.kv_heads, model.head_width // 2
         self.w = np.array([base ** (-t / half) for t in range(half)])
 
     def gate(self, x: Array, h: int) -> float:

@@ -74,8 +74,7 @@ def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], lis
     A row whose values are its keys has no columns for values; a kind without content has none for q and k.
     """
     model = config.model
-    D, H, Hkv = model.head_dim, model.num_heads, model.num_kv_heads
-    assert D is not None and Hkv is not None
+    D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
     heads = [packed[:, n * D : (n + 1) * D] for n in range(packed.shape[1] // D)]
 
     def repeated(heads: list[Array]) -> list[Array]:

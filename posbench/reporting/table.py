@@ -28,6 +28,7 @@ from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.finding import rates_of
+from posbench.runs.fingerprints import comparable_fingerprint
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -244,6 +245,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "damaged": "\n".join(map(str, damaged)) or None,
         "path": str(run.path),
         **{f"fingerprint.{name}": _plain(getattr(manifest.fingerprints, name)) for name in FINGERPRINTS},
+        "fingerprint.config": comparable_fingerprint(manifest.identity),
         "own_rate": manifest.identity.get("scheme.lr") is not None,
         **{f"version.{name}": version for name, version in manifest.versions.items()},
         **_settings(manifest),

@@ -6,11 +6,12 @@ import hashlib
 import json
 import subprocess
 from contextlib import suppress
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posbench.config import Config
+from posbench.config import Config, ModelConfig, TrainConfig
 from posbench.model.decoder import Decoder
 from posbench.runs.origin import Origin
 
@@ -110,6 +111,16 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
         if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
     }
     return digest(json.dumps(shared, sort_keys=True))
+
+
+def comparable_fingerprint(identity: dict[str, Any]) -> str:
+    """Return `config_fingerprint` of a recorded identity without the settings that have their default.
+
+    So a run that was made before a setting existed agrees with one that has the setting at its default.
+    """
+    groups = {"model": ModelConfig, "train": TrainConfig}
+    defaults = {f"{group}.{entry.name}": entry.default for group, cls in groups.items() for entry in fields(cls)}
+    return config_fingerprint({key: value for key, value in identity.items() if defaults.get(key, MISSING) != value})
 
 
 def mixed(before: str | None, now: str) -> str:

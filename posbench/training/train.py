@@ -118,6 +118,11 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
                     line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
                 console.out(line)
+                if config.train.lr_of and config.scheme_lr is None:
+                    console.out(
+                        f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
+                        f"train.lr={config.train.lr:g}"
+                    )
                 if missing := unreached(config.scheme, config.model.num_layers):
                     console.out(
                         f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "

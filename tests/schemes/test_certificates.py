@@ -39,6 +39,12 @@ def test_every_row_keeps_its_promises(name):
     assert certificate.scheme == name  # the file is named as the scheme is
 
 
+@pytest.mark.parametrize("name", ["repo", "path", "grape_ap"])
+def test_heads_may_have_the_usual_width(name):
+    words = [ONE_LAYER, "model.head_dim=null", "model.num_kv_heads=null"]
+    assert not failures(certify(certificate_config(name, words)))
+
+
 @pytest.mark.slow
 def test_what_is_certified_is_what_the_words_compose():
     composed, config = compose(["scheme=decay_vo_rope", *MODEL]), certificate_config("decay_vo_rope")

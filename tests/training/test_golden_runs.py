@@ -16,7 +16,7 @@ import pytest
 from posbench.catalogue.choices import choices
 from posbench.config import Config
 from posbench.runs import Run, find_runs
-from posbench.runs.fingerprints import config_fingerprint, identity
+from posbench.runs.fingerprints import comparable_fingerprint, config_fingerprint, identity
 from posbench.training import train
 from tests.rows import rows
 
@@ -51,6 +51,13 @@ def test_a_packed_runs_configuration_has_the_fingerprint_it_had(experiment: Path
     manifest = run.manifest
     device = {key: manifest.identity[f"device.{key}"] for key in ("type", "dtype", "compiled")}
     assert config_fingerprint(identity(run.config, device)) == manifest.fingerprints.config
+
+
+def test_a_setting_that_came_later_at_its_default_does_not_part_runs() -> None:
+    identity = find_runs(REFERENCE / "demo_cpu")[0].manifest.identity
+    older = {key: value for key, value in identity.items() if key not in ("train.grad_clip", "model.tied_embeddings")}
+    assert comparable_fingerprint(older) == comparable_fingerprint(identity)
+    assert comparable_fingerprint(identity | {"train.grad_clip": 2.0}) != comparable_fingerprint(identity)
 
 
 def test_every_scheme_has_golden_values() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_a_run_says_which_of_its_schemes_no_layer_has(config: Make, capsys: pyte
         train(config(row, "train.steps=2", "train.warmup_ratio=0", f"model.num_layers={layers}", f"seed={layers}"))
         says = f"{row}: none of the {layers} layers has nope, so this run does not test it"
         assert (says in " ".join(capsys.readouterr().err.split())) == (layers == 2)
+
+
+def test_a_scheme_without_a_rate_of_its_own_says_which_it_takes(
+    config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = config("scheme=nope", "train.steps=2", "train.warmup_ratio=0")
+    for rates, says in (({"alibi": 1e-3}, True), ({"nope": 1e-3}, False), (None, False)):
+        train(replace(made, train=replace(made.train, lr_of=rates), experiment_name=f"rates_{says}_{rates is None}"))
+        assert ("scheme=nope has no learning rate of its own" in capsys.readouterr().err) == says
 
 
 def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_number(config: Make) -> None:
