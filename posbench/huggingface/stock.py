@@ -13,7 +13,6 @@ learned frequencies are written as learned. All of them compute angles in float3
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from posbench.attention import Softmax
 from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
+from posbench.model.names import to_hugging_face
 from posbench.schemes import Scheme
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 
@@ -65,12 +65,12 @@ def stock_of(model: Decoder) -> Stock | None:
         "rope_parameters": _rope_parameters(rotary),
     }
     if is_partial:
-        return Stock("Phi3ForCausalLM", config, _weights(model, _packed))
+        return Stock("Phi3ForCausalLM", config, _weights(model, is_packed=True))
     if all(layers_with):
         family = "Qwen3" if sizes.qk_norm else "Qwen2" if sizes.qkv_bias else "Llama"
-        return Stock(f"{family}ForCausalLM", config, _weights(model, _parts))
+        return Stock(f"{family}ForCausalLM", config, _weights(model, is_packed=False))
     config |= {"no_rope_layers": [int(is_rotated) for is_rotated in layers_with], "use_sliding_window": False}
-    return Stock("SmolLM3ForCausalLM", config, _weights(model, _parts))
+    return Stock("SmolLM3ForCausalLM", config, _weights(model, is_packed=False))
 
 
 def _rotations(model: Decoder) -> list[Rotary | None] | None:
@@ -131,34 +131,8 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
     }
 
 
-def _weights(model: Decoder, of_block: Callable[[Block], dict[str, Tensor]]) -> dict[str, Tensor]:
-    weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
-    if not model.config.tied_embeddings:
-        weights["lm_head.weight"] = model.unembedding.weight
-    for n, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        tensors = of_block(block) | {
-            "input_layernorm.weight": block.attention_norm.weight,
-            "self_attn.o_proj.weight": block.attention.out.weight,
-            "post_attention_layernorm.weight": block.ffn_norm.weight,
-            "mlp.down_proj.weight": block.ffn.down.weight,
-        }
-        weights |= {f"model.layers.{n}.{name}": tensor for name, tensor in tensors.items()}
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
-
-
-def _packed(block: Block) -> dict[str, Tensor]:
-    """Phi-3 packs as we do: q, k, v in one product, gate and up in another."""
-    qkv, gate_up = block.attention.qkv.weight, block.ffn.gate_up.weight
-    return {"self_attn.qkv_proj.weight": qkv, "mlp.gate_up_proj.weight": gate_up}
-
-
-def _parts(block: Block) -> dict[str, Tensor]:
-    attention = block.attention
-    gate, up = block.ffn.gate_up.weight.chunk(2)
-    tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
-    for kind, packed in attention.qkv.named_parameters():  # weight, and bias if there is one
-        parts = zip("qkv", packed.split(list(attention.rows().values())), strict=True)
-        tensors |= {f"self_attn.{part}_proj.{kind}": tensor for part, tensor in parts}
-    norms = {name: tensor for name, tensor in attention.named_parameters() if "_norm" in name}  # of q and of k
-    return tensors | {f"self_attn.{name}": tensor for name, tensor in norms.items()}
+def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
+    """Return the state of the stock class. Arguments: is_packed, whether q, k and v are one product, as in Phi-3."""
+    block = cast(Block, model.blocks[0])
+    rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
+    return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)

@@ -34,20 +34,6 @@ _FIXED = {  # keys for which posbench has one value, the default: that value, an
     "quantization_config": (None, "plain weights: dequantise the model first"),
 }
 _SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
-_PARTS = {  # of one layer: Hugging Face's names, which are packed in this order, and ours
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-}
-_NAMES = {
-    "self_attn.qkv_proj": "attention.qkv",
-    "self_attn.o_proj": "attention.out",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "mlp.gate_up_proj": "ffn.gate_up",
-    "mlp.down_proj": "ffn.down",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 @dataclass(frozen=True)
@@ -227,9 +213,10 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
 
 
 def _weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    from posbench.model.names import from_hugging_face
 
     theirs: dict[str, Tensor] = {}
     for file in files:
@@ -237,23 +224,11 @@ def _weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
             theirs |= load_file(file)
         except SafetensorError as error:
             raise ConfigError(f"{file} is not a safetensors file ({error}): download it (git lfs pull)") from error
-    theirs = {name.removeprefix("model."): tensor.float() for name, tensor in theirs.items() if "inv_freq" not in name}
+    theirs = {name: tensor.float() for name, tensor in theirs.items() if "inv_freq" not in name}
     if any(name.startswith("decoder.") for name in theirs):  # our own class
-        theirs = {name.removeprefix("decoder."): tensor for name, tensor in theirs.items()}
-    whole = {"embed_tokens.weight": "embedding.weight", "lm_head.weight": "unembedding.weight"}
-    ours: dict[str, Tensor] = {}
-    for name in sorted(theirs):
-        in_layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
-        if in_layer is None:
-            ours[whole.get(name, name)] = theirs[name]
-            continue
-        layer, inside, suffix = in_layer.groups()
-        packed = next((name for name, parts in _PARTS.items() if inside in parts), None)
-        if packed is None:
-            ours[f"blocks.{layer}.{_NAMES.get(inside, inside)}.{suffix}"] = theirs[name]
-        elif inside == _PARTS[packed][0]:
-            parts = [theirs[f"layers.{layer}.{part}.{suffix}"] for part in _PARTS[packed]]
-            ours[f"blocks.{layer}.{packed}.{suffix}"] = torch.cat(parts)
+        ours = {name.removeprefix("decoder."): tensor for name, tensor in theirs.items()}
+    else:
+        ours = from_hugging_face(theirs)
     if is_tied:
         ours.pop("unembedding.weight", None)
     return ours
