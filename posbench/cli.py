@@ -17,7 +17,7 @@ import typer
 
 from posbench.catalogue.own_files import name_file, place_of
 from posbench.config import Config, ConfigError, scored_length
-from posbench.runs import Manifest, run_at
+from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
     only_experiment,
     pack_experiment,
@@ -449,7 +449,9 @@ def report(
         from posbench.reporting.beside import check_same_losses, how_to_train
 
         check_same_losses(reference, console())  # before anybody trains for it
-        raise ConfigError(f"{error}\n{how_to_train(reference)}") from error
+        say(str(error))
+        console().out(how_to_train(reference))
+        return
     write_report(
         list(dict.fromkeys(folders)),
         against=against,
@@ -489,6 +491,9 @@ def list_runs(
     """
     from posbench.tools import listing
 
+    if not runs and not find_runs(runs_dir):
+        say(f"{runs_dir} has no runs yet: posbench train scheme=vo_rope trains one")
+        return
     named = runs_named(runs or [], runs_dir)
     own = named if runs else listing.unpacked(named)
     if len(own) < len(named):

@@ -34,9 +34,10 @@ def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
 def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:
     words = [*short, "experiment_name=mine"]
     Path("steep.py").write_text(STEEP, encoding="utf-8")
-    advice = posbench("report", "mine", "--beside", "demo").error
-    command = next(line.split("posbench ")[1] for line in advice.splitlines() if "posbench train" in line)
-    assert "there is no run or experiment 'mine'" in advice and "seed=0,1 experiment_name=mine" in command
+    advice = posbench("report", "mine", "--beside", "demo")
+    command = next(line.split("posbench ")[1] for line in advice.out.splitlines() if "posbench train" in line)
+    assert advice.status == 0 and "there is no run or experiment 'mine'" in advice.error
+    assert "seed=0,1 experiment_name=mine" in command
     printed = [word for word in shlex.split(command)[2:] if not word.startswith("scheme=")]
     assert posbench("train", "-m", *printed, *short, "scheme=steep.py:Steep,nope").status == 0
     said = posbench("report", "mine", "--beside", "demo")

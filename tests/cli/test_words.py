@@ -34,6 +34,11 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     assert {name for name in left(cache) if ".tmp" in name} == set() and (before == {} or left(cache) == before)
 
 
+def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
+    said = posbench("ls")
+    assert said.status == 0 and "runs has no runs yet: posbench train scheme=vo_rope trains one" in said.error
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
