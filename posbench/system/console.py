@@ -1,4 +1,4 @@
-"""What is shown to a person: results on standard output, and lines about the work on standard error."""
+"""Print for a person: results on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from posbench.config.units import duration, short_count
 
 Say = Callable[[str], object]  # prints one line to the user
 
-SECONDS_BETWEEN_LINES = 30.0  # between lines of progress where the output is not a terminal
+SECONDS_BETWEEN_LINES = 30.0  # between lines of progress if the output is not a terminal
 
 
 def console(**options: Any) -> Console:
-    """rich's console for text as it is: no markup, no highlighting. `.out(line)` prints a line without wrapping it.
+    """Return a rich console without markup and highlighting. Its `.out(line)` prints a line without wrapping it.
 
-    Arguments: options, of rich's `Console`, such as `stderr=True` for lines about work.
+    Arguments: options, passed to rich's `Console`, such as `stderr=True` for progress.
     """
     return Console(markup=False, highlight=False, emoji=False, **options)
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without lines: names to the left, numbers to the right."""
+    """Return a table without rules, with names on the left and right-aligned numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for n, column in enumerate(columns):
         table.add_column(column, justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 @cache
 def say_once(text: str) -> None:
-    """`say`, the first time in this process."""
+    """Print a line to standard error, once per process."""
     say(text)
 
 
@@ -73,9 +73,9 @@ SWEEP_CLOCK: ContextVar[SweepClock | None] = ContextVar("SWEEP_CLOCK", default=N
 
 
 class RunBar:
-    """Loss, tokens/s and time left of one run: a bar on a terminal while it is entered, and lines in a log.
+    """Show loss, tokens/s and time left of one run: a bar on a terminal, lines in a log.
 
-    Lines too where runs train side by side, whose bars would overwrite each other.
+    Runs that train at the same time print lines too, because their bars would overwrite each other.
     """
 
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
@@ -103,7 +103,7 @@ class RunBar:
         self.progress.stop()
 
     def advance(self, step: int) -> None:
-        """So many steps are done."""
+        """Set the number of finished steps."""
         self.progress.update(self.task, completed=step)
 
     def show(self, row: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where a run computes, in which number format, how fast that device multiplies matrices, and its memory."""
+"""Choose the device and number format of a run, and measure its speed and memory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from torch import dtype as DType
 from posbench.config import ConfigError, TrainConfig
 from posbench.system.matmul import product
 
-# Dense bf16 rates of the makers' datasheets, FLOP/s, of the SXM parts (an H100 for PCIe: 756e12): what MFU is usually
-# quoted against.
+# Dense bf16 rates from the makers' datasheets, FLOP/s, for SXM parts (an H100 for PCIe has 756e12). MFU is usually quoted
+# against these.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU: compiling costs ten to twenty seconds, see docs/internals/decisions.md
+COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU, where compiling takes 10 to 20 s (docs/internals/decisions.md)
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), glibc
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt(3) in glibc
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device, the activations' dtype on it, and whether blocks are compiled."""
+    """A device, the dtype of activations, and whether blocks are compiled."""
 
     torch: TorchDevice
     dtype: DType
@@ -47,11 +47,11 @@ class Device:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is an NVIDIA (or ROCm) GPU."""
+        """Return whether the device is an NVIDIA or ROCm GPU."""
         return self.torch.type == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Return what the manifest records of the device."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
         return {
             "type": self.torch.type,
@@ -63,19 +63,19 @@ class Device:
         }
 
     def send(self, rows: NDArray[Any]) -> Tensor:
-        """`rows` as a tensor on the device. A GPU fetches them while the host goes on."""
+        """Return `rows` as a tensor on the device. A GPU copies them while the host continues."""
         tensor = torch.from_numpy(rows)
         return tensor.pin_memory().to(self.torch, non_blocking=True) if self.is_cuda else tensor
 
     def wait(self) -> None:
-        """Wait until the device has done what it was asked, so that a clock can be read."""
+        """Wait until the device has finished its work, so that time can be measured."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
 
     def peak_memory_bytes(self) -> int:
-        """The most this process held since `reset_peak_memory`: allocated on the GPU, or the resident set on a CPU.
+        """Return the peak memory since `reset_peak_memory`, bytes: allocated on a GPU, resident set on a CPU.
 
-        Where the system cannot reset it (macOS, or no /proc), the resident set is counted since the process began.
+        If the system cannot reset the peak (macOS, or no /proc), it counts from the start of the process.
         """
         if self.is_cuda:
             return int(torch.cuda.max_memory_allocated(self.torch))
@@ -86,7 +86,7 @@ class Device:
         return peak if sys.platform == "darwin" else peak * 1024
 
     def reset_peak_memory(self) -> None:
-        """Begin `peak_memory_bytes` anew: one process may train or evaluate many runs."""
+        """Reset `peak_memory_bytes`, because one process may train or evaluate many runs."""
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats(self.torch)
         else:
@@ -95,10 +95,11 @@ class Device:
 
 
 def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) -> Device:
-    """The device and number format that `config` asks for, or the best of this machine.
+    """Return the device and number format that `config` asks for, or the best ones of this machine.
 
-    Arguments: local_rank, this process's number on this machine, and so its GPU where a run has several `processes`.
-    Raises: ConfigError where `config` asks for a GPU that this machine does not have.
+    Arguments: local_rank, the number of this process on this machine, which is also its GPU if a run has several
+    `processes`.
+    Raises: ConfigError if `config` asks for a GPU that this machine does not have.
     """
     name = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
     device = torch.device("cpu" if name == "auto" else name)
@@ -111,13 +112,13 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
                 f"train.device={config.device}: this machine has {count} GPUs that torch can use; set "
                 "train.device=auto or cpu"
             )
-        torch.cuda.init()  # so that its memory can be asked for before anything is in it
+        torch.cuda.init()  # memory statistics need it before the first allocation
     if config.dtype == "auto":
         if device.type == "cuda":
-            is_fast = torch.cuda.get_device_capability(device) >= (8, 0)  # from which on there are units for it
+            is_fast = torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere, the first with bf16 units
         else:
-            # With AMX products in bfloat16 are ten times as fast, without it less than twice, on old CPUs an eighth.
-            # By name and not by trial: runs that are compared, or resumed, have one format.
+            # bf16 products take a tenth of the time with AMX, more than half without, eight times as long on old CPUs.
+            # The flag decides and not a trial, so that runs to be compared or resumed have one format.
             is_fast = "amx_bf16" in _cpu_info()
         dtype = torch.bfloat16 if is_fast else torch.float32
     else:
@@ -129,14 +130,14 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     return Device(device, dtype, compiled, processes)
 
 
-_held: dict[int, FileLock] = {}  # the GPU of this worker, until the worker ends
+_held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until the worker ends
 
 
 def gpu_of_process(count: int) -> int:
-    """The number of this process's GPU, of `count`: 0, but in a worker of joblib one that no other worker holds.
+    """Return the GPU of this process, 0 to `count` - 1: a joblib worker takes one that no other worker holds.
 
-    One in turn where all are held. The worker's own number is not enough: joblib replaces workers whose memory has
-    grown, and counts on.
+    Other processes take GPU 0. If all GPUs are held, workers take them in turn. The number of a worker is not enough,
+    because joblib replaces workers whose memory has grown and keeps counting.
     """
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if worker is None or count < 2:
@@ -163,12 +164,12 @@ def _cpu_name() -> str:
 
 
 def datasheet_rate(name: str) -> float | None:
-    """The maker's rate of the device of that name (`Device.describe`), FLOP/s; None where it is not known."""
+    """Return the datasheet rate of the device with this name (`Device.describe`), FLOP/s, or None if unknown."""
     return next((rate for key, rate in DATASHEET.items() if key in name), None)
 
 
 def matmul_rate(device: Device) -> float:
-    """FLOP/s of a large square product in the device's number format: the best of three."""
+    """Return the FLOP/s of a large square matrix product in the device's number format, the best of three trials."""
     size, products = (8192, 20) if device.is_cuda else (2048, 1)  # a GPU needs a queue, and time to clock up
     a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
     best = 0.0
@@ -183,10 +184,10 @@ def matmul_rate(device: Device) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to serve large blocks from its heap and never to give the heap back.
+    """Tell glibc to take large blocks from its heap and never to return the heap to the system.
 
-    A step allocates and frees the same activations every time; by default glibc maps and unmaps each of them, and the
-    kernel clears every page anew. docs/internals/speed.md says what this gains. Without glibc it does nothing.
+    Each step allocates and frees the same activations. By default glibc maps and unmaps them, and the kernel clears
+    every page again. docs/internals/speed.md says what this gains. It does nothing without glibc.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -196,9 +197,9 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
-    """Turn a failed allocation on a CPU or a GPU into a message about what to lower. Nothing is lowered by itself.
+    """Turn a failed allocation on a CPU or a GPU into a message that says which setting to lower.
 
-    Arguments: advice, what was asked for and which setting to lower.
+    Arguments: advice, the request and the setting to lower.
     Raises: ConfigError naming the request, the peak and the advice.
     """
     try:
@@ -214,7 +215,7 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
 
 
 def training_advice(config: TrainConfig) -> str:
-    """For a training run that ran out of memory."""
+    """Return the advice for a training run that ran out of memory."""
     return (
         f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
         f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "

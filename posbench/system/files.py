@@ -1,6 +1,6 @@
-"""Files: written so that a reader sees the old content or the new one, never half of either; and locks of run folders.
+"""Write files so that a reader sees either the old or the new content, and lock run folders.
 
-The kernel releases a lock when the process ends, however that happens. The file names the process that holds it.
+The kernel releases a lock when the process ends, for whatever reason. The lock file names the process that holds it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from posbench.config import ConfigError
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises: OSError; ValueError."""
+    """Return the content of a JSON file. Raises: OSError; ValueError."""
     return json.loads(path.read_bytes())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside `path`, sync it to the disk, and rename it; folders that are missing are made."""
+    """Write a file next to `path`, sync it to disk and rename it. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -44,20 +44,21 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of text."""
+    """Write text as `write_bytes` writes bytes."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: Any) -> None:
-    """`write_text` of indented JSON. Raises: ValueError for NaN or infinity, which JSON does not have."""
+    """Write indented JSON. Raises: ValueError for NaN or infinity, which JSON cannot express."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
 
 
 @contextmanager
 def folder_beside(final: Path) -> Iterator[Path]:
-    """A new folder `.<name>.tmp` beside `final` to write files into. It is removed unless it is published.
+    """Create a folder `.<name>.tmp` next to `final`, yield it, and remove it unless it was published.
 
-    What a killed process left under that name goes first, so one process at a time may write to one `final`.
+    A folder that a killed process left under that name is removed first, so only one process at a time may write to
+    one `final`.
     """
     beside = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
@@ -69,7 +70,7 @@ def folder_beside(final: Path) -> Iterator[Path]:
 
 
 def publish_folder(beside: Path, final: Path) -> None:
-    """Rename a folder whose files are synced to `final`, replacing a folder of that name."""
+    """Rename a folder whose files are synced to `final`, and replace an existing folder of that name."""
     sync_folder(beside)
     if final.exists():
         shutil.rmtree(final)
@@ -78,7 +79,7 @@ def publish_folder(beside: Path, final: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut."""
+    """Sync `folder`, so that renames in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sum_of(path: Path, sync: bool = False) -> str:
-    """The SHA-256 of a file; with `sync` it is on the disk first. Raises: OSError."""
+    """Return the SHA-256 of a file, after writing it to disk if `sync` is set. Raises: OSError."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -96,7 +97,7 @@ def sum_of(path: Path, sync: bool = False) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`, which is made where it is missing, for this process alone.
+    """Lock `folder` for this process, and create it if it is missing.
 
     Raises: ConfigError naming the process and host that hold the lock, or why the folder cannot be written.
     """
@@ -104,7 +105,7 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0.5)  # for a reader that asks `is_locked`, and a holder that is just leaving
+        lock.acquire(timeout=0.5)  # `is_locked` may hold it for a moment, and so may a process that is ending
     except Timeout:
         holder = {}
         with suppress(OSError, ValueError):
@@ -122,17 +123,17 @@ def locked(folder: Path) -> Iterator[None]:
         path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever opened it before sees that it is gone
+        path.unlink(missing_ok=True)  # removed while locked, so that a process that waits for it sees that it is gone
         lock.release()
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process holds the lock of `folder`. Changes nothing; works in a folder that is read-only."""
+    """Return whether a living process holds the lock of `folder`. Works in read-only folders."""
     try:
         with (folder / ".lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # nobody has held it, or it is on a file system without locks
+    except OSError:  # no process has locked it yet, or the file system has no locks
         pass
     return False

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run trains: the first asks for a stop, a second ends the process at once."""
+"""Handle SIGINT and SIGTERM during training: the first asks for a stop, a second ends the process at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """Training was asked to stop; the same command resumes it. Not an Exception, so that it ends a whole sweep.
+    """Raised when training was asked to stop; the same command resumes it.
 
-    `exit_status` is for the shell: 130 for Ctrl-C, 143 for SIGTERM."""
+    It is not an Exception, so that it ends a whole sweep. `exit_status` is for the shell: 130 for Ctrl-C, 143 for
+    SIGTERM.
+    """
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -26,13 +28,13 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """A context that catches the first SIGINT or SIGTERM. Outside the main thread it catches none.
+    """A context that catches the first SIGINT or SIGTERM. It catches nothing outside the main thread.
 
-    Where a launcher passes on what the system sends to all processes, a worker gets one signal twice: a second one
-    within `echo_seconds` counts as the first.
+    A launcher may pass on a signal that the system has sent to all processes. So a second signal within `echo_seconds`
+    counts as the first.
 
-    While `waits` is false (text is being prepared, or code compiled) the signal raises Stopped where it arrives. While
-    it is true the signal's number is left in `received`, for the loop to see.
+    If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once. If it is true,
+    the number of the signal is stored in `received` for the training loop.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -56,12 +58,12 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def raise_if_received(self, where: str) -> None:
-        """Raises: Stopped, saying `where` in its message, once a signal has come."""
+        """Raise Stopped with `where` in its message if a signal has arrived."""
         if self.received is not None:
             self.stop(self.received, where)
 
     def stop(self, number: int, where: str) -> NoReturn:
-        """Stop for this signal, which may have come to another process of the run. Raises: Stopped."""
+        """Raise Stopped for this signal, which may have reached another process of the run."""
         self.received = number
         raise Stopped(number, f"{self.name} stopped {where}")
 
@@ -78,18 +80,18 @@ class StopSignals:
 
 
 def is_worker() -> bool:
-    """Whether this process is one of several that torchrun, or another launcher, started.
+    """Return whether this process is one of several that torchrun or another launcher started.
 
-    Some platforms set RANK=0 and WORLD_SIZE=1 for every command: that is one process.
+    Some platforms set RANK=0 and WORLD_SIZE=1 for every command, which is one process.
     """
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:
-    """Run `job` and end the process with its exit status at once, without the interpreter's own shutdown.
+    """Run `job` and end the process with its exit status, without the interpreter's shutdown.
 
-    For one process of several: threads of its process group may need the interpreter to release a last tensor. A
-    shutdown waits for these threads, and they wait for it.
+    One process of several needs this: threads of its process group may need the interpreter to release a last tensor,
+    while the shutdown waits for these threads.
     """
     status = 0
     try:
