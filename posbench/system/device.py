@@ -28,8 +28,8 @@ from torch import dtype as DType
 from posbench.config import ConfigError, TrainConfig
 from posbench.system.matmul import product
 
-# Dense bf16 rates from the makers' datasheets, FLOP/s, for SXM parts (an H100 for PCIe has 756e12). MFU is usually quoted
-# against these.
+# Dense bf16 rates from the makers' datasheets, FLOP/s, for SXM parts (an H100 for PCIe has 756e12). MFU is usually
+# quoted against these.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU, where compiling takes 10 to 20 s (docs/internals/decisions.md)
 
