@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from posbench.catalogue.own_files import name_file, place_of
+from posbench.catalogue.own_files import place_of, trust_file
 from posbench.config import Config, ConfigError, scored_length
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
@@ -560,7 +560,7 @@ def sample(
 
     drawing, results = Drawing(temperature, top_k, seed), console()
     for file in scheme_files or []:
-        name_file(file)
+        trust_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
         say(run.name)
         results.out(prompt + draw(run, prompt, tokens, drawing, scheme_changed))
@@ -589,7 +589,7 @@ def export(
     from posbench.huggingface import export_run
 
     for file in scheme_files or []:
-        name_file(file)
+        trust_file(file)
     written = export_run(run_named(run, runs_dir), folder, tuple(under or []), at_step)
     needs = "" if written.is_stock else " (import posbench.huggingface before from_pretrained)"
     results = console()

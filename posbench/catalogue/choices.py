@@ -1,4 +1,4 @@
-"""The YAML files that a word such as `scheme=vo_rope` names, and rows of `conf/scheme` read from them without Hydra."""
+"""Find the YAML files that words such as `scheme=vo_rope` name, and read entries of `conf/scheme` without Hydra."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import yaml
 
-from posbench.catalogue.own_files import name_files, names_file, row_of_file, tidy
+from posbench.catalogue.own_files import is_class_path, row_of_file, tidy, trust_files
 from posbench.config import ConfigError, SchemeConfig, nearest
 
-_MEANT = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type
-_LISTS_OF_ROWS = ("layers", "of")  # the options of a scheme that name rows of conf/scheme
+_ALIASES = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type -> our name
+_LISTS_OF_ROWS = ("layers", "of")  # options of a scheme that name entries of conf/scheme
 
 
 def conf_dir() -> Path:
-    """The folder of YAML files: inside the installed package, else beside it in a checkout."""
+    """Return the folder of YAML files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -27,7 +27,7 @@ def conf_dir() -> Path:
 
 @cache
 def conf_dirs() -> tuple[Path, ...]:
-    """`conf_dir()`, and the `conf/` of each package that registers schemes. None of them is imported."""
+    """Return `conf_dir()` and the `conf/` of each package that registers schemes, without importing them."""
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     specs = [find_spec(module) for module in sorted(modules - {"posbench"})]
     folders = [Path(place, "conf") for spec in specs if spec for place in spec.submodule_search_locations or ()]
@@ -35,41 +35,41 @@ def conf_dirs() -> tuple[Path, ...]:
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """The names that `group=` accepts, in order, and their files: ours, of packages, of `folders`; the first counts."""
+    """Return the names that `group=` accepts, sorted, with their files: ours first, then packages', then `folders`'."""
     places = [*conf_dirs(), *folders]
     return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """The comment in the first line of a choice: what it is, and its source; empty where there is none."""
+    """Return the comment in the first line of a choice, which says what it is and its source, or ""."""
     file = choices(group, *folders).get(name)
     line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """The sentence that refuses a name, with the nearest one."""
+    """Return the sentence that refuses a name, with the nearest known one."""
     listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
     own = f"{group}=my_{group}.py:Name for a class of yours, or " if group in ("scheme", "data") else ""
-    hint = nearest(_MEANT.get(name, name), known)
+    hint = nearest(_ALIASES.get(name, name), known)
     return f"{group}={name} does not exist{hint} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
 
 
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
-    """A scheme's mapping with the rows themselves in place of their names in `layers` and `of`.
+    """Return a scheme's mapping with names in `layers` and `of` replaced by the entries that they name.
 
-    So a run folder's `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` needs no other file. Mappings in
-    those lists stay, with theirs expanded. A kind that is a class in a file is looked up there, and names its row.
+    So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Members
+    that are mappings are expanded in the same way. A class in a file also names its entry.
 
-    Arguments: row, a mapping, or the name of one; read, what gives the mapping of a name.
+    Arguments: row, a mapping or the name of one; read, returns the mapping for a name.
     """
     if isinstance(row, str):
         row = read(row)
     if not isinstance(row, dict):
         return row
-    if names_file(row.get("kind")):
-        own = row_of_file(row["kind"])
-        row = {"name": own["name"], **row, "kind": own["kind"]}
+    if is_class_path(row.get("kind")):
+        entry = row_of_file(row["kind"])
+        row = {"name": entry["name"], **row, "kind": entry["kind"]}
     return {
         option: [expand(value, read) for value in values]
         if option in _LISTS_OF_ROWS and isinstance(values, list)
@@ -79,16 +79,16 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
 
 
 def read_row(name: str, *folders: Path) -> SchemeConfig:
-    """A row of `conf/scheme` or of `folders`, or of a file of one's own, without a whole configuration around it.
+    """Return an entry of `conf/scheme` or of `folders`, or a class in a file, without composing a configuration.
 
-    Raises: ConfigError for an unknown name, and for what its file says wrongly.
+    Raises: ConfigError for an unknown name or an invalid file.
     """
     files = choices("scheme", *folders)
 
     def read(name: str) -> dict[str, Any]:
-        if names_file(name):
+        if is_class_path(name):
             row = tidy(row_of_file(name))
-            name_files(row)
+            trust_files(row)
         elif name not in files:
             raise ConfigError(no_choice("scheme", name, files))
         else:

@@ -1,4 +1,4 @@
-"""Classes by the name that a configuration gives them: our own, and those of installed packages (entry points)."""
+"""Find classes by the names that configurations use: ours, and those that installed packages register."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from posbench.catalogue.own_files import snake_case
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
-Classes = dict[str, type[T] | EntryPoint]  # by name; of another package its entry point until it is first asked for
+Classes = dict[str, type[T] | EntryPoint]  # by name; a class of another package is an entry point until it is needed
 
 
 def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
-    """The classes in the files of a package that extend `base`, by their names in snake case."""
+    """Return the classes in the files of a package that extend `base`, by their names in snake case."""
     classes = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         for value in vars(import_module(f"{package}.{module.name}")).values():
@@ -27,14 +27,14 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
-    """Our classes, and those that packages name under the entry-point group. Ours keep their names."""
+    """Return our classes and the entry points of a group. If names coincide, ours win."""
     return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
 
 def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type[T]:
-    """The class of that name, imported where it is another package's.
+    """Return the class with a name, and import it if it is another package's.
 
-    Arguments: key, the setting that asks for it, such as `scheme.kind`; base, what the class must extend.
+    Arguments: key, the setting that names it, such as `scheme.kind`; base, the class that it must extend.
     Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
     """
     if name not in classes:
@@ -42,19 +42,19 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
             f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; one of your own is a "
             f"class in a file, my_{base.__name__.lower()}.py:Name)"
         )
-    found = classes[name]
-    return found if isinstance(found, type) else found.load()  # a module is imported once
+    cls = classes[name]
+    return cls if isinstance(cls, type) else cls.load()
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:
-    """The options of a class: the parameters of its constructor after the first, which is the shape of the decoder."""
+    """Return the options of a class: the constructor's parameters after the first, the shape of the decoder."""
     return [option.name for option in _options(cls)]
 
 
 def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Hold the options of a configuration to those of a class.
+    """Check the options of a configuration against those of a class.
 
-    Arguments: key, what they stand under, such as `scheme`. Raises: ConfigError for an unknown or a missing one.
+    Arguments: key, the group of the options, such as `scheme`. Raises: ConfigError for an unknown or missing option.
     """
     names = option_names(cls)
     for name in options:

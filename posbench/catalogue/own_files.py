@@ -1,9 +1,9 @@
-"""A class of one's own in a Python file: a scheme, named `my_scheme.py:Faded`, or a task, `my_task.py:Sums`.
+"""Load a scheme or a task from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-It is named where the name of one of ours may stand: `kind` of a scheme's mapping, `task` of a task's.
+Such a name may replace a name of ours: as `kind` of a scheme, or as `task` of a task.
 
-The words of a command may name any file. What a run folder or a pack of somebody else names is imported only where it
-lies below the working directory, outside of run folders, or was named on the command line.
+The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
+the command line, or if it is below the working directory and not in a run folder.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
 
-_MODULE = "posbench_scheme_"  # what the modules of such files are called, before the file's own name
-_NAMING = ("kind", "task")  # the keys of a mapping that may name a class in a file
+_MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
+_NAMING = ("kind", "task")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
-_named: set[Path] = set()  # files that the words of this process named
+_trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
 
 
 class SchemeFile(NamedTuple):
-    """A file, as it was named, and the class in it."""
+    """A file, as it was typed, and the name of a class in it."""
 
     path: Path
     class_name: str
 
 
 def parse_class_path(kind: str) -> SchemeFile | None:
-    """The file and the class of `my_scheme.py:Faded`; None for the name of a registered kind."""
+    """Return the file and the class of `my_scheme.py:Faded`, or None for the name of a registered kind."""
     path, _, class_name = kind.rpartition(":")
     if not path.endswith(".py"):
         return None
@@ -44,37 +44,37 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 
 
 def tidy(row: Any) -> Any:
-    """A mapping with files as runs record them: relative to the working directory below it, else absolute."""
+    """Return a mapping with its files as runs record them: relative below the working directory, else absolute."""
     if isinstance(row, Mapping):
-        own = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
-        return {key: tidy(value) for key, value in row.items()} | own
-    return [tidy(each) for each in row] if isinstance(row, list) else row
+        named = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
+        return {key: tidy(value) for key, value in row.items()} | named
+    return [tidy(member) for member in row] if isinstance(row, list) else row
 
 
 def _tidy(kind: str) -> str:
     if (file := parse_class_path(kind)) is None:
         return kind
-    path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links stay as they were named)
+    path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
     here = Path.cwd()
     return f"{(path.relative_to(here) if path.is_relative_to(here) else path).as_posix()}:{file.class_name}"
 
 
 def snake_case(class_name: str) -> str:
-    """`WindowedNope` -> `windowed_nope`, `TransformerXL` -> `transformer_xl`: a class's name as that of a row."""
+    """Return the name of a scheme for its class: `WindowedNope` -> `windowed_nope`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def names_file(kind: object) -> bool:
-    """Whether a kind means a file of one's own: `my_scheme.py:Faded`, or `my_scheme.py` without its class."""
+def is_class_path(kind: object) -> bool:
+    """Return whether a kind names a file: `my_scheme.py:Faded`, or `my_scheme.py` without a class."""
     return isinstance(kind, str) and (kind.endswith(".py") or parse_class_path(kind) is not None)
 
 
 def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
-    """The row that `my_scheme.py:Faded` stands for: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
+    """Return the mapping for `my_scheme.py:Faded`: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
 
-    Arguments: group, of conf/: of `data` it is `{name: sums, source: task, task: my_task.py:Sums}`.
+    Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`.
 
-    The file is not read. Raises: ConfigError where there is no such file, or no class is named.
+    The file is not read. Raises: ConfigError if there is no such file, or if no class is named.
     """
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
@@ -89,45 +89,45 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
 
 def kinds_in(row: Any) -> list[str]:
-    """What a mapping names as classes of files: a scheme's kind and its members', a task."""
+    """Return the classes in files that a mapping names: the kinds of a scheme and of its members, or a task."""
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
-        own = [kind for kind in named if parse_class_path(kind) is not None]
-        return own + [each for value in row.values() for each in kinds_in(value)]
-    return [each for value in row for each in kinds_in(value)] if isinstance(row, list) else []
+        in_files = [kind for kind in named if parse_class_path(kind) is not None]
+        return in_files + [kind for value in row.values() for kind in kinds_in(value)]
+    return [kind for value in row for kind in kinds_in(value)] if isinstance(row, list) else []
 
 
-def name_files(row: Any) -> None:
-    """Let the files be imported that a mapping names: it was composed of the user's own words."""
-    _named.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := parse_class_path(kind)))
+def trust_files(row: Any) -> None:
+    """Allow the import of the files that a mapping names, because it was composed from words that the user typed."""
+    _trusted.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := parse_class_path(kind)))
 
 
-def name_file(path: Path) -> None:
-    """Let a file be imported, in place of one of that name that a run records. Raises: ConfigError for no such file."""
+def trust_file(path: Path) -> None:
+    """Allow the import of a file, also instead of a recorded file of that name. Raises: ConfigError if missing."""
     digest(path)
-    _named.add(path.expanduser().resolve())
+    _trusted.add(path.expanduser().resolve())
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """The files that a mapping names, with their SHA-256: what a run records. Raises: ConfigError."""
+    """Return the files that a mapping names with their SHA-256, as a run records them. Raises: ConfigError."""
     return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
-    """The files that are not what a run recorded. Raises: ConfigError for one that is missing or out of bounds."""
+    """Return the recorded files that have changed. Raises: ConfigError for a missing or untrusted file."""
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
 def source(path: Path) -> str:
-    """What stands in the file that a run records."""
+    """Return the text of a recorded file."""
     return _place(path).read_text(encoding="utf-8")
 
 
 def load(kind: str, base: type[T]) -> type[T]:
-    """The class that `my_scheme.py:Faded` names, from the file as it is now.
+    """Import the class that `my_scheme.py:Faded` names, from the file as it is now.
 
-    Raises: ConfigError, with the file and line, where there is no such file or class, where importing it fails, or
-    where a run folder named it that is not to be trusted with that.
+    Raises: ConfigError with file and line if there is no such file or class, if importing it fails, or if the file was
+    named by a run and is not trusted.
     """
     file = parse_class_path(kind)
     assert file is not None
@@ -137,8 +137,8 @@ def load(kind: str, base: type[T]) -> type[T]:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        own = vars(sys.modules[name]).items()
-        defined = [n for n, v in own if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
+        values = vars(sys.modules[name]).items()
+        defined = [n for n, v in values if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
         raise ConfigError(
             f"{path} has no {base.__name__} {file.class_name!r}{nearest(file.class_name, defined)} ({known})"
@@ -159,15 +159,15 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Where a file that a configuration names is to be imported from. Raises: ConfigError where it may not be."""
+    """Return the path to import a named file from. Raises: ConfigError if it may not be imported."""
     place = path.expanduser().resolve()
-    if place in _named:
+    if place in _trusted:
         return place
-    if other := next((each for each in _named if each.name == path.name and not place.exists()), None):
+    if other := next((file for file in _trusted if file.name == path.name and not place.exists()), None):
         return other
     in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
     if not place.exists() or (place.is_relative_to(Path.cwd().resolve()) and not in_run_folder):
-        return place  # whoever reads it will say that there is none
+        return place  # a missing file is refused when it is read
     where = "is part of a run folder" if in_run_folder else "lies outside of the working directory"
     raise ConfigError(
         f"the run's {path.stem} is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"
@@ -175,14 +175,14 @@ def _place(path: Path) -> Path:
 
 
 def place_of(error: BaseException) -> str:
-    """`my_scheme.py, line 7: `, where an error arose in a scheme's file; empty where it did not."""
+    """Return `my_scheme.py, line 7: ` if the error arose in a file of the user, else ""."""
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(_MODULE)}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{places[-1].filename}, line {places[-1].lineno}: " if places else ""
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of the file. Raises: ConfigError where there is none."""
+    """Return the SHA-256 of a file. Raises: ConfigError if it cannot be read."""
     try:
         return hashlib.sha256(path.expanduser().read_bytes()).hexdigest()
     except OSError as error:

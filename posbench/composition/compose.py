@@ -48,7 +48,7 @@ from omegaconf.errors import (
 )
 
 from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
-from posbench.catalogue.own_files import name_files, names_file, row_of_file, tidy
+from posbench.catalogue.own_files import is_class_path, row_of_file, tidy, trust_files
 from posbench.config import (
     Config,
     ConfigError,
@@ -90,7 +90,7 @@ class OwnFiles(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Whether that names a file of one's own."""
-        return config_path.startswith(("scheme/", "data/")) and names_file(config_path)
+        return config_path.startswith(("scheme/", "data/")) and is_class_path(config_path)
 
     def is_group(self, config_path: str) -> bool:
         """Its files are named and never listed."""
@@ -173,7 +173,7 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
 
 def _is_task(name: str, *folders: Path) -> bool:
     file = choices("data", *folders).get(name)
-    return names_file(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
+    return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
 
 # ---------------------------------------------------------------- composing
@@ -255,14 +255,14 @@ def typed(composed: DictConfig) -> Config:
     given = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     if "train.lr" in given and "train.lr_of" not in given:
         mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
-    name_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
+    trust_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     if mapping["train"].get("from_run"):
         _continue(mapping)
     with explained():
         config = Config.from_mapping(mapping)
-    if names_file(config.scheme.kind):
+    if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
     return config
 
@@ -275,7 +275,7 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
     from posbench.data.tasks import context_lengths
 
     mapping["data"] = tidy(mapping["data"])
-    name_files(mapping["data"])
+    trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
     places = (("train", "context_length"), ("data", "window"))
     for (group, name), computed in zip(places, context_lengths(task), strict=True):
@@ -406,7 +406,7 @@ def _no_override(word: str) -> str:
         inner = value.strip("'\"")  # quotes that the user gave already
         text = shlex.quote(f"{key}={quoted(inner, Quote.double)}")
         return f"{word!r} has quotes, brackets or commas that Hydra reads as its own: to give a text, write {text}"
-    group = next((group for group in GROUPS if word in choices(group)), "scheme" if names_file(word) else None)
+    group = next((group for group in GROUPS if word in choices(group)), "scheme" if is_class_path(word) else None)
     hint = f"; did you mean {group}={word}?" if group else ""
     return f"{word!r} is not an override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
 

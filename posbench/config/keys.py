@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from posbench.config.fields import Config, DataConfig, SchemeConfig, TaskConfig
 from posbench.config.rules import nearest, user_path
 
-_MEANT = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
+_ALIASES = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
 _TYPES = {
     list: "a list",
     int: "a whole number, such as 8",
@@ -52,7 +52,7 @@ def type_words(key: str) -> str:
 def no_setting(key: str) -> str:
     """Return the sentence that refuses an unknown key, with the nearest known ones."""
     group, _, name = key.rpartition(".")
-    name = _MEANT.get(name, name)
+    name = _ALIASES.get(name, name)
     same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
     hint = f"; did you mean {' or '.join(map(repr, same))}?" if 0 < len(same) < 3 else nearest(key, settings())
     if group.partition(".")[0] == "experiment" and key.split(".")[1] in settings():

@@ -14,7 +14,7 @@ import joblib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from posbench.catalogue.own_files import name_file
+from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import evaluate_run
@@ -125,7 +125,7 @@ def _evaluate(
     say = say or scoring.notices.append
     try:
         for file in request.scheme_files:
-            name_file(file)
+            trust_file(file)
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append

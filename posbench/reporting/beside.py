@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from posbench.catalogue.choices import choices
-from posbench.catalogue.own_files import names_file
+from posbench.catalogue.own_files import is_class_path
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
@@ -64,7 +64,7 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     found = [line for table in tables for line in differences(table)]
     if found:
         schemes = own[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
-        names = [str(kind if names_file(kind) else name) for name, kind in schemes]
+        names = [str(kind if is_class_path(kind) else name) for name, kind in schemes]
         raise ConfigError(f"{disagreement(f'beside {reference.name}', found)}\n{how_to_train(reference, names)}")
     for run in both.itertuples():
         theirs = f"{reference.name} has too (loss {run.loss_y:.4f})"

@@ -31,7 +31,7 @@ class Faded(Scheme):
 @pytest.fixture
 def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file, in the folder where commands are given; no other was named before."""
-    monkeypatch.setattr(own_files, "_named", set())
+    monkeypatch.setattr(own_files, "_trusted", set())
     file = Path("ideas/faded.py")
     file.parent.mkdir()
     file.write_text(FADED)
@@ -78,16 +78,16 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
         (None, run.path, "cannot be read"),  # ideas/faded.py is not below the run folder
         (file, run.path, None),
     ):
-        monkeypatch.setattr(own_files, "_named", set())
+        monkeypatch.setattr(own_files, "_trusted", set())
         monkeypatch.chdir(here)
         if named:
-            own_files.name_file(named)
+            own_files.trust_file(named)
         if refused is None:
             run.load_model()
         else:
             with pytest.raises(ConfigError, match=refused):
                 run.load_model()
-    monkeypatch.setattr(own_files, "_named", set())
+    monkeypatch.setattr(own_files, "_trusted", set())
     monkeypatch.chdir(run.path)
     for path, why in (("faded.py", "is part of a run folder"), (file, "outside of the working directory")):
         with pytest.raises(ConfigError, match=f"{why}: if you trust that file, name it with --scheme-file"):

@@ -29,7 +29,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 @pytest.mark.slow
 def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_files, "_named", set())
+    monkeypatch.setattr(own_files, "_trusted", set())
     Path("my_task.py").write_text(SUMS)
     words = ["data=my_task.py:Sums", "data.base=8", "scheme=learned", *SMALL]
     assert posbench("train", *words).status == 0
