@@ -31,6 +31,7 @@ from posbench.reporting.published import all_published
 from posbench.reporting.report import report
 from posbench.reporting.table import read
 from posbench.reporting.tasks import is_of_tasks
+from posbench.runs import find_runs
 from posbench.runs.finding import folder_of
 from posbench.schemes import scheme_class
 from posbench.system.console import console, say
@@ -52,11 +53,12 @@ def pages(root: Path = ROOT) -> dict[str, str]:
         file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
     }
     files = (root / "runs" / "reference").rglob("*.zip")
-    packs = sorted({folder_of(file) for file in files if file.parent.name not in PILOTS})
+    folders = [folder_of(file) for file in files if file.parent.name not in PILOTS]
+    packs = sorted({folder.with_name(folder.name.removesuffix("-tune")) for folder in folders})  # or of its search
     names = {pack.relative_to(root / "runs" / "reference").as_posix(): pack for pack in packs}
     reports = {name: report_of(pack, name) for name, pack in names.items()}
     written |= {f"results/{name}.md": page for name, page in reports.items()}
-    ours = [build(*of) for of in (read([pack]) for pack in packs) if not is_of_tasks(of[0])]
+    ours = [build(*of) for of in (read([pack]) for pack in packs if find_runs(pack)) if not is_of_tasks(of[0])]
     written["results/published.md"] = published_page(ours)
     heads = heads_of(ours)
     rows = {name: list(rows_of(page)) for name, page in reports.items()}

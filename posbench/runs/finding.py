@@ -180,7 +180,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
     named = [experiment for experiment in experiments if experiment.name == name]
     if len(named) == 1:
         return named[0]
-    if find_runs(REFERENCE / name):
+    if find_runs(REFERENCE / name) or find_runs(search_folder(REFERENCE / name)):
         return folder_of(REFERENCE / name)
     known = [str(place.relative_to(runs_dir)) for place in (*experiments, *sorted({run.parent for run in runs}), *runs)]
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
