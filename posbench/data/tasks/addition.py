@@ -2,7 +2,7 @@
 
     5 7 + 6 8 = 1 2 5          least digit first:  7 5 + 8 6 = 5 2 1
 
-With the least digit first a carry is known when it is needed; in the usual order it has to be looked ahead for.
+With the least digit first a carry is known when it is needed. In the usual order the model has to look ahead for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLUS, EQUALS = 10, 11
 
 
 class Addition(Task):
-    """Two numbers of `length` digits, drawn evenly, and their sum of `length` + 1, the answers; zeros in front stay.
+    """Two uniform numbers of `length` digits and their sum of `length` + 1 digits, the answers, with leading zeros.
 
     Options: least_first, whether each number begins with its least digit.
     """
@@ -28,7 +28,7 @@ class Addition(Task):
         self.least_first = least_first
 
     def chance(self, length: int) -> float:
-        """That of 0: a tenth of all digits but the highest, which is 0 where nothing is carried to it."""
+        """Return the accuracy of always answering 0: a tenth per digit, but the highest is 0 without a carry."""
         return (length / 10 + (1 + 0.1**length) / 2) / (length + 1)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:

@@ -2,7 +2,7 @@
 
     a c a b = a c a b          reverse:  a c a b = b a c a
 
-Letters repeat, so that the letter before does not tell which one follows: the place has to be found.
+Letters repeat, so the previous letter does not tell which one follows: the model has to find the place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from posbench.data.tasks.task import LETTERS, Task
 
 
 class Copy(Task):
-    """`length` letters, a sign, and the letters again, which are the answers. Options: letters, how many there are."""
+    """`length` letters, a sign, and the answers, the same letters. Options: letters, the size of the alphabet."""
 
     version = 2
     step = 1
@@ -33,6 +33,6 @@ class Copy(Task):
 
 
 class Reverse(Copy):
-    """The letters in the opposite order."""
+    """The same task, with the answers in the opposite order."""
 
     step = -1

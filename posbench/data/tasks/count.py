@@ -1,8 +1,8 @@
-"""How often does a letter occur? Own definition; the control, because the order of the letters does not matter.
+"""Count how often a letter occurs. Our own definition, and the control: the order of the letters does not matter.
 
     ^ b a d a d a ? a 3 b 1 c 0 d 2
 
-A count is at most 8 at every length, so that training shows every number and only the length of the word is new.
+Counts are at most 8 at every length, so that training shows every number and only the length of the word is new.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from posbench.data.tasks.task import LETTERS, Task
 
 
 class Count(Task):
-    """A sign, `length` letters, a sign, and questions: a letter and how often it occurs, which is the answer.
+    """A sign, `length` letters, a sign, and questions: a letter and the answer, how often it occurs.
 
-    The counts of the letters that are asked for are drawn evenly from 0 to `largest`, as far as the word has room;
-    other letters fill the rest. Options: letters, how many there are; questions a problem; largest, the largest count.
+    Counts of the letters in the questions are uniform from 0 to `largest`, as far as the word has room. Other letters
+    fill the rest. Options: letters, the size of the alphabet; questions per problem; largest, the largest count.
     """
 
     version = 2
@@ -29,16 +29,16 @@ class Count(Task):
         self.largest = largest
 
     def chance(self, length: int) -> float:
-        """That of 0: an even share, and what falls to it where the letters before have filled the word."""
+        """Return the accuracy of always answering 0, which is more common when other letters have filled the word."""
         even = np.full(self.largest + 1, 1 / (self.largest + 1))
-        before, full = np.ones(1), 0.0  # the distribution of how many letters stand before those that are asked for
+        before, full = np.ones(1), 0.0  # distribution of the letters used up by earlier questions
         for _ in range(self.questions):
             full += before[length:].sum() / self.questions
             before = np.convolve(before, even)
         return float(even[0] + (1 - even[0]) * full)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        order = rng.random((number, self.letters)).argsort(axis=1)  # those that are asked for first
+        order = rng.random((number, self.letters)).argsort(axis=1)  # letters of the questions first
         ends = rng.integers(self.largest + 1, size=(number, self.questions)).cumsum(axis=1)
         which = (np.arange(length)[:, None] >= ends[:, None]).sum(axis=-1)
         others = rng.integers(self.questions, self.letters, size=(number, length))

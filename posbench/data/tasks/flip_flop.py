@@ -17,9 +17,9 @@ IGNORE, WRITE, READ = range(3)
 
 
 class FlipFlop(Task):
-    """`length` instructions, at least 2, each with its bit. Every bit that is read is an answer.
+    """`length` instructions, at least 2, with a bit each. The bits after `read` are the answers.
 
-    Options: ignored, the share of instructions that are to be ignored.
+    Options: ignored, the share of `ignore` instructions.
     """
 
     version = 2

@@ -1,11 +1,11 @@
-"""Which is the i-th item of a word, from its start or from its end? Own definition, after the tasks of indexing in
+"""Find the i-th item of a word, counted from its start or its end. Our own definition, after the indexing tasks of
 Kazemnejad et al. 2023 (arXiv 2305.19466) and Gopalakrishnan et al. 2025 (arXiv 2509.10534).
 
     c a b d ? 2 a 4 d 1 c          from the end:  c a b d ? 2 b 4 c 1 d
 
-No number is asked for twice in a problem: the second answer could be copied from the first. At every length i is at
-most 16, so that training shows every number and only the length of the word is new. With `digits` i is written in
-decimal digits and goes up to the length of the word: then the number is new as well.
+No problem asks for a number twice, because the second answer could be copied from the first. At every length i is at
+most 16, so that training shows every number and only the length of the word is new. With `digits`, i is written in
+decimal digits and goes up to the length of the word, so the number is new as well.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from posbench.data.tasks.task import LETTERS, Task
 
 
 class Index(Task):
-    """`length` letters, a sign, and questions: a number i, and the i-th letter, which is the answer.
+    """`length` letters, a sign, and questions: a number i and the answer, the i-th letter.
 
-    Options: letters, how many there are; questions a problem, fewer where there are not so many numbers; largest, the
-    largest number that is asked for; digits, with how many decimal digits each number is written (0: one token each).
+    Options: letters, the size of the alphabet; questions per problem, fewer if there are not enough numbers; largest,
+    the largest i; digits, the number of decimal digits of i (0 means one token per number).
     """
 
     version = 2
@@ -51,12 +51,12 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Where the item stands that has `count` items before it in the order of counting."""
+        """Return the place in the word of the item with this rank, 0 for the first."""
         return count
 
 
 class IndexFromEnd(Index):
-    """The i-th letter counted from the last one, which is the first."""
+    """The same task, counted from the end: the last letter is the first."""
 
     def place(self, count: np.ndarray) -> np.ndarray:
         return -1 - count

@@ -1,9 +1,8 @@
-"""Induction: a part of a word again, at a varied distance (repeated random tokens, Olsson et al. 2022, arXiv
-2209.11895).
+"""Repeat a part of a word at a varied distance (repeated random tokens, Olsson et al. 2022, arXiv 2209.11895).
 
     5 9 2 7 0 4 > 9 2 7          the part is 9 2 7, and its 2 and 7 are answers
 
-The tokens of a word differ, so that the token before tells which one follows: what copying of few letters excludes.
+The tokens of a word differ, so the previous token tells which one follows, unlike in copying.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from posbench.data.tasks.task import Task
 
 
 class Induction(Task):
-    """A word of `length` tokens, no two alike, a sign, and again a part of it from anywhere in it.
+    """A word of `length` different tokens, a sign, and a part of the word from anywhere in it.
 
-    Every token of the second part but its first is an answer. Options: vocabulary, how many tokens there are; part, the
-    tokens of the part (all of a shorter word).
+    Every token of the repeated part but its first is an answer. Options: vocabulary, the number of tokens; part, the
+    length of the part (or all of a shorter word).
     """
 
     version = 2

@@ -2,9 +2,10 @@
 
     k3 v1 k0 v7 k2 v1 . . k0 v7 . . k3 v1 k2 v1 . .
 
-Pairs of a key and its value, then every key once more, in slots whose distance from the pairs follows a power law. As
-there, the keys of a problem differ. Here values may repeat, so that few are enough; empty slots hold a filler (random
-tokens there could write a pair anew); a query is followed by its value, as in text; and lengths are mixed in training.
+Pairs of a key and its value come first. Then every key comes once more, in slots whose distance from the pairs follows
+a power law. As in Zoology, the keys of a problem differ. Unlike there, values may repeat, so that few are enough; empty
+slots hold a filler, because random tokens could repeat a pair; a query is followed by its value, as in text; and
+training mixes lengths.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from posbench.data.tasks.task import Task
 
 
 class Mqar(Task):
-    """`length` pairs, then slots of two tokens: in `length` of them a key of a pair and its value, which is the answer.
+    """`length` pairs, then slots of two tokens, `length` of which hold a key and the answer, its value.
 
-    Options: keys and values, how many there are; room, slots for each pair; power, a of the power law s^(a - 1) by
-    which slot s = 1, 2, ... is drawn (1: evenly).
+    Options: keys and values, their numbers; room, slots per pair; power, the exponent a of the power law s^(a - 1) by
+    which slot s = 1, 2, ... is drawn (1 means uniformly).
     """
 
     version = 2
@@ -41,7 +42,7 @@ class Mqar(Task):
             raise ValueError(f"{length} pairs need as many keys, and there are {self.keys}: raise the option keys")
         keys = rng.random((number, self.keys)).argsort(axis=1)[:, :length]
         pairs = np.stack((keys, self.keys + rng.integers(self.values, size=(number, length))), axis=-1)
-        # The order of exponentials with rates w is that of draws without replacement with weights w.
+        # Sorting exponentials with rates w draws without replacement with weights w.
         size = (number, length * self.room)
         slots = (rng.standard_exponential(size) / slot_weights(size[1], self.power)).argsort(axis=1)[:, :length]
         rows = np.arange(number)[:, None]
@@ -54,5 +55,5 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Zoology's power law over slots, nearest first, not normalised."""
+    """Return Zoology's power law over slots, nearest first, not normalised."""
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

@@ -1,8 +1,8 @@
-"""A needle in a haystack: the value of a key at some depth of filler (Hsieh et al. 2024, "RULER", arXiv 2404.06654).
+"""Find the value of a key at some depth of filler (Hsieh et al. 2024, "RULER", arXiv 2404.06654).
 
     c a d a K2 b c c a ? K2 b          depth 4/7 of 7 letters
 
-The value is a letter like the filler, so that only the key before it tells which letter is meant.
+The value is a letter like the filler, so only the key before it tells which letter is meant.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from posbench.data.tasks.task import LETTERS, Task
 
 
 class Needle(Task):
-    """`length` letters, between them a key and its value; then a sign, the key, and the value, which is the answer.
+    """`length` letters with a key and its value among them, a sign, the key, and the answer, its value.
 
-    Options: letters and keys, how many there are; depth, the share of letters that stand before the key (None: drawn).
+    Options: letters and keys, their numbers; depth, the share of letters before the key (None means drawn).
     """
 
     version = 2
