@@ -50,7 +50,7 @@ class Batches:
     """Windows of `context_length + 1` tokens of a split: all of them once per epoch, in an order drawn from the seed.
 
     An epoch cuts the whole stream (documents one after another, each with its BOS) into W windows of T + 1 tokens that
-    begin T tokens apart. The first begins at a phase below T that is drawn for each epoch, so that the cuts move. Window
+    begin T tokens apart. The first begins at a phase below T, drawn for each epoch, so that the cuts move. Window
     s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
 
     Raises: ConfigError with the counts if the split is shorter than one window.
