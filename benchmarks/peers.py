@@ -36,6 +36,7 @@ from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.catalogue.choices import choices
 from posbench.data import Batch
+from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
 from posbench.model.size import training_flops_per_token
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
@@ -423,7 +424,7 @@ def _flops(name: str, shape: Shape) -> float | None:
     if not name.startswith("posbench "):
         return None
     scheme = name.removeprefix("posbench ").partition(",")[0]
-    return training_flops_per_token(config_of(shape, scheme, "float32", False), shape.vocab)
+    return training_flops_per_token(build_architecture(config_of(shape, scheme, "float32", False)), shape.vocab)
 
 
 def _figures(

@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import WARMUP_STEPS, Ours
 from benchmarks.shapes import SHAPES, Shape, config_of
+from posbench.model.architecture import build_architecture
 from posbench.model.size import num_parameters
 from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
 
@@ -64,9 +65,9 @@ def copy_rate(device: Device, size: int = 1 << 28, repeats: int = 5) -> float:
 
 def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, float]:
     """Seconds of a step that each part cannot do without, in bfloat16."""
-    model = config.model
+    model, architecture = config.model, build_architecture(config)
     tokens = shape.batch * shape.context
-    matrices = num_parameters(config, 0)["body"] + shape.vocab * model.d_model
+    matrices = num_parameters(architecture, 0)["body"] + shape.vocab * model.d_model
     scores = shape.batch * model.num_heads * shape.context**2 / 2 * model.num_layers
     attention = 12 * tokens * model.num_layers * model.num_heads * model.head_width * shape.context / 2
     wide = 2 * tokens * model.num_layers  # bytes of one number a token and layer
@@ -76,7 +77,7 @@ def floors(shape: Shape, config: Any, flops: float, copies: float) -> dict[str, 
         "softmax, masks": 5 * 2 * scores / copies,  # in, out; probabilities, their gradient, the scores'
         "SwiGLU": 8 * model.ffn_width * wide / copies,  # gate, up, product; the same with the gradients of all three
         "norms, residuals, rotation": 20 * model.d_model * wide / copies,
-        "AdamW, norm of gradients": 32 * sum(num_parameters(config, shape.vocab).values()) / copies,
+        "AdamW, norm of gradients": 32 * sum(num_parameters(architecture, shape.vocab).values()) / copies,
     }
 
 

@@ -189,15 +189,13 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
     """Return what is asked of each run: no options if its scheme lacks them. Raises: ConfigError if all lack them."""
-    from posbench.model.decoder import shape_of
-    from posbench.schemes import build_scheme
+    from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
     for run in runs:
         try:
             for variant in request.variants[1:]:
-                config = run.config_under(variant.under)
-                build_scheme(config.scheme, shape_of(config))
+                build_architecture(run.config_under(variant.under))
             requests.append(request)
         except ConfigError as error:
             requests.append(replace(request, under=()))

@@ -15,12 +15,12 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Dataset, Problems, Split
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
-from posbench.model.decoder import Decoder, shape_of
+from posbench.model.architecture import Architecture, build_architecture
+from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey
-from posbench.schemes import build_scheme
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
@@ -107,13 +107,12 @@ def evaluate_run(
             )
         for options, of_options in lengths.items():
             one = scorer if options == scorer.options else _Scorer(run, corpus, replace(request, under=options))
+            longest = one.architecture.scheme.longest  # tokens up to which the scheme is defined; None: any length
             have = {} if request.again else one.usable(protocol, anchor, stored)
             for length in sorted(of_options):
                 tokens = corpus.window(length) if isinstance(corpus, Problems) else length
-                if one.longest is not None and tokens > one.longest:
-                    notice(
-                        f"{run.config.scheme.name} is defined up to {one.longest} tokens: longer lengths are skipped"
-                    )
+                if longest is not None and tokens > longest:
+                    notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
                 result = have.get(length) or one.score(protocol, length, anchor, advance)
                 tell(result, length not in have)
@@ -180,14 +179,12 @@ class _Scorer:
         self.marks += [] if request.data is None else [f"data={request.data.name}"]
 
     @cached_property
-    def longest(self) -> int | None:
-        """Tokens up to which the scheme is defined; None: any length."""
-        config = self.run.config_under(self.request.under)
-        return build_scheme(config.scheme, shape_of(config)).longest
+    def architecture(self) -> Architecture:
+        return build_architecture(self.run.config_under(self.request.under))
 
     @cached_property
     def model(self) -> Decoder:
-        return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed)
+        return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed, self.architecture)
 
     def key(self, protocol: Protocol, length: int) -> ResultKey:
         return ResultKey(protocol.name, length, (*self.options, *self.marks))

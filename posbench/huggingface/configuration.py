@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from posbench.attention import build_kind
 from posbench.config import Config, ModelConfig, SchemeConfig
-from posbench.model.decoder import Decoder, shape_of
-from posbench.schemes import Shape, build_scheme
+from posbench.model.architecture import Architecture
+from posbench.model.decoder import Decoder
 
 
 class PosbenchConfig(PreTrainedConfig):
@@ -52,7 +51,7 @@ class PosbenchConfig(PreTrainedConfig):
             sizes=asdict(config.model),
             scheme=config.scheme.to_mapping(),
             context_length=config.train.context_length,
-            longest=shape_of(config).longest,
+            longest=config.data.window if config.is_task else None,
             vocab_size=vocab_size,
             **others,
         )
@@ -64,16 +63,5 @@ class PosbenchConfig(PreTrainedConfig):
         """
         assert self.sizes is not None and self.scheme is not None
         model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
-        shape = Shape(
-            model.d_model,
-            model.num_heads,
-            model.kv_heads,
-            model.head_width,
-            num_layers=model.num_layers,
-            context_length=self.context_length,
-            embedding_std=model.init_std,
-            attention=str(row.attention.get("kind", "softmax")),
-            longest=self.longest,
-        )
         with torch.device("cpu"):  # transformers builds on `meta`, where a scheme's own tables would have no numbers
-            return Decoder(model, build_scheme(row, shape), lambda: build_kind(row, shape), self.vocab_size)
+            return Decoder(Architecture.build(model, row, self.context_length, self.longest), self.vocab_size)

@@ -7,7 +7,7 @@ in `compute_dtype` (bfloat16 in training where the device is fast in it), norms,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any, cast
 
@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention import Kind, KVCache, build_kind, check_kind
-from posbench.catalogue.own_files import place_of
+from posbench.attention import KVCache
 from posbench.config import Config, ConfigError, ModelConfig
+from posbench.model.architecture import Architecture, as_wide_as, build_architecture
 from posbench.model.layers import Block, Linear, RMSNorm
 from posbench.model.loss import losses_and_gradient, mean_cross_entropy
-from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
+from posbench.schemes import Placement
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
 from posbench.system.inductor import share_no_row_buffers
@@ -36,17 +36,18 @@ class Decoder(nn.Module):
     positions of its own.
     """
 
-    def __init__(self, config: ModelConfig, scheme: Layers, make_kind: Callable[[], Kind], vocab_size: int) -> None:
+    def __init__(self, architecture: Architecture, vocab_size: int) -> None:
         super().__init__()
-        self.config = config
-        self.scheme = scheme  # of all layers
+        self.architecture = architecture
+        self.config = config = architecture.model
+        self.scheme = architecture.scheme  # of all layers
         self.compute_dtype: torch.dtype | None = None  # of the activations; None: the weights' own
         self.piece: int | None = (
             None  # tokens from which on a sequence is read in pieces of as many, without a gradient
         )
         self.bos_id: int | None = None  # the token that begins documents, where each is read alone
         self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config, make_kind()) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, kind) for kind in architecture.kinds)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.unembedding = Linear(config.d_model, vocab_size)
         if config.tied_embeddings:
@@ -227,16 +228,6 @@ class Decoder(nn.Module):
         return F.linear(x.to(wide), weight.to(wide))
 
 
-def as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
-    """Floating tensors of what a scheme prepared, alone or in tuples, rounded to the weights' dtype."""
-    if isinstance(prepared, Tensor):
-        return prepared.to(dtype) if prepared.is_floating_point() else prepared
-    if isinstance(prepared, tuple):
-        parts = [as_wide_as(dtype, part) for part in prepared]
-        return type(prepared)(*parts) if hasattr(prepared, "_fields") else tuple(parts)
-    return prepared
-
-
 def initialise(model: Decoder, seed: int) -> None:
     """Set every tensor from (seed, its name): a scheme with parameters of its own changes no shared one.
 
@@ -280,102 +271,18 @@ def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 
 
-def shape_of(config: Config) -> Shape:
-    """What a scheme and a kind of attention are told of the decoder."""
-    model = config.model
-    return Shape(
-        model.d_model,
-        model.num_heads,
-        model.kv_heads,
-        model.head_width,
-        num_layers=model.num_layers,
-        context_length=config.train.context_length,
-        embedding_std=model.init_std,
-        attention=str(config.scheme.attention.get("kind", "softmax")),
-        longest=config.data.window if config.is_task else None,
-    )
+def build_model(
+    config: Config, vocab_size: int, architecture: Architecture | None = None, bos_id: int | None = None
+) -> Decoder:
+    """Build the decoder of `config`, initialised from its seed, in float32 on the CPU.
 
-
-def checked_scheme(config: Config) -> Layers:
-    """The scheme that `config` asks for, for `build_model`: before any text is read or anything is written.
-
-    Raises: ConfigError where the scheme or the kind of attention refuses its options or the shape, and where the
-    training length is longer than the scheme is defined.
+    Arguments: vocab_size, V, of the tokenizer; `model.vocab_size` may ask for a larger table; architecture, if it is
+    built already (one decoder takes it over); bos_id, the token that begins documents, for `data.document_mask`.
+    Raises: ConfigError if the table is too small for the tokenizer, or the scheme or the kind of attention refuses its
+    options.
     """
-    shape = shape_of(config)
-    layers = build_scheme(config.scheme, shape, config.seed)
-    longest = layers.longest
-    if longest is not None and longest < shape.context_length:
-        raise ConfigError(
-            f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length="
-            f"{shape.context_length} is longer: lower train.context_length, or take another scheme"
-        )
-    kind = build_kind(config.scheme, shape)
-    _check_attention(config.model, kind, layers)
-    if config.masks_documents and not kind.takes_windows:
-        raise ConfigError("data.document_mask=true is for attention of the kind softmax: leave it out")
-    if config.is_task or config.masks_documents:
-        check_positions(layers, kind)
-    return layers
-
-
-def check_positions(layers: Layers, kind: Kind) -> None:
-    """Call every hook of the schemes with positions of each sequence's own, [B, 1, T].
-
-    Raises: ConfigError if a hook takes positions [T] only.
-    """
-    pos = torch.arange(5)
-    for scheme in dict.fromkeys(layers):
-        call_hooks(scheme, kind, pos)
-        try:
-            call_hooks(scheme, kind, pos.expand(3, 1, -1))
-        except Exception as error:
-            raise ConfigError(
-                f"{place_of(error)}{type(scheme).__name__} is for text only: its hooks take positions [T], and tasks "
-                "and data.document_mask give each sequence its own, [B, 1, T]. Write pos[..., None] for pos[:, None], "
-                "and in embed reshape what you add to (-1, *x.shape[1:])"
-            ) from error
-
-
-@torch.no_grad()
-def call_hooks(
-    scheme: Scheme, kind: Kind, pos: Tensor, dtype: torch.dtype | None = None, cache: KVCache | None = None
-) -> None:
-    """Call every hook of a scheme on zeros of `dtype` at positions `pos`, [T] or [B, 1, T]."""
-    B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
-    weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
-    prepared = as_wide_as(weights, scheme.prepare(pos, T))
-    at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
-    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared)
-    parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads.items()}
-    k = parts.get("k")
-    kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)
-
-
-def _check_attention(model: ModelConfig, kind: Kind, layers: Layers) -> None:
-    """Raises: ConfigError where the scheme does not suit the kind of attention, or that has no q and k to normalise."""
-    check_kind(kind, layers)
-    if model.qk_norm and (kind.shared_kv or not {"q", "k"} <= kind.heads.keys()):
-        raise ConfigError(
-            "model.qk_norm normalises queries and keys, and this kind of attention has no keys of their own: leave it "
-            "out"
-        )
-
-
-def build_model(config: Config, vocab_size: int, scheme: Layers | None = None, bos_id: int | None = None) -> Decoder:
-    """The decoder of `config`, initialised from its seed, in float32 on the CPU.
-
-    Arguments: vocab_size, V, that of the tokenizer; `model.vocab_size` may ask for a larger table; scheme, where it is
-    built already; bos_id, the token that begins documents, for `data.document_mask`.
-    Raises: ConfigError where the table is too small for the tokenizer, or the scheme or the kind of attention refuses
-    its options.
-    """
-    asked = config.model.vocab_size
     config.check_vocabulary(vocab_size)
-    shape = shape_of(config)
-    scheme = scheme or build_scheme(config.scheme, shape, config.seed)
-    _check_attention(config.model, build_kind(config.scheme, shape), scheme)
-    model = Decoder(config.model, scheme, lambda: build_kind(config.scheme, shape), asked or vocab_size)
+    model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)
     model.bos_id = bos_id if config.masks_documents else None
     initialise(model, config.seed)
     return model

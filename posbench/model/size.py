@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from posbench.attention import Kind, build_kind
+from posbench.attention import Kind
 from posbench.config import Config
-from posbench.model.decoder import call_hooks, shape_of
-from posbench.schemes import Scheme, build_scheme
+from posbench.model.architecture import Architecture, call_hooks
+from posbench.schemes import Scheme
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,37 @@ def vocab_size(config: Config) -> int:
     return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
 
 
-def num_parameters(config: Config, vocab_size: int) -> dict[str, int]:
-    """Parameters without the scheme's own: `embedding` (both tables when untied) and `body` (the rest)."""
-    model = config.model
+def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
+    """Count parameters without the scheme's own: `embedding` (both tables when untied) and `body` (the rest)."""
+    model = architecture.model
     tables = 1 if model.tied_embeddings else 2
-    vectors = model.d_model * (2 * model.num_layers + 1)  # norms and biases
-    vectors += model.num_layers * model.head_width * (2 * model.qk_norm + _parts_heads(config) * model.qkv_bias)
-    vectors += model.num_layers * sum(p.numel() for p in build_kind(config.scheme, shape_of(config)).parameters())
-    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(config) + vectors}
+    vectors = model.d_model * (2 * model.num_layers + 1)  # norms
+    vectors += model.head_width * (2 * model.num_layers * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
+    vectors += sum(p.numel() for kind in architecture.kinds for p in kind.parameters())
+    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
 
 
-def forward_flops_per_token(config: Config, vocab_size: int, length: int) -> float:
-    """Model FLOPs of the forward pass over windows of `length` tokens, per token. Hooks count as far as stated."""
-    shape = shape_of(config)
-    kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
-    mixing = sum(kind.flops_per_token(length, scheme) for scheme in layers) + (layers.flops_per_token(length) or 0.0)
-    return 2.0 * (_matrices(config) + vocab_size * config.model.d_model) + mixing
+def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
+    """Count model FLOPs of the forward pass over windows of `length` tokens, per token. Hooks count if stated."""
+    scheme = architecture.scheme
+    layers = zip(scheme, architecture.kinds, strict=True)
+    mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
+    mixing += scheme.flops_per_token(length) or 0.0
+    return 2.0 * (_matrices(architecture) + vocab_size * architecture.model.d_model) + mixing
 
 
-def training_flops_per_token(config: Config, vocab_size: int) -> float:
-    """Model FLOPs of forward and backward over windows of the training length, per token."""
-    return 3 * forward_flops_per_token(config, vocab_size, config.train.context_length)
+def training_flops_per_token(architecture: Architecture, vocab_size: int) -> float:
+    """Count model FLOPs of forward and backward over windows of the training length, per token."""
+    return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 
-def cache_size(config: Config, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """What is kept where activations are of `dtype`. Not a formula: one layer's kind is given a token, and asked."""
-    shape = shape_of(config)
-    kind, layers = build_kind(config.scheme, shape), build_scheme(config.scheme, shape)
-    begun = max(scheme.window or 1 for scheme in layers)  # tokens from which on all layers keep as many more
-    one, two = (sum(_kept_bytes(kind, scheme, length, dtype) for scheme in layers) for length in (begun, begun + 1))
+def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
+    """Measure what is kept with activations of `dtype`: each layer's kind is given a token, and asked."""
+    layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
+    begun = max(scheme.window or 1 for scheme, _ in layers)  # tokens after which each token adds as much as the last
+    one, two = (
+        sum(_kept_bytes(kind, scheme, length, dtype) for scheme, kind in layers) for length in (begun, begun + 1)
+    )
     return CacheSize(bytes_per_token=two - one, state_bytes=one - begun * (two - one))
 
 
@@ -81,13 +83,13 @@ def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> 
     return cache.num_bytes
 
 
-def _parts_heads(config: Config) -> int:
-    """Heads of all parts of the packed projection: of q, k and v."""
-    return sum(build_kind(config.scheme, shape_of(config)).heads.values())
+def _parts_heads(architecture: Architecture) -> int:
+    """Count the heads of q, k and v in the packed projections of all layers."""
+    return sum(sum(kind.heads.values()) for kind in architecture.kinds)
 
 
-def _matrices(config: Config) -> int:
-    """Parameters of the matrices in all layers."""
-    model = config.model
-    heads = _parts_heads(config) + model.num_heads  # and the output's
-    return model.num_layers * model.d_model * (heads * model.head_width + 3 * model.ffn_width)
+def _matrices(architecture: Architecture) -> int:
+    """Count the parameters of the matrices in all layers."""
+    model = architecture.model
+    heads = _parts_heads(architecture) + model.num_layers * model.num_heads  # and the output's
+    return model.d_model * (heads * model.head_width + 3 * model.num_layers * model.ffn_width)

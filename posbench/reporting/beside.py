@@ -19,7 +19,8 @@ from posbench.catalogue.own_files import is_class_path
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data import dataset_of
-from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
 from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
@@ -95,7 +96,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
             + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was then")
         )
     device = choose_device(config.train)
-    model = build_model(config, corpus.vocab_size, checked_scheme(config), corpus.bos_id)
+    model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
     step = TrainingStep(config, model, device)
     batches = batches_of(config, corpus)
     losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
+    from posbench.model.architecture import Architecture
     from posbench.model.decoder import Decoder
 
 
@@ -191,13 +192,18 @@ class Run:
         return bool(changed)
 
     def load_model(
-        self, under: Sequence[str] = (), at_step: int | None = None, scheme_changed: bool = False
+        self,
+        under: Sequence[str] = (),
+        at_step: int | None = None,
+        scheme_changed: bool = False,
+        architecture: Architecture | None = None,
     ) -> Decoder:
         """The trained model with the weights of the run's last step, in float32 on the CPU.
 
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme without
         parameters of its own, `scheme=nope` (what the trained one learned for itself is left out); at_step, the step of
-        an older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was.
+        an older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was;
+        architecture, if it is built already for these options.
         Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
         or if those options change the model's parameters.
         """
@@ -208,7 +214,7 @@ class Run:
         self.check_scheme_files(scheme_changed)
         config = self.config_under(under) if under else self.config
         bos_id = find_bos(self.tokenizer) if config.masks_documents else None
-        model = build_model(config, self.manifest.vocab_size, bos_id=bos_id)
+        model = build_model(config, self.manifest.vocab_size, architecture, bos_id)
         weights = self.load_weights(at_step)
         if any(option.startswith("scheme=") for option in under):
             weights = {name: tensor for name, tensor in weights.items() if not name.startswith("scheme.")}

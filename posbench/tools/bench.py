@@ -19,7 +19,7 @@ from rich.console import Console
 from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.data import Batch, ProblemBatches, Problems
-from posbench.model.decoder import build_model
+from posbench.model.decoder import Decoder, build_model
 from posbench.model.size import cache_size, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
@@ -31,10 +31,11 @@ WARMUP_STEPS = 3
 class Contender:
     """The training step of one scheme on random tokens, with its measurements."""
 
-    def __init__(self, config: Config, device: Device, vocab_size: int) -> None:
+    def __init__(self, config: Config, device: Device, model: Decoder) -> None:
         self.device = device
-        self.step = TrainingStep(config, build_model(config, vocab_size), device)
-        self.batch = batch_of(config, vocab_size, device)
+        self.sizes = sizes_of(model, device.dtype)  # before training moves the model from the CPU
+        self.step = TrainingStep(config, model, device)
+        self.batch = batch_of(config, model.embedding.num_embeddings, device)
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one a round
         self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
@@ -79,14 +80,15 @@ class Contender:
         self.step(0, self.batch, clock)
         return seconds
 
-    def figures(self, flops_per_token: float, matmul_rate: float) -> dict[str, Any]:
-        """Medians over the rounds. Rates in FLOP/s."""
+    def figures(self, matmul_rate: float) -> dict[str, Any]:
+        """Return the sizes, and medians over the rounds. Rates in FLOP/s."""
         rate = median(self.rates)
         return {
+            **self.sizes,
             "tokens_per_second": rate,
             "step_to_first": median(self.ratios),
             "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
-            "mfu": rate * flops_per_token / matmul_rate,
+            "mfu": rate * self.sizes["flops_per_token"] / matmul_rate,
             "phases_seconds": {phase: median(times[phase] for times in self.phases) for phase in self.phases[0]},
             "first_step_seconds": self.first_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -120,7 +122,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     for name, config in configs.items():
         held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
         device.reset_peak_memory()
-        contender = Contender(config, device, entries)
+        contender = Contender(config, device, build_model(config, entries))
         # A process on a CPU has one resident set: its peak tells of the first scheme only.
         contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
         contenders[name] = contender
@@ -129,11 +131,6 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         matmul_rates.append(matmul_rate(device))
         for contender in contenders.values():
             contender.measure(steps, next(iter(contenders.values())))
-    sizes = {name: sizes_of(config, contenders[name], device.dtype, entries) for name, config in configs.items()}
-    figures = {
-        name: sizes[name] | each.figures(sizes[name]["flops_per_token"], median(matmul_rates))
-        for name, each in contenders.items()
-    }
     return {
         "device": device.describe(),
         "model": first.model.name,
@@ -143,19 +140,20 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "rounds": rounds,
         "steps_a_round": steps,
         "matmul_flops_per_second": median(matmul_rates),
-        "schemes": figures,
+        "schemes": {name: contender.figures(median(matmul_rates)) for name, contender in contenders.items()},
     }
 
 
-def sizes_of(config: Config, contender: Contender, dtype: torch.dtype, vocab_size: int) -> dict[str, float]:
-    """What a scheme has by its definition: parameters, FLOPs of training a token, bytes that it keeps of the past."""
-    kept = cache_size(config, dtype)
-    of_scheme = sum(parameter.numel() for parameter in contender.step.model.scheme.parameters())
+def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
+    """Count a scheme's parameters, FLOPs of training per token, and bytes of its caches, by its definition."""
+    architecture, entries = model.architecture, model.embedding.num_embeddings
+    cached = cache_size(architecture, dtype)
     return {
-        "parameters": sum(num_parameters(config, vocab_size).values()) + of_scheme,
-        "flops_per_token": training_flops_per_token(config, vocab_size),
-        "cache_bytes_per_token": kept.bytes_per_token,
-        "state_bytes": kept.state_bytes,
+        "parameters": sum(num_parameters(architecture, entries).values())
+        + sum(parameter.numel() for parameter in architecture.scheme.parameters()),
+        "flops_per_token": training_flops_per_token(architecture, entries),
+        "cache_bytes_per_token": cached.bytes_per_token,
+        "state_bytes": cached.state_bytes,
     }
 
 

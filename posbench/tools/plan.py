@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from posbench.attention import build_kind
 from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
@@ -24,7 +23,8 @@ from posbench.data import Problems
 from posbench.data.text.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
-from posbench.model.decoder import shape_of
+from posbench.model.architecture import Architecture, build_architecture
+from posbench.model.decoder import build_model
 from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
@@ -73,12 +73,13 @@ def plan(
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
     rate = DATASHEET[device]
     configs, seeds = _rows(words)
-    costs = [_cost(config) for config in configs]
-    first, largest = configs[0], max(costs, key=lambda cost: sum(cost.memory.values()))
+    first, architecture = configs[0], build_architecture(configs[0])
+    costs = [_cost(first, architecture), *(_cost(config, build_architecture(config)) for config in configs[1:])]
+    largest = max(costs, key=lambda cost: sum(cost.memory.values()))
     text = None if first.is_task else find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
-    machine, machine_rate = _timed(first, mfu) if time_here else (None, math.inf)
+    machine, machine_rate = _timed(first, architecture, mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
     return Plan(
         first=first,
@@ -100,17 +101,17 @@ def plan(
     )
 
 
-def _timed(config: Config, mfu: float) -> tuple[str, float]:
+def _timed(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
     """This machine's device, and the model FLOP/s of training steps on it, not compiled.
 
     Where a few steps would take too long, that is the share `mfu` of the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
-    flops_per_token = training_flops_per_token(config, entries)
+    flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
-        rate = Contender(config, device, entries).rate(3) * flops_per_token
+        rate = Contender(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
     return device.describe()["name"], rate
 
 
@@ -135,12 +136,12 @@ class Cost:
     memory: dict[str, int]
 
 
-def _cost(config: Config) -> Cost:
+def _cost(config: Config, architecture: Architecture) -> Cost:
     entries = vocab_size(config)
-    parameters = num_parameters(config, entries)
+    parameters = num_parameters(architecture, entries)
     train, settings = config.train, config.evaluation
     evaluation = sum(
-        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(config, entries, length)
+        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(architecture, entries, length)
         for protocol in map(protocol_named, settings.protocols)
         for lengths in [_windows(config, protocol)]
         for length in lengths
@@ -150,15 +151,16 @@ def _cost(config: Config) -> Cost:
         parameters=parameters,
         tokens=tokens,
         flops={
-            "training": tokens * training_flops_per_token(config, entries),
-            "validation": _validation_flops(config, entries) + _order_flops(config, entries),
+            "training": tokens * training_flops_per_token(architecture, entries),
+            "validation": _validation_flops(config, architecture, entries)
+            + _order_flops(config, architecture, entries),
             "evaluation": evaluation,
         },
-        memory=training_memory(config, entries),
+        memory=training_memory(config, architecture, entries),
     )
 
 
-def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
+def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
     """Bytes that training takes on its device, by what they are for, with bf16 activations and float32 weights.
 
     state: weights, gradients and two moments, 16 bytes a parameter, and the rounded weights that backward reads, 2.
@@ -167,39 +169,39 @@ def training_memory(config: Config, vocab_size: int) -> dict[str, int]:
     chunk, with its softmax (`posbench.model.loss`), and the float32 gradient of the table.
     """
     model, train = config.model, config.train
-    parameters = num_parameters(config, vocab_size)
+    parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
-    parts = build_kind(config.scheme, shape_of(config)).heads
-    heads = (sum(parts.values()) + parts.get("q", 0) + parts.get("k", 0)) * model.head_width  # q, k, v; q, k rotated
-    layer = 4 * model.d_model + heads + model.num_heads * model.head_width + 3 * model.ffn_width
+    parts = [kind.heads for kind in architecture.kinds]
+    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v; q, k rotated
+    layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
     return {
         "state": 16 * sum(parameters.values()) + 2 * parameters["body"],
-        "activations": width * model.num_layers * layer * tokens,
+        "activations": width * (layers + heads * model.head_width) * tokens,
         "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
     }
 
 
-def _validation_flops(config: Config, vocab_size: int) -> float:
+def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
     """Of the validations of one run: before its first step, while it trains, and after its last step."""
     train, context = config.train, config.train.context_length
     each = max(train.validation_tokens, context) // context * context
     every = train.steps_between_validations
     points = 1 + (train.num_steps - 1) // every + 1
     points -= train.is_branch * (1 + train.decay_begins // every)  # those of its trunk
-    return points * each * forward_flops_per_token(config, vocab_size, context)
+    return points * each * forward_flops_per_token(architecture, vocab_size, context)
 
 
-def _order_flops(config: Config, vocab_size: int) -> float:
+def _order_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
     """Of the scores of distant order while one run trains: two readings of each window, logits for its second half."""
     train, length = config.train, config.train.context_length
     if not train.order_every:
         return 0.0
     first = train.decay_begins * train.is_branch  # the rest is the trunk's
     points = sum(map(train.is_ordered, range(first + 1, train.num_steps + 1)))
-    body = forward_flops_per_token(config, 0, length)
-    logits = forward_flops_per_token(config, vocab_size, length) - body
+    body = forward_flops_per_token(architecture, 0, length)
+    logits = forward_flops_per_token(architecture, vocab_size, length) - body
     return points * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
 
 

@@ -125,7 +125,7 @@ def first_manifest(
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
     commit = fingerprints.commit()
-    flops = tokens * training_flops_per_token(config, entries) if has_stated_flops else None
+    flops = tokens * training_flops_per_token(model.architecture, entries) if has_stated_flops else None
     initial_weights = fingerprints.weights_fingerprints(model)
     if origin is not None:
         tokens += origin.tokens
@@ -139,7 +139,7 @@ def first_manifest(
         seed=config.seed,
         vocab_size=corpus.vocab_size,
         num_parameters={
-            **num_parameters(config, entries),
+            **num_parameters(model.architecture, entries),
             "scheme": sum(p.numel() for p in model.scheme.parameters()),
         },
         is_relative=bool(model.scheme.is_relative),

@@ -37,7 +37,8 @@ from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
 from posbench.data.batches import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, order, protocol_named
-from posbench.model.decoder import Decoder, build_model, checked_scheme
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.origin import Origin, begin_with, origin_of
@@ -89,7 +90,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
             check_divides(config, processes.size)
-            scheme = checked_scheme(config)  # what can be known to be wrong is refused before any text is read
+            # Whatever can be known to be wrong is refused before any text is read.
+            architecture = checked_architecture(config)
             for name in config.evaluation.protocols:
                 protocol_named(name).check(config)
             corpus = _prepared_data(config, processes, console.out)
@@ -105,7 +107,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
                 batches = batches_of(config, corpus)
-                model = build_model(config, corpus.vocab_size, scheme, corpus.bos_id)
+                model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
                 manifest = processes.broadcast(
                     first_manifest(config, corpus, model, device, before, origin) if processes.is_first else None
                 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
 from posbench.model.decoder import Decoder
-from posbench.verify.specimen import Specimen, kind_of, learned, set_kernel
+from posbench.verify.specimen import Specimen, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a kink that a larger one crosses
 # Of a gradient, times as many roundings as of a logit: it passes the model twice, and terms cancel. On a CPU, by every
@@ -48,7 +48,9 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
         for name in parameters
     }
     errors = {}
-    for path, kernel in kind_of(model).kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items():
+    for path, kernel in (
+        model.architecture.kinds[0].kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items()
+    ):
         if kernel is softmax_kernels.flex:
             continue  # on a CPU it has no gradient, and is never used for training there
         set_kernel(model, kernel)

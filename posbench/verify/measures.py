@@ -19,7 +19,7 @@ from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
-from posbench.verify.specimen import SHIFT, VOCAB, Specimen, kind_of, set_kernel
+from posbench.verify.specimen import SHIFT, VOCAB, Specimen, set_kernel
 
 OUT = 1024  # tokens
 PIECE = 56  # tokens: three pieces, the last one short
@@ -77,7 +77,7 @@ def round_trip(specimen: Specimen) -> float:
 
 def turning_values(specimen: Specimen) -> list[Rotary]:
     """The schemes that turn values and outputs together, under softmax attention."""
-    is_softmax = isinstance(kind_of(specimen.wide), Softmax)
+    is_softmax = isinstance(specimen.wide.architecture.kinds[0], Softmax)
     return [s for s in specimen.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
 
 
@@ -90,7 +90,7 @@ def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
     x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
-    kind = cast(Softmax, kind_of(specimen.wide))
+    kind = cast(Softmax, specimen.wide.architecture.kinds[0])
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
@@ -179,7 +179,9 @@ def path_errors(
         narrow = copy.deepcopy(specimen.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = specimen.tokens.to(device)
-        kernels = kind_of(narrow).kernels(specimen.schemes, specimen.has_bias, narrow.embedding.weight.device)
+        kernels = narrow.architecture.kinds[0].kernels(
+            specimen.schemes, specimen.has_bias, narrow.embedding.weight.device
+        )
         for path, kernel, piece in [*((name, each, None) for name, each in kernels.items()), ("pieces", None, PIECE)]:
             narrow.piece = piece
             set_kernel(narrow, kernel)

@@ -7,18 +7,18 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from posbench import reference
-from posbench.attention import Kind
 from posbench.catalogue.choices import read_row
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
-from posbench.model.decoder import Block, Decoder, build_model, check_positions
+from posbench.model.architecture import check_positions
+from posbench.model.decoder import Decoder, build_model
 from posbench.schemes import Placement, Scheme
 
 SHIFT = 37  # tokens
@@ -79,15 +79,10 @@ def learned(model: Decoder) -> dict[str, nn.Parameter]:
     return {**dict(model.scheme.named_parameters()), **of_kinds}
 
 
-def kind_of(model: Decoder) -> Kind:
-    """The kind of attention of a decoder's layers."""
-    return cast(Block, model.blocks[0]).attention.kind
-
-
 def set_kernel(model: Decoder, kernel: Any) -> None:
     """Have attention run on this kernel in every layer; None: on the one it would choose."""
-    for block in model.blocks:
-        cast(Block, block).attention.kind.kernel = kernel
+    for kind in model.architecture.kinds:
+        kind.kernel = kernel
 
 
 def random_tokens(length: int = LENGTH) -> Tensor:
@@ -146,7 +141,7 @@ class Specimen:
     def text_only(self) -> str:
         """Why the scheme cannot have positions of each sequence's own; empty if it can."""
         try:
-            check_positions(self.wide.scheme, kind_of(self.wide))
+            check_positions(self.wide.architecture)
         except ConfigError as error:
             return str(error)
         return ""
@@ -156,7 +151,7 @@ class Specimen:
         """How positions may come: counted (text), each sequence's own (positions), counted in each document."""
         if self.text_only:
             return ("text",)
-        return ("text", "positions", *(["documents"] if kind_of(self.wide).takes_windows else []))
+        return ("text", "positions", *(["documents"] if self.wide.architecture.kinds[0].takes_windows else []))
 
     @cached_property
     def schemes(self) -> list[Scheme]:
@@ -208,7 +203,7 @@ class Specimen:
         """What the hooks q, k, v and o of a scheme get as `pos`, from the position `first` on."""
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
-        _, pos, of_keys = kind_of(self.wide).placed(self.stream.to(device, dtype), scheme, at, None)
+        _, pos, of_keys = self.wide.architecture.kinds[0].placed(self.stream.to(device, dtype), scheme, at, None)
         return {"q": pos, "k": of_keys, "v": of_keys, "o": pos}
 
     @cached_property
@@ -216,7 +211,7 @@ class Specimen:
         """Whether any layer adds to its scores."""
         for scheme in self.schemes:
             at = self._at(scheme, 0, "cpu")
-            gates, pos, of_keys = kind_of(self.wide).placed(self.stream, scheme, at, None)
+            gates, pos, of_keys = self.wide.architecture.kinds[0].placed(self.stream, scheme, at, None)
             q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], of_keys)
             if scheme.bias(q, k, gates, at) is not None:
                 return True

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.attention import Decay, build_kind
+from posbench.attention import Decay
 from posbench.attention.linear import features
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
-from posbench.model.decoder import Block, build_model, shape_of
-from posbench.schemes import build_scheme
+from posbench.model.architecture import build_architecture
+from posbench.model.decoder import Block, build_model
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
@@ -171,8 +171,8 @@ def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified(kind, optio
     certificate = certify(config)
     failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}
     assert failed == {} and certificate.defined and certificate.measured == "relative"
-    schemes = list(build_scheme(config.scheme, shape_of(config)))
-    assert "chunks" not in build_kind(config.scheme, shape_of(config)).kernels(schemes, True, None)
+    built = build_architecture(config)
+    assert "chunks" not in built.kinds[0].kernels(list(built.scheme), True, None)
 
 
 class DefinedGentle(reference.Definition):

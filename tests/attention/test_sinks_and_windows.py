@@ -13,7 +13,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from posbench.attention import kernels
 from posbench.attention.softmax import _within_documents
 from posbench.config import ConfigError
-from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size
 from posbench.training.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
@@ -109,7 +110,7 @@ def test_layers_with_windows_keep_no_more_than_these():
         model.hidden(random_tokens(100)[:, start : start + 20], 3, caches)
     row = 2 * HKV * D  # numbers of keys and values
     assert [cache.num_bytes for cache in caches] == [4 * row * tokens for tokens in (64, 64, 64, 100)]
-    assert cache_size(config) == CacheSize(bytes_per_token=2 * row, state_bytes=3 * 2 * row * 64)
+    assert cache_size(model.architecture) == CacheSize(bytes_per_token=2 * row, state_bytes=3 * 2 * row * 64)
 
 
 def test_where_a_window_may_not_be():
@@ -121,7 +122,7 @@ def test_where_a_window_may_not_be():
         config = certificate_config(name)
         config.scheme.options |= options
         with pytest.raises(ConfigError, match=says):
-            checked_scheme(config)
+            checked_architecture(config)
 
 
 def test_a_sink_begins_at_zero_and_is_not_decayed_and_other_weights_are_as_without():
@@ -134,4 +135,4 @@ def test_a_sink_begins_at_zero_and_is_not_decayed_and_other_weights_are_as_witho
     with pytest.raises(ConfigError, match=r"attention\.sink=2 must be true or false"):
         config = certificate_config("sink_nope")
         config.scheme.attention = {"kind": "softmax", "sink": 2}
-        checked_scheme(config)
+        checked_architecture(config)

@@ -12,7 +12,8 @@ from posbench import reference
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 from tests.rows import rows
@@ -92,9 +93,9 @@ def test_losses_are_those_of_the_logits():
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_counted_as_the_configuration_promises(tied):
     config = compose(["scheme=qk_rope", *MODEL, f"model.tied_embeddings={tied}"])
-    assert sum(p.numel() for p in build_model(config, VOCAB).parameters()) == sum(
-        num_parameters(config, VOCAB).values()
-    )
+    model = build_model(config, VOCAB)
+    counted = num_parameters(model.architecture, VOCAB)
+    assert sum(p.numel() for p in model.parameters()) == sum(counted.values())
 
 
 def test_a_vocabulary_larger_than_the_table_is_refused():
@@ -157,7 +158,7 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     config = replace(plain, data=replace(plain.data, document_mask=True))
     if config.scheme.attention.get("kind", "softmax") != "softmax":
         with pytest.raises(ConfigError, match=r"data\.document_mask=true is for attention of the kind softmax"):
-            checked_scheme(config)
+            checked_architecture(config)
         return
     model, bos = build_model(config, VOCAB, bos_id=VOCAB - 1), VOCAB - 1
     randomise(model)
@@ -189,7 +190,7 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
     model, plain = build_model(both, VOCAB), build_model(certificate_config(name), VOCAB)
     for key, tensor in plain.state_dict().items():
         assert torch.equal(model.state_dict()[key], tensor), "what both have begins alike"
-    assert sum(num_parameters(both, VOCAB).values()) == sum(
+    assert sum(num_parameters(model.architecture, VOCAB).values()) == sum(
         p.numel() for key, p in model.named_parameters() if not key.startswith("scheme.")
     )
     randomise(model)
@@ -207,7 +208,7 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
 @pytest.mark.parametrize("name", ["shared_kv_qk_rope", "decay"])
 def test_kinds_without_keys_of_their_own_cannot_normalise_them(name):
     with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no keys of their own: leave it out"):
-        checked_scheme(compose([f"scheme={name}", "model.qk_norm=true"]))
+        checked_architecture(compose([f"scheme={name}", "model.qk_norm=true"]))
 
 
 def test_pieces_are_pieces_and_none_with_a_gradient():

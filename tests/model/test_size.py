@@ -8,6 +8,7 @@ import torch
 
 from posbench import compose
 from posbench.config import SchemeConfig
+from posbench.model.architecture import build_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
 
@@ -18,6 +19,11 @@ MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num
 @cache
 def config(scheme):
     return compose([f"scheme={scheme}", *MODEL])
+
+
+@cache
+def architecture(scheme):
+    return build_architecture(config(scheme))
 
 
 @pytest.mark.parametrize(
@@ -31,15 +37,15 @@ def config(scheme):
     ],
 )
 def test_what_is_kept_of_the_past_by_hand(scheme, rows, state):
-    assert cache_size(config(scheme)) == CacheSize(
+    assert cache_size(architecture(scheme)) == CacheSize(
         2 * LAYERS * rows * D, 4 * LAYERS * state
     )  # sums are float32 in bf16 too
-    assert cache_size(config(scheme), torch.float32) == CacheSize(4 * LAYERS * rows * D, 4 * LAYERS * state)
+    assert cache_size(architecture(scheme), torch.float32) == CacheSize(4 * LAYERS * rows * D, 4 * LAYERS * state)
 
 
 @pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope"])
 def test_parameters_are_those_of_the_built_model(scheme):
-    counted = sum(num_parameters(config(scheme), V).values())
+    counted = sum(num_parameters(architecture(scheme), V).values())
     assert counted == sum(p.numel() for p in build_model(config(scheme), V).parameters())
 
 
@@ -49,8 +55,10 @@ def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
         weights = LAYERS * C * (D * sum({"q": H, "k": HKV, "v": HKV, "o": H}.values()))
         if scheme.startswith("decay"):
             weights = LAYERS * C * D * (HKV + H)
-        ffn = num_parameters(config("nope"), V)["body"] - LAYERS * C * D * (2 * H + 2 * HKV) - C * (2 * LAYERS + 1)
-        return forward_flops_per_token(config(scheme), V, length) - 2 * (weights + ffn + V * C)
+        ffn = (
+            num_parameters(architecture("nope"), V)["body"] - LAYERS * C * D * (2 * H + 2 * HKV) - C * (2 * LAYERS + 1)
+        )
+        return forward_flops_per_token(architecture(scheme), V, length) - 2 * (weights + ffn + V * C)
 
     assert mixing("qk_rope", 2048) == LAYERS * 2 * H * D * 2048
     by_hand = LAYERS * (2 * H * D if scheme.startswith("decay") else 4 * H * D * (D + 1))
@@ -61,7 +69,8 @@ def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
 def test_sums_under_a_bias_that_cannot_be_split_take_as_many_products_as_tokens(sites, products):
     of = [{"name": "r", "kind": "rotary", "sites": sites}, {"name": "t5", "kind": "t5"}]
     scheme = SchemeConfig("t", "combined", {"of": of}, {"kind": "linear"})
-    more, less = (forward_flops_per_token(replace(config("nope"), scheme=scheme), V, T) for T in (2048, 1024))
+    under_bias = build_architecture(replace(config("nope"), scheme=scheme))
+    more, less = (forward_flops_per_token(under_bias, V, T) for T in (2048, 1024))
     assert more - less == LAYERS * products * H * D * 1024
 
 
@@ -69,6 +78,6 @@ def test_counting_draws_nothing_from_the_callers_random_numbers():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for scheme in ("fox", "linear_qk_rope"):
-        cache_size(config(scheme))
-        forward_flops_per_token(config(scheme), V, 64)
+        cache_size(build_architecture(config(scheme)))
+        forward_flops_per_token(build_architecture(config(scheme)), V, 64)
     assert torch.equal(torch.get_rng_state(), before)

@@ -7,7 +7,8 @@ import torch
 
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model.decoder import build_model, checked_scheme
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
 from posbench.schemes import SCHEMES, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.rotary import Rotary
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
@@ -104,9 +105,9 @@ def test_certificates_and_training_stay_within_the_length():
     assert row.holds and row.longest == 100
     with pytest.raises(ConfigError, match="defined up to 50 tokens, too few to be certified"):
         certify(certificate_config("learned", ["train.context_length=50"]))
-    checked_scheme(compose(["scheme=nope", *words, *MODEL, "train.context_length=100"]))
+    checked_architecture(compose(["scheme=nope", *words, *MODEL, "train.context_length=100"]))
     with pytest.raises(ConfigError, match=r"defined up to 100 tokens and train\.context_length=128 is longer"):
-        checked_scheme(compose(["scheme=nope", *words, *MODEL]))
+        checked_architecture(compose(["scheme=nope", *words, *MODEL]))
 
 
 def registered(monkeypatch, name, value):

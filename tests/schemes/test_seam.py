@@ -10,7 +10,8 @@ from posbench.attention import build_kind
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model.decoder import build_model, checked_scheme, shape_of
+from posbench.model.architecture import build_architecture, checked_architecture
+from posbench.model.decoder import build_model
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
 from posbench.schemes.building import unreached
@@ -201,7 +202,7 @@ def test_what_does_not_fit_the_seam_is_refused():
         assert "reads keys, which attention of the kind linear does not keep" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
     with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
-        checked_scheme(replace(certificate_config("nope"), scheme=several))
+        checked_architecture(replace(certificate_config("nope"), scheme=several))
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
     assert "path reflects queries of 16 channels; a scheme beside it made them 32 wide" in message(wider)
     said = message(trial("FromTheEnd"))
@@ -274,8 +275,8 @@ def test_schemes_that_no_layer_has_are_known():
 def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name, word):
     config = replace(compose([*MODEL, word]), scheme=trial(name))
     with pytest.raises(ConfigError, match=rf"trials\.py, line \d+: {name} is for text only: .* \[B, 1, T\]"):
-        checked_scheme(config)
-    assert checked_scheme(replace(compose([*MODEL]), scheme=trial(name)))
+        checked_architecture(config)
+    assert checked_architecture(replace(compose([*MODEL]), scheme=trial(name)))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_the_shared_parts_of_every_kind_are_drawn_alike():
         some = parts(scheme)
         assert whole.keys() - some.keys() == lacks
         assert all(torch.equal(a, b) for name in some for a, b in zip(whole[name], some[name], strict=True))
-        counted = num_parameters(replace(certificate_config("nope"), scheme=scheme), VOCAB)
+        counted = num_parameters(build_architecture(replace(certificate_config("nope"), scheme=scheme)), VOCAB)
         assert sum(x.numel() for part in some.values() for x in part) == sum(counted.values())
 
 
@@ -371,14 +372,13 @@ FLOPS = {  # of one layer, a token of a window of T
 
 @pytest.mark.parametrize("name", FLOPS)
 def test_operations_of_a_scheme_by_hand(name):
-    config, plain = map(certificate_config, (name, "nope"))
+    scheme, plain = (build_architecture(certificate_config(row)) for row in (name, "nope"))
     for T in (64, 2048):
-        difference = forward_flops_per_token(config, VOCAB, T) - forward_flops_per_token(plain, VOCAB, T)
-        assert difference == config.model.num_layers * FLOPS[name](T)
+        difference = forward_flops_per_token(scheme, VOCAB, T) - forward_flops_per_token(plain, VOCAB, T)
+        assert difference == scheme.model.num_layers * FLOPS[name](T)
 
 
 def test_a_class_of_ones_own_states_none():
-    shape = shape_of(compose([*MODEL]))
-    assert build_scheme(trial("Gentle"), shape).flops_per_token(64) is None
+    assert build_scheme(trial("Gentle"), SHAPE).flops_per_token(64) is None
     both = combined({"name": "gentle", "kind": trial("Gentle").kind}, FOX)
-    assert build_scheme(both, shape).flops_per_token(64) is None
+    assert build_scheme(both, SHAPE).flops_per_token(64) is None

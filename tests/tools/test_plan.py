@@ -13,6 +13,7 @@ from posbench import build_model, compose
 from posbench.cli import app
 from posbench.config import TokenizerConfig
 from posbench.data.text.tokenizer import TOKENIZERS
+from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.tools.bench import bench_training
@@ -30,13 +31,13 @@ def test_flops_are_those_of_the_products_that_run(monkeypatch: pytest.MonkeyPatc
     tokens = torch.randint(300, (2, 33))
     with FlopCounterMode(display=False) as counter:
         model(tokens[:, :-1]).sum().backward()
-    whole = training_flops_per_token(config, 300) * 64
+    whole = training_flops_per_token(model.architecture, 300) * 64
     # The definition counts half of the keys for each query; the kernel counts all, and its backward recomputes.
     attention = 6 * config.model.num_layers * config.model.d_model * 32 * 64
     matrices = whole - attention
     counted = {str(kind): count for kind, count in counter.get_flop_counts()["Global"].items()}
     assert sum(n for kind, n in counted.items() if "mm" in kind and "bmm" not in kind) == matrices
-    assert training_flops_per_token(config, 300) == 3 * forward_flops_per_token(config, 300, 32)
+    assert training_flops_per_token(model.architecture, 300) == 3 * forward_flops_per_token(model.architecture, 300, 32)
 
 
 @pytest.mark.slow
@@ -77,8 +78,9 @@ def test_validation_is_what_a_run_reads_without_a_gradient(
     of_run = [*run, "scheme=nope", "seed=0", "train.context_length=128", "train.validation_tokens=400", *words]
     config = compose(of_run)
     train(config)
-    body = forward_flops_per_token(config, 0, 128)
-    of_logits = forward_flops_per_token(config, vocab_size(config), 128) - body
+    architecture = build_architecture(config)
+    body = forward_flops_per_token(architecture, 0, 128)
+    of_logits = forward_flops_per_token(architecture, vocab_size(config), 128) - body
     assert plan(of_run).flops["validation"] == sum(read) * body + sum(logits) * of_logits > 0
 
 
@@ -100,9 +102,9 @@ def test_memory_is_about_what_a_compiled_step_keeps(monkeypatch: pytest.MonkeyPa
     tokens = torch.randint(512, (2, 641))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.loss(tokens[:, :-1], tokens[:, 1:])
-    rounded = 2 * num_parameters(config, 512)["body"]
+    rounded = 2 * num_parameters(model.architecture, 512)["body"]
     gradients_of_the_loss = 4 * 512 * 128 + 2 * 128 * 1280
-    estimate = training_memory(config, 512)["activations"] + rounded + gradients_of_the_loss
+    estimate = training_memory(config, model.architecture, 512)["activations"] + rounded + gradients_of_the_loss
     assert sum(kept.values()) == pytest.approx(estimate, rel=0.25)
 
 
