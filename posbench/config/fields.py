@@ -423,15 +423,13 @@ class EvaluationConfig(_Group):
     # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
     lengths: Any = ruled(list_of(scored_length), [])
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
-    targets: int = ruled(at_least(1), 64)  # fixed and sliding: the targets scored at the end of each window
+    targets: int = ruled(at_least(1), 64)  # fixed: targets scored at the end of each window
     windows: int = ruled(at_least(1), 64)  # fixed and retrieval: number of windows, spread over all documents
     order_windows: int = ruled(at_least(1), 64)  # order: number of windows, spread over all documents
     max_tokens: Any = ruled(token_count, 1_000_000)  # the others: read at most this many tokens per length
     problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
     passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that is repeated
-    ngram_tokens: Any = ruled(
-        token_count, 20_000_000
-    )  # count n-gram models for runs of up to this many tokens; 0 means never
+    ngram_tokens: Any = ruled(token_count, 20_000_000)  # count n-gram models for runs up to this size; 0 means never
     batch_tokens: Any = ruled(token_count, 16_384)  # tokens of one forward pass
     piece: Any = ruled(parse_length, 1 << 18)  # split longer sequences into pieces of this many tokens, to save memory
 

@@ -53,11 +53,11 @@ def _nll(model: Decoder, tokens: np.ndarray) -> np.ndarray:
     return torch.nn.functional.cross_entropy(logits[0], row[0, 1:], reduction="none").numpy()
 
 
-@pytest.mark.parametrize("protocol", ["fixed", "nonoverlapping", "sliding"])
+@pytest.mark.parametrize("protocol", ["fixed", "nonoverlapping"])
 def test_stored_windows_recompute_by_plain_torch(protocol: str, model: Decoder, corpus: Corpus) -> None:
     rows, summary = score_split(model, corpus, "test", protocol, 48, SETTINGS, anchor=96)
     tokens = np.array(corpus.test.tokens)
-    scored = {"fixed": 16, "nonoverlapping": 48, "sliding": 16}[protocol]
+    scored = {"fixed": 16, "nonoverlapping": 48}[protocol]
     total = count = 0
     starts = sorted({int(s) for s in rows["start"]})
     for begin in [s for s in starts if protocol != "nonoverlapping" or (s - 1) % 48 == 0]:
@@ -277,7 +277,7 @@ class Halves(Protocol):
 
 
 def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROTOCOLS, "halves", Halves())  # type: ignore[arg-type]
+    monkeypatch.setitem(PROTOCOLS, "halves", Halves())
     run = train(config("scheme=nope", "train.steps=1", "evaluation.protocols=[halves]"))
     evaluate_runs([run], Request(lengths=(64,)), Console(quiet=True))
     rows = posbench.results(run.path, tidy=True)
@@ -285,7 +285,7 @@ def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) 
     assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
 
 
-@pytest.mark.parametrize("protocol", ["fixed", "sliding", "position", "retrieval"])
+@pytest.mark.parametrize("protocol", ["fixed", "position", "retrieval"])
 def test_default_lengths_beyond_the_text_are_left_out(
     config: Make, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,8 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.windowed import Windowed
 from posbench.evaluation.windows import Window, choose_evenly
 
-VALIDATION, FIXED, NONOVERLAPPING, POSITION, SLIDING = (
-    PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping", "position", "sliding")
+VALIDATION, FIXED, NONOVERLAPPING, POSITION = (
+    PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping", "position")
 )
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
 documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
@@ -63,22 +63,10 @@ def test_nonoverlapping_windows_score_every_target_once_in_order(sizes: list[int
     assert split.num_tokens - 1 - len(targets) < length
 
 
-@given(documents, st.integers(4, 64))
-def test_sliding_windows_score_a_stride_each_without_gap_or_overlap(sizes: list[int], length: int) -> None:
-    split = _split(sizes)
-    if split.num_tokens <= length:
-        return
-    windows = SLIDING.windows(split, length, replace(SETTINGS, max_tokens=10**6), length)
-    targets = _targets(windows)
-    assert targets == list(range(targets[0], targets[0] + len(targets)))
-    assert all(w.length == length and w.start + length < split.num_tokens for w in windows)
-
-
 def test_a_token_bound_holds() -> None:
     split = _split([5000])
     bounded = replace(SETTINGS, max_tokens=1000)
     assert sum(w.length for w in NONOVERLAPPING.windows(split, 100, bounded, 100)) == 1000
-    assert sum(w.length for w in SLIDING.windows(split, 100, bounded, 100)) <= 1000
     with pytest.raises(
         ConfigError, match=r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise"
     ):
@@ -95,7 +83,7 @@ def test_places_are_dealt_to_documents_in_rounds(rooms: list[int], number: int) 
     assert all(share >= shares.max() - 1 or share == room for share, room in zip(shares, rooms, strict=True))
 
 
-@pytest.mark.parametrize("protocol", [VALIDATION, FIXED, NONOVERLAPPING, POSITION, SLIDING], ids=lambda p: p.name)
+@pytest.mark.parametrize("protocol", [VALIDATION, FIXED, NONOVERLAPPING, POSITION], ids=lambda p: p.name)
 def test_windows_are_of_all_documents_though_one_is_most_of_the_text(protocol: Windowed) -> None:
     split = _split([20_000, *[500] * 19])
     bounded = replace(SETTINGS, max_tokens=40 * 64, windows=40)
@@ -105,7 +93,7 @@ def test_windows_are_of_all_documents_though_one_is_most_of_the_text(protocol: W
     assert np.bincount(documents, minlength=20).tolist() == [2] * 20
 
 
-@pytest.mark.parametrize("protocol", [NONOVERLAPPING, SLIDING, POSITION, FIXED], ids=lambda p: p.name)
+@pytest.mark.parametrize("protocol", [NONOVERLAPPING, POSITION, FIXED], ids=lambda p: p.name)
 def test_lengths_that_divide_the_longest_score_the_same_targets(protocol: Windowed) -> None:
     split = _split([3000, 700, 900])
     bounded = replace(SETTINGS, max_tokens=1024)
@@ -113,10 +101,9 @@ def test_lengths_that_divide_the_longest_score_the_same_targets(protocol: Window
     assert targets[0] == targets[1] == targets[2] and len(targets[0]) > 8
 
 
-@pytest.mark.parametrize("protocol", [SLIDING, FIXED], ids=lambda p: p.name)
-def test_targets_that_do_not_fit_into_a_length_are_not_made_fewer(protocol: Windowed) -> None:
+def test_targets_that_do_not_fit_into_a_length_are_not_made_fewer() -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.targets=4 does not fit into length 3"):
-        protocol.windows(_split([3000, 700]), 3, SETTINGS, 256)
+        FIXED.windows(_split([3000, 700]), 3, SETTINGS, 256)
 
 
 def test_default_lengths_reach_as_far_as_the_text() -> None:

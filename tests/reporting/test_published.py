@@ -60,7 +60,6 @@ def test_lengths_are_compared_in_training_lengths(found: Comparison) -> None:
     wheres = {agreement.theirs.length: agreement.where for agreement in agreements(alibi, found)}
     assert wheres[512] == "validation at 256 tokens", "their training length, windows back to back"
     assert wheres[1012] == "nonoverlapping at 512 tokens" and wheres[3512] == "nonoverlapping at 2048 tokens"
-    assert not any(agreement.theirs.protocol == "sliding" for agreement in agreements(alibi, found))
 
 
 def test_of_a_metric_that_is_no_loss_only_the_order_is_compared(found: Comparison, experiment: Path) -> None:

@@ -3,7 +3,6 @@
 validation      the final held-out loss at the training length (training writes it)
 fixed           the same targets at every length, only the left context grows
 nonoverlapping  windows back to back, every target scored
-sliding         windows moved by a stride, the last targets of each scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
 retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
 ngram           what a model of the last few tokens loses on the same targets (once a seed, no trained model)
@@ -11,22 +10,17 @@ accuracy        of a task: by length in items, the share of answers that are rig
 mechanism       where heads look, which frequencies they use, what the scheme adds to their scores
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
-A new protocol is a subclass of `Protocol` in a file here, named in `PROTOCOLS`; where it needs a section of the report
-of its own, that goes to `posbench/reporting`.
+A new protocol is a subclass of `Protocol` in a file here. If it needs a section of the report of its own, that goes to
+`posbench/reporting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from inspect import isabstract
 
+from posbench.catalogue.classes import classes_in
 from posbench.config import ConfigError, nearest
-from posbench.evaluation.protocols.accuracy import Accuracy
-from posbench.evaluation.protocols.mechanism import Mechanism
-from posbench.evaluation.protocols.ngram import Ngram
-from posbench.evaluation.protocols.order import Order
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.protocols.retrieval import Retrieval
-from posbench.evaluation.protocols.windowed import Fixed, Nonoverlapping, Position, Sliding, Validation
 
 __all__ = [
     "ACCURACY",
@@ -41,24 +35,14 @@ __all__ = [
     "protocol_named",
 ]
 
-# Those that are asked for by name.
-VALIDATION, NONOVERLAPPING, NGRAM = Validation(), Nonoverlapping(), Ngram()
-ACCURACY, MECHANISM = Accuracy(), Mechanism()
-PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol
-    for protocol in (
-        VALIDATION,
-        Fixed(),
-        NONOVERLAPPING,
-        Sliding(),
-        Position(),
-        Retrieval(),
-        Order(),
-        MECHANISM,
-        NGRAM,
-        ACCURACY,
-    )
+_CLASSES = classes_in("posbench.evaluation.protocols", Protocol)  # type: ignore[type-abstract]
+PROTOCOLS: dict[str, Protocol] = {
+    cls.name: cls() for cls in sorted(_CLASSES.values(), key=lambda cls: cls.rank) if not isabstract(cls)
 }
+
+# Protocols that other modules ask for by name.
+VALIDATION, NONOVERLAPPING, NGRAM = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"], PROTOCOLS["ngram"]
+ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
 
 
 def protocol_named(name: str) -> Protocol:

@@ -28,6 +28,7 @@ class Accuracy(Protocol):
     """`evaluation.problems` problems of the test split at each length: the same for every scheme and seed."""
 
     name = "accuracy"
+    rank = 8
     of_text: ClassVar[bool] = False
     of_tasks: ClassVar[bool] = True
     decided_by: ClassVar[tuple[str, ...]] = ("problems",)

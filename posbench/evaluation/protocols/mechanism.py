@@ -46,6 +46,7 @@ class Mechanism(Protocol):
     """The length is that of the windows: by default the training length."""
 
     name = "mechanism"
+    rank = 6
     of_tasks: ClassVar[bool] = True
     follows_lengths: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False

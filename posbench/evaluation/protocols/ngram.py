@@ -55,6 +55,7 @@ class Ngram(Protocol):
     """One row a window, document and order (n): the tokens that a model looks at, the predicted one included."""
 
     name = "ngram"
+    rank = 7
     split: ClassVar[str] = "validation"
     follows_lengths: ClassVar[bool] = False
 

@@ -37,6 +37,7 @@ class Order(Protocol):
     """The length is that of the whole window, half of which is destroyed: by default the training length."""
 
     name = "order"
+    rank = 5
     follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")

@@ -45,6 +45,7 @@ class Protocol(ABC):
     """One way to score. By default the figure is a loss (nats per target) and the comparison is of perplexities."""
 
     name: ClassVar[str]
+    rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
     caption: ClassVar[str]  # what is scored, a sentence for the report, where `is_by_length`
     split: ClassVar[str] = "test"  # of the text
     of_text: ClassVar[bool] = True  # whether it scores text

@@ -33,6 +33,7 @@ class Retrieval(Protocol):
     """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
 
     name = "retrieval"
+    rank = 4
     groups: ClassVar[tuple[str, ...]] = ("gap",)
     scores: ClassVar[tuple[Score, ...]] = (
         Score("drop", "control_nll", minus="second_nll"),

@@ -3,7 +3,6 @@
 validation      the held-out loss at the training length: the curve while training ends at the number in the table
 fixed           the same targets at every length, inside one document: only the left context grows (the default)
 nonoverlapping  cut into windows of the length, every target scored (Press et al. 2022 compare this way)
-sliding         windows of the length moved by a stride, only the last targets of each scored
 position        the windows of nonoverlapping, their losses by position: how much stands near the start, and where a
                 scheme turns past its training length
 """
@@ -89,6 +88,7 @@ class Validation(Windowed):
     """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
 
     name = "validation"
+    rank = 0
     split: ClassVar[str] = "validation"
     of_tasks: ClassVar[bool] = True
 
@@ -134,6 +134,7 @@ class Fixed(ByLength):
     """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one."""
 
     name = "fixed"
+    rank = 1
     caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
@@ -189,6 +190,7 @@ class Nonoverlapping(ByLength):
     """
 
     name = "nonoverlapping"
+    rank = 2
     caption = (
         "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
         "already by having fewer tokens near its start."
@@ -199,36 +201,11 @@ class Nonoverlapping(ByLength):
         return stretches(split, anchor, length, settings)
 
 
-class Sliding(ByLength):
-    """Windows moved by `targets` tokens."""
-
-    name = "sliding"
-    caption = "Sliding windows: windows overlap and only the last tokens of each are scored."
-    shares_windows: ClassVar[tuple[str, ...]] = ("sliding",)
-
-    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """Each scores its last `targets`. The targets are the same at every length: those behind `anchor` tokens.
-
-        As many are scored as make `max_tokens` read at the longest length, spread evenly over all documents.
-        """
-        stride = targets_within(length, settings)
-        ends = np.arange(anchor, split.num_tokens, stride)  # the last target of each window
-        if not len(ends):
-            raise ConfigError(too_long(split, anchor, "in all", split.num_tokens - 1))
-        chosen = ends[choose_evenly(rooms_of(split, ends - stride + 1), max(1, settings.max_tokens // anchor))]
-        return [Window(int(last) - length, length, stride) for last in chosen]
-
-    def shortest(self, settings: EvaluationConfig) -> int:
-        return settings.targets
-
-    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        return max(1, settings.max_tokens // anchor) * length
-
-
 class Position(Windowed):
     """The windows of `nonoverlapping`, their losses added up by document and log-spaced bucket of positions."""
 
     name = "position"
+    rank = 3
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
