@@ -7,6 +7,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
+DASH = "–"  # for a number that is not known
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([kKmMbBgGtT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
 
@@ -72,3 +73,12 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
     if value < 100:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def number(value: Any, digits: int = 3, sign: bool = False) -> str:
+    """Return `1.234`, `+0.012` or a dash for NaN. A signed value that rounds to zero gets one more digit: `+0.0003`."""
+    if math.isnan(value):
+        return DASH
+    if sign and not round(value, digits):
+        return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
+    return f"{value:{'+' if sign else ''}z.{digits}f}"

@@ -32,7 +32,6 @@ from posbench.reporting.statistics import (
 from posbench.reporting.table import config_of, curves, rates, settings_of
 from posbench.runs.results import MARKS
 
-REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
@@ -120,17 +119,6 @@ class Comparison:
         for column, value in wanted.items():
             cells = cells if value is None else cells[cells[column] == value]
         return cells
-
-    def reach(self, length: int) -> dict[str, str]:
-        """Scheme -> the distance up to which order is worth REACH or more; `≥` where that holds to the window's end."""
-        reaches = {}
-        for scheme, of in self.at(length=length, metric="lost_order").sort_values("first").groupby("scheme"):
-            low = np.fmin(of["value_low"].to_numpy(), (of["value"] - of["value_documents"]).to_numpy())
-            fails = np.flatnonzero(~(low >= REACH))
-            last = of["last"].to_numpy()
-            whole = f"≥ {last[-1]}"
-            reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
-        return reaches
 
 
 def build(

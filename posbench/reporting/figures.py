@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.section import Plot, Section
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.table import ONSET
@@ -90,7 +91,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def draw_all(c: Comparison) -> dict[str, Figure]:
+def draw_all(c: Comparison, sections: Sequence[Section]) -> dict[str, Figure]:
     """File stem -> figure, only those that have data."""
     figures: dict[str, Figure] = {}
     look = looks(c.runs)
@@ -109,12 +110,8 @@ def draw_all(c: Comparison) -> dict[str, Figure]:
             cells = c.at(protocol, metric="loss")
             if cells["length"].nunique() > 1:
                 figures[f"perplexity-{protocol}"] = by_length(c, cells, look)
-        for metric, label in (("lost_order", "loss without order, nats/token"), ("loss", "loss, nats/token")):
-            cells = c.at(metric=metric)
-            cells = cells[cells["last"] > 0]
-            if not cells.empty:
-                cells = cells[cells["length"] == cells["length"].max()]
-                figures["order" if metric == "lost_order" else "position"] = by_place(c, cells, look, label)
+        for plot in (plot for section in sections for plot in section.plots):
+            figures[plot.name] = _KINDS[plot.kind](c, plot, look)
     return figures
 
 
@@ -258,23 +255,27 @@ def by_rate(rates: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
     return _lines({str(scheme): line for scheme, line in lines.items()}, look, finish, "learning rate", 3.8)
 
 
-def by_place(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any], label: str) -> Figure:
-    """A metric by position or distance, on a log scale; a loss as gap to the baseline."""
-    column = "gap" if cells["metric"].iloc[0] == "loss" else "value"
-    lines = {}
-    for scheme in [s for s in c.schemes if s in set(cells["scheme"]) and (column == "value" or s != c.baseline)]:
-        of = cells[cells["scheme"] == scheme].sort_values("first")
-        lines[scheme] = (np.sqrt((of["first"] + (column == "gap")) * (of["last"] + (column == "gap"))), of[column])
+def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+    """Nats against distance or position, which is on a log scale; zero is marked."""
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylabel(f"gap to {c.baseline}, nats/token" if column == "gap" else label)
+        axes.set_ylabel(plot.y_label)
         axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.axhline(0, color=INK, linewidth=0.6)
 
-    return _lines(lines, look, finish, "position" if column == "gap" else "distance d, tokens", 3.8)
+    return _lines(_points(c, plot), look, finish, plot.x_label, 3.8)
+
+
+def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
+    """Scheme -> x and y of its line, the best scheme first."""
+    lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
+    return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
+
+
+_KINDS: Mapping[str, Callable[[Comparison, Plot, Mapping[str, Any]], Figure]] = {"distances": by_distance}
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:

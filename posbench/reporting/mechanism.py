@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from scipy.special import stdtrit
 
 from posbench.evaluation.protocols import MECHANISM
-from posbench.reporting import tables
+from posbench.evaluation.protocols.section import text_table
 from posbench.reporting.figures import BLUE, GRID, INK, VERMILLION, WIDTH, style
 from posbench.runs import run_at
 
@@ -58,7 +58,7 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
             for _, best in scored.tail(1).iterrows():
                 row[name] = f"{best['value']:.2f} ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
         table.append(row | {"first token": f"{of.loc[of['measure'] == 'first_token', 'value'].mean():.2f}"})
-    return tables.frame(table)
+    return text_table(table)
 
 
 def draw(heads: pd.DataFrame) -> dict[str, Figure]:

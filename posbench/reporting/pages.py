@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench.config.units import short_length
+from posbench.config.units import number, short_length
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.table import COLUMNS
@@ -58,7 +58,7 @@ def environment() -> Environment:
         "together": _together,
         "verdicts": _verdicts,
         "table": tables.markdown,
-        "number": tables.number,
+        "number": number,
         "length_text": short_length,
         "round_down": tables.round_down,
         "round_up": lambda value: f"{value:.2g}",

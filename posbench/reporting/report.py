@@ -15,12 +15,13 @@ import pandas as pd
 from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
-from posbench.config.units import count_of, short_count
+from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols.section import joined, text_table
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
 from posbench.reporting.against import agreements, link_verdict
-from posbench.reporting.comparison import REACH, Comparison, build, choose, finished
+from posbench.reporting.comparison import Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import at_best_rates, scored, with_searches
@@ -133,7 +134,8 @@ def _own_published(summary: pd.DataFrame) -> Published | None:
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template is filled with, and the CSV files."""
     heads = mechanism.read(c.runs, c.schemes, c.training_length)
-    drawn = pictures.draw_all(c) | mechanism.draw(heads)
+    sections = joined(chain(*(p.sections(c, every_length) for p in PROTOCOLS.values())), c.schemes)
+    drawn = pictures.draw_all(c, sections) | mechanism.draw(heads)
     said = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
@@ -142,9 +144,9 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     }
     losses = tables.loss_table(c)
     costs, same = tables.costs_table(c)
-    context = tables.context_table(c)
     holes = dict(c.holes)
     lengths = list(_length_sections(c, drawn, every_length, holes))
+    shown = {line for section in sections for line in section.holes}
     against = agreements(c.published, c) if c.published else []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
     with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
@@ -154,7 +156,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "c": c,
         "T": c.training_length,
         "margin": margin,
-        "reach": REACH,
         "said": said,
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
@@ -172,7 +173,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "tables": {
             "loss": losses,
             "costs": costs,
-            "context": None if context.empty else context,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
             "primary": tables.primary_table(c) if c.can_rank else None,
             "onset": tables.onset_table(c) if c.has_caught_on else None,
@@ -189,12 +189,10 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
         "lengths": lengths,
         "texts": [
-            {"name": n, "table": tables.text_table(c, n), "holes": holes.pop((VALIDATION.name, n), [])}
+            {"name": n, "table": tables.other_text_table(c, n), "holes": holes.pop((VALIDATION.name, n), [])}
             for n in sorted({*c.cells["text"], *(text for _, text in c.holes)} - {""})
         ],
-        "context_holes": [*holes.pop(("order", ""), []), *holes.pop(("retrieval", ""), [])],
-        "position_holes": holes.pop(("position", ""), []),
-        "has_retrieval": not c.at(metric="drop").empty,
+        "sections": sections,
         "against": [
             {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
             for a in against
@@ -202,7 +200,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
         "holes": list(chain(*c.holes.values())),
-        "other_holes": list(chain(*holes.values())),
+        "other_holes": [line for line in chain(*holes.values()) if line not in shown],
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
@@ -216,7 +214,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     content["latex"] = {
         "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
         **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
-        "context": (context, "Rise of the loss without the order of tokens more than d back, nats/token."),
+        **{s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex},
     }
     if len(costs.columns) > 1:
         caption = "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())
@@ -269,9 +267,7 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
         return None
     cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
     best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
-    texts = {
-        f"{name}_change": tables.number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))
-    }
+    texts = {f"{name}_change": number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))}
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
 
 
@@ -402,7 +398,7 @@ def _by_content(
     claims = [
         {
             "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
-            **{tables.text_of(value): link_verdict(c, link) or tables.DASH for value, c in groups.items()},
+            **{tables.text_of(value): link_verdict(c, link) or DASH for value, c in groups.items()},
         }
         for link in links
     ]
@@ -431,7 +427,7 @@ def _by_content(
             "gap": gaps,
             "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
         },
-        "claims": tables.frame(claims) if any(c.can_rank for c in groups.values()) and claims else None,
+        "claims": text_table(claims) if any(c.can_rank for c in groups.values()) and claims else None,
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",
         "setup": [(tables.text_of(value), _models(c)) for value, c in groups.items()],

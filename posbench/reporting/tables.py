@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import decimals, perplexity_text, short_count, short_length
+from posbench.config.units import DASH, decimals, number, perplexity_text, short_count, short_length
+from posbench.evaluation.protocols.section import text_table
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
 from posbench.runs.results import MARKS
 
-DASH = "–"
 Text = Mapping[str, str]
 
 
@@ -46,7 +46,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
             if scheme == c.baseline:
                 row[f"gap to {c.baseline}"] = "0"
         rows.append(row)
-    return frame(rows)
+    return text_table(rows)
 
 
 def named(c: Comparison, scheme: str) -> str:
@@ -90,7 +90,7 @@ def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = Fa
         if T in lengths and max(lengths) > T:
             row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
         rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
-    return frame(rows)
+    return text_table(rows)
 
 
 def rescaled_cells(c: Comparison, protocol: str) -> pd.DataFrame:
@@ -109,32 +109,10 @@ def rescaled_table(c: Comparison, cells: pd.DataFrame) -> pd.DataFrame:
         texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
         row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
         rows.append({"scheme": scheme} | row)
-    return frame(rows)
+    return text_table(rows)
 
 
-def context_table(c: Comparison) -> pd.DataFrame:
-    """What a model uses of its context: the loss without the order of what is far back, and repeated passages."""
-    order = c.at(metric="lost_order")
-    order = order[order["length"] == min(set(order["length"]), key=lambda n: abs(n - c.training_length), default=0)]
-    kept = sorted(set(order["first"]))
-    kept = kept[::2] if len(kept) > 5 else kept
-    retrieval = c.at(metric="drop")
-    reach = c.reach(int(order["length"].max())) if len(order) else {}
-    rows = []
-    for scheme in [s for s in c.schemes if s in {*order["scheme"], *retrieval["scheme"]}]:
-        row = {"scheme": scheme} | ({"reach": reach.get(scheme, DASH)} if reach else {})
-        row |= _places(order[(order["scheme"] == scheme) & order["first"].isin(kept)], "d={}")
-        rows.append(row | _places(retrieval[retrieval["scheme"] == scheme], "repeat after {}"))
-    return frame(rows)
-
-
-def _places(cells: pd.DataFrame, title: str) -> dict[str, str]:
-    """The figures of one scheme by distance."""
-    cells = cells.sort_values("first")
-    return {title.format(d): number(value, sign=True) for d, value in zip(cells["first"], cells["value"], strict=True)}
-
-
-def text_table(c: Comparison, text: str) -> pd.DataFrame:
+def other_text_table(c: Comparison, text: str) -> pd.DataFrame:
     """Losses on another text at the training length."""
     cells = c.at(None, c.training_length, metric="loss", text=text)
     cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
@@ -144,7 +122,7 @@ def text_table(c: Comparison, text: str) -> pd.DataFrame:
         gap = "0" if scheme == c.baseline else with_interval(of, "gap", sign=True)
         loss = with_interval(of, "value")
         rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
-    return frame(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
+    return text_table(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
@@ -162,7 +140,7 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
             "training FLOPs": flops_text(of["training_flops"].mean()),
         }
         rows.append(row)
-    table = frame(rows)
+    table = text_table(rows)
     same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
     return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
 
@@ -192,7 +170,7 @@ def onset_table(c: Comparison) -> pd.DataFrame:
         times = c.onsets.clip(upper=budget)
         apart = (times[scheme] - times[c.baseline]).dropna().to_numpy()
         rows.append(row | {f"p against {c.baseline}": DASH if scheme == c.baseline else f"{flip_test(apart):.2g}"})
-    return frame(rows)
+    return text_table(rows)
 
 
 def primary_table(c: Comparison) -> pd.DataFrame:
@@ -207,7 +185,7 @@ def primary_table(c: Comparison) -> pd.DataFrame:
             row["p at these rates"] = f"{pair['p_primary_at_rates']:.2g}"
         row["p"] = f"{pair['p_primary']:.2g}"
         rows.append(row | {"verdict": {"better": "differ"}.get(said, said)})
-    return frame(rows)
+    return text_table(rows)
 
 
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
@@ -226,7 +204,7 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
             row[title] = "died" if status == "died" else number(loss, 4)
         trained_at = of["trained_at"].iloc[0]
         rows.append(row | ({} if trained_at == best else {"trained at": f"{trained_at:g}"}))
-    return frame(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
+    return text_table(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:
@@ -240,7 +218,7 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
             del row["published"]
         row["our gap"] = "0" if is_base else with_interval(of, "gap", sign=True)
         rows.append(row)
-    return frame(rows)
+    return text_table(rows)
 
 
 def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -277,7 +255,7 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
             loss_row[f"gap to {base} at best rates"] = "0" if scheme == base else text
         losses.append(loss_row)
         gaps.append(gap_row)
-    return frame(losses), frame(gaps)
+    return text_table(losses), text_table(gaps)
 
 
 def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
@@ -288,18 +266,13 @@ def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
         row = {"group": text_of(value)}
         row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(means.dropna().index)}
         rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
-    return frame(rows)
+    return text_table(rows)
 
 
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
     return float(
         np.mean([(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses])
     )
-
-
-def frame(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """The rows as a table of text; what a row lacks is a dash."""
-    return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
 def half(cell: Any, name: str) -> float:
@@ -329,15 +302,6 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
     escaped = table.rename(columns=text).map(text)
     layout = "l" + "r" * (len(table.columns) - 1)
     return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
-
-
-def number(value: Any, digits: int = 3, sign: bool = False) -> str:
-    """`1.234`, `+0.012`, a dash for NaN. With a sign, what rounds to zero shows one digit more: `+0.0003`, `0`."""
-    if math.isnan(value):
-        return DASH
-    if sign and not round(value, digits):
-        return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
-    return f"{value:{'+' if sign else ''}z.{digits}f}"
 
 
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:

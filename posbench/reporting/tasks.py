@@ -20,7 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
-from posbench.config.units import count_of, short_count
+from posbench.config.units import DASH, count_of, number, short_count
+from posbench.evaluation.protocols.section import text_table
 from posbench.reporting import mechanism, tables
 from posbench.reporting.comparison import check_agreement
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
@@ -109,7 +110,7 @@ class TaskScores:
     def limit_text(self, scheme: str) -> str:
         """`23`, `≥64`; a dash where no seed learnt."""
         if scheme not in self.limits:
-            return tables.DASH
+            return DASH
         limit = self.limits[scheme]
         return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
 
@@ -261,7 +262,7 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
                 text = t.limit_text(scheme) if all_learnt else f"{t.limit_text(scheme)} ({t.learnt_text(scheme)})"
                 row[t.name.replace("_", " ")] = text
         rows.append(row)
-    return tables.frame(rows)
+    return text_table(rows)
 
 
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
@@ -278,11 +279,11 @@ def task_table(t: TaskScores) -> pd.DataFrame:
         row = {"scheme": scheme, "learnt": t.learnt_text(scheme), f"below {KEPT}": t.limit_text(scheme)}
         row["steps"] = tables.count_text(steps)
         if scheme in t.medians.index:
-            row |= {length_title(t, n): tables.number(t.medians.loc[scheme].get(n, math.nan), 2) for n in t.lengths}
+            row |= {length_title(t, n): number(t.medians.loc[scheme].get(n, math.nan), 2) for n in t.lengths}
         rows.append(row)
-    return tables.frame(rows).reindex(
+    return text_table(rows).reindex(
         columns=["scheme", "learnt", f"below {KEPT}", "steps", *(length_title(t, n) for n in t.lengths)],
-        fill_value=tables.DASH,
+        fill_value=DASH,
     )
 
 
@@ -305,10 +306,10 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
                 beyond = next((n for n in t.lengths if n >= 2 * t.trained), t.lengths[-1])
                 scores = t.scores[(t.scores["scheme"] == scheme) & (t.scores["under"] == "")]
                 medians = scores.groupby("length")["accuracy"].median()
-                texts = [tables.number(medians.get(n, math.nan), 2) for n in (t.trained, beyond)]
+                texts = [number(medians.get(n, math.nan), 2) for n in (t.trained, beyond)]
                 row[tables.text_of(value)] = " → ".join(texts)
         rows.append(row)
-    return tables.frame(rows)
+    return text_table(rows)
 
 
 def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
@@ -376,7 +377,7 @@ def option_maps(t: TaskScores) -> Figure:
 def _cells(axes: Axes, t: TaskScores, accuracy: pd.DataFrame) -> None:
     """Cells of accuracy, each with its number, shaded from chance (white) to 1."""
     values = accuracy.to_numpy(dtype=float)
-    _shade(axes, t.share(values), [[tables.number(v, 2) for v in row] for row in values], accuracy)
+    _shade(axes, t.share(values), [[number(v, 2) for v in row] for row in values], accuracy)
 
 
 def _shade(axes: Axes, shades: Any, texts: Sequence[Sequence[str]], labels: pd.DataFrame) -> None:

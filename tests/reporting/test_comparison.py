@@ -17,6 +17,7 @@ from scipy import stats
 
 import posbench
 from posbench.config import ConfigError
+from posbench.evaluation.protocols.order import reach
 from posbench.reporting.comparison import Comparison, build, check_agreement, choose
 from posbench.reporting.statistics import document_error
 from posbench.reporting.table import read
@@ -92,12 +93,12 @@ def test_probes_are_those_of_their_windows(experiment: Path, found: Comparison) 
 
 
 def test_reach_is_where_order_is_worth_a_hundredth_of_a_nat(experiment: Path, found: Comparison) -> None:
-    rows = found.at(length=T, metric="lost_order")
-    rows = rows[rows["scheme"] == "alibi"].sort_values("first")
+    at_length = found.at(length=T, metric="lost_order")
+    rows = at_length[at_length["scheme"] == "alibi"].sort_values("first")
     low = np.minimum(rows["value_low"], rows["value"] - rows["value_documents"]).to_numpy()
     used = int(np.argmin(low >= 0.01))
     assert 0 < used < len(low)
-    assert found.reach(T)["alibi"] == str(rows["last"].iloc[used - 1]) and found.reach(T)["nope"] == "0"
+    assert reach(at_length)["alibi"] == str(rows["last"].iloc[used - 1]) and reach(at_length)["nope"] == "0"
 
 
 def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(own: Path) -> None:

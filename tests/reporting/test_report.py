@@ -19,6 +19,7 @@ from rich.console import Console
 
 import posbench
 from posbench.config import ConfigError
+from posbench.config.units import number
 from posbench.reporting import tables
 from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
@@ -38,7 +39,7 @@ def written(places: Any, target: Path, **options: Any) -> tuple[str, str]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c: {})
+    monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c, sections: {})
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +336,7 @@ def test_numbers_have_the_digits_that_their_interval_allows(value: float, half: 
 
 
 def test_small_numbers() -> None:
-    assert [tables.number(v, sign=True) for v in (0.1, -0.0001, 1e-9)] == ["+0.100", "-0.0001", "0"]
+    assert [number(v, sign=True) for v in (0.1, -0.0001, 1e-9)] == ["+0.100", "-0.0001", "0"]
     assert [tables.round_down(v) for v in (0.233, 0.0647, 1.9, 0.0)] == ["0.23", "0.064", "1.9", "0"]
     assert [tables.perplexity_text(v, 1e-5) for v in (18.8267, 1631.5)] == ["18.827", "1,631.500"]
     assert [tables.text_of(v) for v in (0.005, 1_024_000, "demo", ("ladder_s", 2048000))][-1] == "ladder_s 2.05M"

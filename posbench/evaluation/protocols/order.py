@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, by_distance
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
 WINDOWS = 64  # of the validation text, for these scores
+REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 
 
@@ -37,7 +39,7 @@ class Order(Protocol):
     """The length is that of the whole window, half of which is destroyed: by default the training length."""
 
     name = "order"
-    rank = 5
+    rank = 3
     follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
@@ -72,6 +74,44 @@ class Order(Protocol):
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.order_windows * length
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = found.at(self.name, metric="lost_order"), found.holes.get((self.name, ""), [])
+        if cells.empty:
+            return [Section(CONTEXT, holes)] if holes else []
+        longest = cells[cells["length"] == cells["length"].max()]
+        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - found.training_length))]
+        distances = sorted(set(nearest["first"]))
+        distances = distances[::2] if len(distances) > 5 else distances
+        table = by_distance(nearest[nearest["first"].isin(distances)], found.schemes, "d={}")
+        table.insert(1, "reach", table["scheme"].map(reach(nearest)))
+        plot = Plot(
+            self.name,
+            "distances",
+            "How much the loss rises when everything more than d tokens back is shuffled.",
+            longest.assign(x=np.sqrt(longest["first"] * longest["last"]), y=longest["value"]),
+            "distance d, tokens",
+            "loss without order, nats/token",
+        )
+        note = "d: as in the picture, in nats. Reach: the distance up to which that is at least "
+        note += f"{REACH}, by its interval. "
+        latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
+        return [Section(CONTEXT, holes, [plot], table, note, latex)]
+
+
+def reach(cells: pd.DataFrame) -> dict[str, str]:
+    """Scheme -> the largest distance up to which order is worth REACH or more; `≥` if that is the largest scored.
+
+    Arguments: cells, of `lost_order` at one length.
+    """
+    reaches = {}
+    for scheme, places in cells.sort_values("first").groupby("scheme"):
+        low = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
+        fails = np.flatnonzero(~(low >= REACH))
+        last = places["last"].to_numpy()
+        whole = f"≥ {last[-1]}"
+        reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
+    return reaches
 
 
 def window_starts(split: Split, length: int, count: int) -> list[int]:

@@ -16,12 +16,14 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import perplexity_text
+from posbench.evaluation.protocols.section import ComparedRuns, Section
 from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
+CONTEXT = "What a model uses of its context"  # title of a section of several protocols
 Advance = Callable[[int], object]  # is told the tokens that were read
 Metric = tuple[str, Any, Any]  # its name, and of each stored row the sum of its values and what it is a sum of
 
@@ -138,6 +140,13 @@ class Protocol(ABC):
         if "bytes" in columns:
             losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))
         return losses
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return the sections of the report about these results.
+
+        Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
+        """
+        return []
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""

@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.section import ComparedRuns, Section, by_distance
 from posbench.evaluation.windows import choose_evenly, losses_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ class Retrieval(Protocol):
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = found.at(self.name, metric="drop"), found.holes.get((self.name, ""), [])
+        if cells.empty:
+            return [Section(CONTEXT, holes)] if holes else []
+        table = by_distance(cells, found.schemes, "repeat after {}")
+        note = "Repeat: how much lower the loss of a passage is when it was read that many tokens before."
+        latex = ("context", "Fall of the loss of a passage that was read before, nats/token.")
+        return [Section(CONTEXT, holes, table=table, note=note, latex=latex)]
 
 
 def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:

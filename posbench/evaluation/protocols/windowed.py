@@ -22,6 +22,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
 from posbench.evaluation.windows import (
     Window,
     choose_evenly,
@@ -88,7 +89,7 @@ class Validation(Windowed):
     """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
 
     name = "validation"
-    rank = 0
+    rank = 2
     split: ClassVar[str] = "validation"
     of_tasks: ClassVar[bool] = True
 
@@ -134,7 +135,7 @@ class Fixed(ByLength):
     """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one."""
 
     name = "fixed"
-    rank = 1
+    rank = 0
     caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
@@ -190,7 +191,7 @@ class Nonoverlapping(ByLength):
     """
 
     name = "nonoverlapping"
-    rank = 2
+    rank = 1
     caption = (
         "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
         "already by having fewer tokens near its start."
@@ -205,13 +206,30 @@ class Position(Windowed):
     """The windows of `nonoverlapping`, their losses added up by document and log-spaced bucket of positions."""
 
     name = "position"
-    rank = 3
+    rank = 5
     shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = found.at(self.name, metric="loss"), found.holes.get((self.name, ""), [])
+        title = "Loss by position"
+        if cells.empty:
+            return [Section(title, holes)] if holes else []
+        cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != found.baseline)]
+        cells = cells[cells["last"] > 0]
+        plot = Plot(
+            self.name,
+            "distances",
+            f"Gap to {found.baseline} by position in the longest windows.",
+            cells.assign(x=np.sqrt((cells["first"] + 1) * (cells["last"] + 1)), y=cells["gap"]),
+            self.name,
+            f"gap to {found.baseline}, nats/token",
+        )
+        return [Section(title, holes, [plot], note="The figures are in table.csv.")]
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, nll (summed, nats).

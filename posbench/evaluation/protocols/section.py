@@ -1,0 +1,102 @@
+"""A section of the report as data. A protocol says what it shows of its results; reporting draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Protocol
+
+import pandas as pd
+
+from posbench.config.units import DASH, number
+
+
+class ComparedRuns(Protocol):
+    """The runs of one report, with every figure of them."""
+
+    @property
+    def schemes(self) -> list[str]:
+        """Names of the schemes, best first."""
+
+    @property
+    def baseline(self) -> str:
+        """Name of the scheme that gaps are measured against."""
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of a training window."""
+
+    @property
+    def holes(self) -> Mapping[tuple[str, str], list[str]]:
+        """Protocol and text -> which of its figures are left out, and why."""
+
+    def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
+        """Return the cells that have these values, by default as trained and on the runs' own text."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A line per scheme. `kind` names the function of `posbench.reporting.figures` that draws it."""
+
+    name: str  # of the file, without its ending
+    kind: str
+    caption: str
+    points: pd.DataFrame  # scheme, x, y
+    x_label: str = ""
+    y_label: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, then lines about missing figures, pictures, a table and a note. Empty parts are left out."""
+
+    title: str
+    holes: Sequence[str] = ()
+    plots: Sequence[Plot] = ()
+    table: pd.DataFrame | None = None  # of text, a row a scheme
+    note: str = ""
+    latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
+
+
+def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
+    """Join successive sections that have the same title: the columns of their tables stand side by side.
+
+    Arguments: schemes, the order of the rows.
+    """
+    whole = []
+    for _, group in groupby(sections, key=lambda section: section.title):
+        first, *others = group
+        for other in others:
+            tables = [table.set_index("scheme") for table in (first.table, other.table) if table is not None]
+            table = pd.concat(tables, axis=1) if tables else None
+            if table is not None:
+                table = table.reindex([scheme for scheme in schemes if scheme in table.index]).fillna(DASH)
+            first = replace(
+                first,
+                holes=[*first.holes, *other.holes],
+                plots=[*first.plots, *other.plots],
+                table=None if table is None else table.rename_axis("scheme").reset_index(),
+                note=first.note + other.note,
+                latex=first.latex or other.latex,
+            )
+        whole.append(first)
+    return whole
+
+
+def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """Return the rows as a table of text. Missing values become dashes."""
+    return pd.DataFrame(rows, dtype=object).fillna(DASH)
+
+
+def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
+    """Return a table with a row a scheme and a column a distance.
+
+    Arguments: cells, with columns scheme, first and value; title, of a column, with {} for the distance.
+    """
+    rows = []
+    for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:
+        places = cells[cells["scheme"] == scheme].sort_values("first")
+        values = zip(places["first"], places["value"], strict=True)
+        rows.append({"scheme": scheme} | {title.format(d): number(value, sign=True) for d, value in values})
+    return text_table(rows)
