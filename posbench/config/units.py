@@ -82,3 +82,9 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
     if sign and not round(value, digits):
         return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
     return f"{value:{'+' if sign else ''}z.{digits}f}"
+
+
+def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
+    """Return `2.7120 ±0.0013` or `2.71 ±0.18`; without an interval three digits."""
+    text = number(value, decimals(half_width), sign)
+    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"

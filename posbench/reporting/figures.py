@@ -23,12 +23,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from posbench.config.units import short_count, short_length
-from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.section import Plot, Section
+from posbench.evaluation.protocols.section import Plot, Section, half
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.table import ONSET
-from posbench.reporting.tables import half, text_of
+from posbench.reporting.tables import text_of
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
 GRID = "#d5dae0"
@@ -106,10 +105,6 @@ def draw_all(c: Comparison, sections: Sequence[Section]) -> dict[str, Figure]:
             figures["onset"] = onset(c, look)
         if len(c.rates):
             figures["rates"] = by_rate(c.rates, look)
-        for protocol in (name for name, protocol in PROTOCOLS.items() if protocol.is_by_length):
-            cells = c.at(protocol, metric="loss")
-            if cells["length"].nunique() > 1:
-                figures[f"perplexity-{protocol}"] = by_length(c, cells, look)
         for plot in (plot for section in sections for plot in section.plots):
             figures[plot.name] = _KINDS[plot.kind](c, plot, look)
     return figures
@@ -207,19 +202,16 @@ def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
     return _lines(lines, look, finish, "tokens trained on", 3.6, sharey=False)
 
 
-def by_length(c: Comparison, cells: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
+def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Perplexity against length, both on a log scale, with the training length marked."""
-    perplexities = cells.pivot(index="length", columns="scheme", values="perplexity")
-    of_schemes = {s: perplexities[s].dropna() for s in c.schemes if s in perplexities}
-    lines = {scheme: (of.index, of) for scheme, of in of_schemes.items()}
-    lengths = sorted(set(cells["length"]))
+    lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
         log_numbers(axes)
         length_axis(axes, lengths, c.training_length)
         axes.set_ylabel("perplexity")
 
-    return _lines(lines, look, finish, "length, tokens", 4.1)
+    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1)
 
 
 def onset(c: Comparison, look: Mapping[str, Any]) -> Figure:
@@ -275,7 +267,10 @@ def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
 
-_KINDS: Mapping[str, Callable[[Comparison, Plot, Mapping[str, Any]], Figure]] = {"distances": by_distance}
+_KINDS: Mapping[str, Callable[[Comparison, Plot, Mapping[str, Any]], Figure]] = {
+    "distances": by_distance,
+    "lengths": by_length,
+}
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:

@@ -6,7 +6,7 @@ import math
 import re
 import webbrowser
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import DASH, count_of, number, short_count
-from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import joined, text_table
 from posbench.reporting import figures as pictures
 from posbench.reporting import mechanism, tables
@@ -144,8 +144,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     }
     losses = tables.loss_table(c)
     costs, same = tables.costs_table(c)
-    holes = dict(c.holes)
-    lengths = list(_length_sections(c, drawn, every_length, holes))
     shown = {line for section in sections for line in section.holes}
     against = agreements(c.published, c) if c.published else []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
@@ -184,14 +182,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "none_caught_on": c.has_onsets and not c.has_caught_on,
         "sizes": _other_sizes(c),
         "is_cut": any(" layers" in name for name in losses["scheme"]),
-        "has_absolute": not c.runs["is_relative"].astype(bool).all(),
         "ngrams": c.ngrams.to_dict("records"),
         "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
-        "lengths": lengths,
-        "texts": [
-            {"name": n, "table": tables.other_text_table(c, n), "holes": holes.pop((VALIDATION.name, n), [])}
-            for n in sorted({*c.cells["text"], *(text for _, text in c.holes)} - {""})
-        ],
         "sections": sections,
         "against": [
             {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
@@ -200,7 +192,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
         "holes": list(chain(*c.holes.values())),
-        "other_holes": [line for line in chain(*holes.values()) if line not in shown],
+        "other_holes": [line for line in chain(*c.holes.values()) if line not in shown],
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
@@ -213,8 +205,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
     content["latex"] = {
         "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
-        **{f"perplexity-{s['protocol']}": (s["table"], f"Perplexity by length ({s['protocol']}).") for s in lengths},
-        **{s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex},
+        **{s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
     }
     if len(costs.columns) > 1:
         caption = "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())
@@ -230,33 +221,6 @@ def _against_baseline(c: Comparison) -> dict[str, list[str]]:
         if said:
             found[said].append(scheme)
     return {said: names for said, names in found.items() if names}
-
-
-def _length_sections(
-    c: Comparison, drawn: Mapping[str, Any], every: bool, holes: dict[tuple[str, str], list[str]]
-) -> Iterable[dict[str, Any]]:
-    """Perplexity by length, a section for each protocol and text: they are never mixed in one table.
-
-    Each takes what is said of it from `holes`.
-    """
-    for name, protocol in PROTOCOLS.items():
-        texts = {*c.cells.loc[c.cells["protocol"] == name, "text"], *(text for of, text in holes if of == name)}
-        for text in sorted(texts) if protocol.is_by_length else ():
-            left_out = holes.pop((name, text), [])
-            if c.at(name, text=text, metric="loss")["length"].nunique() < 2 and not left_out:
-                continue
-            rescaled = tables.rescaled_cells(c, name).iloc[: 0 if text else None]
-            yield {
-                "protocol": name,
-                "text": text,
-                "holes": left_out,
-                "caption": protocol.caption,
-                "longest": c.at(name, text=text)["length"].max(),
-                "table": tables.lengths_table(c, name, text, every),
-                "figure": f"perplexity-{name}" if f"perplexity-{name}" in drawn and not text else None,
-                "rescaled": tables.rescaled_table(c, rescaled),
-                "rescaled_at": rescaled["length"].max(),
-            }
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:

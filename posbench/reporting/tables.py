@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, decimals, number, perplexity_text, short_count, short_length
-from posbench.evaluation.protocols.section import text_table
+from posbench.config.units import DASH, number, plus_minus, short_count
+from posbench.evaluation.protocols.section import half, text_table, with_interval
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
-from posbench.runs.results import MARKS
 
 Text = Mapping[str, str]
 
@@ -60,69 +59,6 @@ def named(c: Comparison, scheme: str) -> str:
     if diverged:
         remarks.append(f"{diverged} diverged")
     return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
-
-
-def lengths_table(c: Comparison, protocol: str, text: str = "", every: bool = False) -> pd.DataFrame:
-    """Perplexity by length; what the longest changes, and the gap to the baseline there, in nats.
-
-    Arguments: every, also lengths that are no multiple or part of the training length.
-    """
-    columns = ["seeds", "perplexity", "gap", "change", "change_low", "change_high", "change_documents"]
-    cells = c.at(protocol, metric="loss", text=text)[["scheme", "length", *columns]]
-    T, lengths = c.training_length, sorted(set(cells["length"]))
-    shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
-    rows = []
-    for scheme in c.schemes:
-        of = cells[cells["scheme"] == scheme].set_index("length")
-        if of.empty:
-            continue
-        halves = of["change_documents"].to_frame()
-        halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
-        least = halves.max(axis=1)
-        row = {"scheme": scheme}
-        for n in shown:
-            half_width = least.get(n, math.nan) if n != T else least.min()
-            row[short_length(n) + " (trained)" * (n == T)] = (
-                perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
-            )
-        last = of.reindex([max(lengths)]).iloc[0]
-        longest = short_length(max(lengths))
-        if T in lengths and max(lengths) > T:
-            row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
-        rows.append(row | {f"gap at {longest}": "0" if scheme == c.baseline else number(last["gap"], sign=True)})
-    return text_table(rows)
-
-
-def rescaled_cells(c: Comparison, protocol: str) -> pd.DataFrame:
-    """As trained and with one option at evaluation, at the longest length that was scored with one."""
-    cells = c.at(protocol, metric="loss", under=None)
-    cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
-    return cells[cells["length"] == cells.loc[cells["under"] != "", "length"].max()]
-
-
-def rescaled_table(c: Comparison, cells: pd.DataFrame) -> pd.DataFrame:
-    """Perplexities of `rescaled_cells` by scheme and option; the best is bold."""
-    table = cells.pivot(index="scheme", columns="under", values="perplexity")
-    rows = []
-    for scheme in [s for s in c.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
-        of = table.loc[scheme]
-        texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
-        row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
-        rows.append({"scheme": scheme} | row)
-    return text_table(rows)
-
-
-def other_text_table(c: Comparison, text: str) -> pd.DataFrame:
-    """Losses on another text at the training length."""
-    cells = c.at(None, c.training_length, metric="loss", text=text)
-    cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
-    rows = []
-    for scheme in [s for s in c.schemes if s in cells.index]:
-        of = cells.loc[scheme]
-        gap = "0" if scheme == c.baseline else with_interval(of, "gap", sign=True)
-        loss = with_interval(of, "value")
-        rows.append({"scheme": scheme, "loss": loss, f"gap to {c.baseline}": gap})
-    return text_table(sorted(rows, key=lambda row: float(cells["value"][row["scheme"]])))
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
@@ -275,11 +211,6 @@ def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
     )
 
 
-def half(cell: Any, name: str) -> float:
-    """Half of a cell's interval over seeds; NaN where there is none."""
-    return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
-
-
 def markdown(table: pd.DataFrame) -> str:
     """A table of GitHub's Markdown: the first column to the left, numbers to the right."""
     rule = [":--", *["--:"] * (len(table.columns) - 1)]
@@ -302,17 +233,6 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
     escaped = table.rename(columns=text).map(text)
     layout = "l" + "r" * (len(table.columns) - 1)
     return str(escaped.to_latex(index=False, caption=text(caption), label=label, column_format=layout, position="t"))
-
-
-def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """A figure of a cell with half its interval over seeds; a dash where there is no cell."""
-    return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
-
-
-def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
-    """`2.7120 ±0.0013`, `2.71 ±0.18`; without an interval three digits."""
-    text = number(value, decimals(half_width), sign)
-    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
 
 
 def count_text(value: Any) -> str:

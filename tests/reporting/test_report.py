@@ -19,7 +19,7 @@ from rich.console import Console
 
 import posbench
 from posbench.config import ConfigError
-from posbench.config.units import number
+from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
 from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
 from posbench.reporting.report import report
@@ -56,7 +56,7 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full: Path) -> None:
     alibi = cells[(cells["scheme"] == "alibi") & (cells["metric"] == "loss")].set_index(["protocol", "length"])
     row = alibi.loc[("validation", 256)]
     half = (float(row["gap_high"]) - float(row["gap_low"])) / 2
-    shown = tables.plus_minus(float(row["gap"]), half, sign=True)
+    shown = plus_minus(float(row["gap"]), half, sign=True)
     assert re.search(rf"^alibi \| \w+ \| [\d.]+ ±[\d.]+ \| {re.escape(shown)} \| worse$", text, re.MULTILINE)
     assert f"{float(alibi.loc[('fixed', 2048), 'gap']):+.3f}" in text
     described = pd.read_csv(full / "columns.csv", keep_default_na=False)
@@ -332,13 +332,13 @@ def test_what_cannot_be_reported_is_said(own: Path, tmp_path: Path) -> None:
     ],
 )
 def test_numbers_have_the_digits_that_their_interval_allows(value: float, half: float, text: str) -> None:
-    assert tables.plus_minus(value, half) == text
+    assert plus_minus(value, half) == text
 
 
 def test_small_numbers() -> None:
     assert [number(v, sign=True) for v in (0.1, -0.0001, 1e-9)] == ["+0.100", "-0.0001", "0"]
     assert [tables.round_down(v) for v in (0.233, 0.0647, 1.9, 0.0)] == ["0.23", "0.064", "1.9", "0"]
-    assert [tables.perplexity_text(v, 1e-5) for v in (18.8267, 1631.5)] == ["18.827", "1,631.500"]
+    assert [perplexity_text(v, 1e-5) for v in (18.8267, 1631.5)] == ["18.827", "1,631.500"]
     assert [tables.text_of(v) for v in (0.005, 1_024_000, "demo", ("ladder_s", 2048000))][-1] == "ladder_s 2.05M"
 
 

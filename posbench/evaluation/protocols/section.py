@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -9,11 +10,15 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from posbench.config.units import DASH, number
+from posbench.config.units import DASH, number, plus_minus
 
 
 class ComparedRuns(Protocol):
     """The runs of one report, with every figure of them."""
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """A row a run (`posbench.results`)."""
 
     @property
     def schemes(self) -> list[str]:
@@ -57,6 +62,7 @@ class Section:
     table: pd.DataFrame | None = None  # of text, a row a scheme
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
+    level: int = 2  # of the heading
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
@@ -100,3 +106,13 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.D
         values = zip(places["first"], places["value"], strict=True)
         rows.append({"scheme": scheme} | {title.format(d): number(value, sign=True) for d, value in values})
     return text_table(rows)
+
+
+def half(cell: Any, name: str) -> float:
+    """Return half of a cell's 95 % interval over seeds; NaN if there is no cell."""
+    return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
+
+
+def with_interval(cell: Any, name: str, sign: bool = False) -> str:
+    """Return a figure of a cell with half its interval over seeds; a dash if there is no cell."""
+    return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)

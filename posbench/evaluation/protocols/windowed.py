@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.config.units import DASH, number, perplexity_text, short_length
 from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
-from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table, with_interval
 from posbench.evaluation.windows import (
     Window,
     choose_evenly,
@@ -32,6 +33,7 @@ from posbench.evaluation.windows import (
     tabulate_windows,
     too_long,
 )
+from posbench.runs.results import MARKS
 
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
@@ -84,6 +86,87 @@ class ByLength(Windowed):
 
     is_by_length: ClassVar[bool] = True
 
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return the perplexities by length, a section a text, and those under other options at evaluation."""
+        sections = []
+        texts = {*found.at(self.name, text=None, under=None)["text"]}
+        texts |= {text for protocol, text in found.holes if protocol == self.name}
+        for text in sorted(texts):
+            cells, holes = found.at(self.name, metric="loss", text=text), found.holes.get((self.name, text), [])
+            many = cells["length"].nunique() > 1
+            if not many and not holes:
+                continue
+            title = f"Perplexity by length{f' on {text}' if text else ''}: {self.name}"
+            plots = [self._plot(found, cells)] if many and not text else []
+            table = lengths_table(found, cells, every_length)
+            longest = short_length(found.at(self.name, text=text)["length"].max()) if len(table) else ""
+            note = f"{self.caption} Change and gap: of the loss at {longest}, in nats." if len(table) else ""
+            latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
+            sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
+            if not text:
+                sections += self._other_options(found)
+        return sections
+
+    def _plot(self, found: ComparedRuns, cells: pd.DataFrame) -> Plot:
+        are_relative = found.runs["is_relative"].astype(bool).all()
+        caption = (
+            f"Perplexity against length, both on log scales{'' if are_relative else '; dashed: not by distance alone'}."
+        )
+        points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
+        return Plot(f"perplexity-{self.name}", "lengths", caption, points)
+
+    def _other_options(self, found: ComparedRuns) -> list[Section]:
+        """Return the section of the longest length that was scored with an option at evaluation."""
+        cells = found.at(self.name, metric="loss", under=None)
+        cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
+        length = cells.loc[cells["under"] != "", "length"].max()
+        table = options_table(found, cells[cells["length"] == length])
+        if table.empty:
+            return []
+        note = f"Perplexity at {short_length(length)} tokens; the best of each row is bold."
+        return [Section("Other options at evaluation, without training again", table=table, note=note, level=3)]
+
+
+def lengths_table(found: ComparedRuns, cells: pd.DataFrame, every: bool) -> pd.DataFrame:
+    """Return the perplexity by length, the change at the longest length and the gap to the baseline there, in nats.
+
+    Arguments: every, whether to show lengths that are neither a multiple nor a part of the training length.
+    """
+    T, lengths = found.training_length, sorted(set(cells["length"]))
+    shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
+    rows = []
+    for scheme in found.schemes:
+        of = cells[cells["scheme"] == scheme].set_index("length")
+        if of.empty:
+            continue
+        halves = of["change_documents"].to_frame()
+        halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
+        least = halves.max(axis=1)
+        row = {"scheme": scheme}
+        for n in shown:
+            half_width = least.get(n, math.nan) if n != T else least.min()
+            row[short_length(n) + " (trained)" * (n == T)] = (
+                perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
+            )
+        last = of.reindex([max(lengths)]).iloc[0]
+        longest = short_length(max(lengths))
+        if T in lengths and max(lengths) > T:
+            row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
+        rows.append(row | {f"gap at {longest}": "0" if scheme == found.baseline else number(last["gap"], sign=True)})
+    return text_table(rows)
+
+
+def options_table(found: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the perplexities by scheme and option at evaluation; the best is bold."""
+    table = cells.pivot(index="scheme", columns="under", values="perplexity")
+    rows = []
+    for scheme in [s for s in found.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
+        of = table.loc[scheme]
+        texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
+        row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
+        rows.append({"scheme": scheme} | row)
+    return text_table(rows)
+
 
 class Validation(Windowed):
     """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
@@ -111,6 +194,28 @@ class Validation(Windowed):
         rows = rows.rename(columns={"problem": "document", "answers": "targets"}).assign(start=0)
         targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return a section for each other text: the losses at the training length, of any protocol."""
+        texts = {*found.at(None, text=None, under=None)["text"], *(text for _, text in found.holes)} - {""}
+        sections = []
+        for text in sorted(texts):
+            cells = found.at(None, found.training_length, metric="loss", text=text)
+            cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
+            rows = []
+            for scheme in (
+                cells.loc[[s for s in found.schemes if s in cells.index]].sort_values("value", kind="stable").index
+            ):
+                cell = cells.loc[scheme]
+                gap = "0" if scheme == found.baseline else with_interval(cell, "gap", sign=True)
+                rows.append(
+                    {"scheme": str(scheme), "loss": with_interval(cell, "value"), f"gap to {found.baseline}": gap}
+                )
+            note = f"Loss at {found.training_length} tokens of context on text that the runs were not trained on; "
+            note += "not part of the ranking."
+            holes = found.holes.get((self.name, text), [])
+            sections.append(Section(f"On {text}", holes, table=text_table(rows) if rows else None, note=note))
+        return sections
 
     def settings(self, config: Config) -> EvaluationConfig:
         """`train.validation_tokens` are read, and one window at least."""
