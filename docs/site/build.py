@@ -21,12 +21,14 @@ from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.data.tasks import tasks
+from posbench.evaluation.protocols import mechanism
+from posbench.evaluation.protocols.section import Plot
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
-from posbench.reporting import mechanism, scheme_plots, tables
+from posbench.reporting import scheme_plots, tables
 from posbench.reporting.against import agreements
 from posbench.reporting.comparison import Comparison, build
-from posbench.reporting.figures import encoded, inline_svg
+from posbench.reporting.figures import by_head, encoded, inline_svg, style
 from posbench.reporting.published import all_published
 from posbench.reporting.report import report
 from posbench.reporting.table import read
@@ -157,20 +159,27 @@ def heads_of(ours: list[Comparison]) -> dict[str, str]:
     """Scheme -> the pictures of its heads, of the first of our experiments whose runs were scored by `mechanism`."""
     found: dict[str, str] = {}
     for comparison in ours:
-        heads_of_all = mechanism.read(comparison.runs, comparison.schemes, comparison.training_length)
+        heads_of_all = mechanism.read_heads(comparison.runs, comparison.schemes, comparison.training_length)
         for scheme, heads in heads_of_all.groupby("scheme"):
             if scheme not in found:
                 name = pack_of(comparison)
                 figures = [
-                    f'<figure class="picture">{inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{what}")}'
-                    f"<figcaption>{mechanism.FIGURES[what]}</figcaption></figure>"
-                    for what, figure in mechanism.draw(heads).items()
+                    f'<figure class="picture">{drawn(plot, str(scheme))}'
+                    f"<figcaption>{plot.caption}</figcaption></figure>"
+                    for plot in mechanism.head_plots(heads)
                 ]
                 trained = (
                     f"After training, seed {heads['seed'].iloc[0]} of [{name}](../results/{name}.md); a line a head."
                 )
                 found[str(scheme)] = "\n\n".join(["## What its heads do", trained, *figures])
     return found
+
+
+def drawn(plot: Plot, scheme: str) -> str:
+    """Return the picture of a scheme's heads, as an element of the page."""
+    with style():
+        figure = by_head(plot.points, plot.name)
+    return inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{plot.name}")
 
 
 def pack_of(comparison: Comparison) -> str:

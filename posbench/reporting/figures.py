@@ -267,9 +267,51 @@ def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
 
+def by_head(rows: pd.DataFrame, name: str) -> Figure:
+    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale.
+
+    Arguments: rows, from `posbench.evaluation.protocols.mechanism`; name, attention, frequencies or biases.
+    """
+    schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+    panels: Any = figure.subplots(len(schemes), len(layers), sharex=True, sharey=True, squeeze=False)
+    by_pair = name == "frequencies"
+    for (scheme, layer, measure, _), of in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
+        axes = panels[schemes.index(scheme), layers.index(layer)]
+        colour = VERMILLION if measure == "k_norm" else BLUE
+        x = of["first"] if by_pair else np.where(of["first"] == 0, 0.5, np.sqrt(of["first"] * of["last"]))
+        axes.plot(x, of["value"], "-", color=colour, alpha=0.75, linewidth=1)
+        axes.fill_between(
+            x,
+            of["value"] - of["value_windows"],
+            of["value"] + of["value_windows"],
+            color=colour,
+            alpha=0.12,
+            linewidth=0,
+        )
+    for scheme, line in zip(schemes, panels, strict=True):
+        line[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
+    for layer, axes in zip(layers, panels[0], strict=True):
+        axes.set_title(f"layer {layer}")
+    for axes in panels.flat:
+        if not by_pair:
+            axes.set_xscale("log", base=2)
+            farthest = math.ceil(math.log2(rows["last"].max()))
+            ticks = [0.5, *(2.0**n for n in range(0, farthest, 2))]
+            axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
+            axes.minorticks_off()
+        if name == "biases":
+            axes.set_yscale("symlog", linthresh=1)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.axhline(0, color=GRID, linewidth=0.6)
+    figure.supxlabel("channel pair" if by_pair else "distance, tokens", fontsize=9, color=INK)
+    return figure
+
+
 _KINDS: Mapping[str, Callable[[Comparison, Plot, Mapping[str, Any]], Figure]] = {
     "distances": by_distance,
     "lengths": by_length,
+    "heads": lambda c, plot, look: by_head(plot.points, plot.name),
 }
 
 

@@ -19,7 +19,7 @@ from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import joined, text_table
 from posbench.reporting import figures as pictures
-from posbench.reporting import mechanism, tables
+from posbench.reporting import tables
 from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison, build, choose, finished
 from posbench.reporting.pages import environment, show, write
@@ -133,9 +133,8 @@ def _own_published(summary: pd.DataFrame) -> Published | None:
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template is filled with, and the CSV files."""
-    heads = mechanism.read(c.runs, c.schemes, c.training_length)
     sections = joined(chain(*(p.sections(c, every_length) for p in PROTOCOLS.values())), c.schemes)
-    drawn = pictures.draw_all(c, sections) | mechanism.draw(heads)
+    drawn = pictures.draw_all(c, sections)
     said = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
@@ -167,14 +166,12 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
         "continued": dict(_continued(c.runs)),
         "figures": drawn,
-        "heads_figures": mechanism.FIGURES,
         "tables": {
             "loss": losses,
             "costs": costs,
             "rates": None if c.rates.empty else tables.rate_table(c.rates),
             "primary": tables.primary_table(c) if c.can_rank else None,
             "onset": tables.onset_table(c) if c.has_caught_on else None,
-            "heads": None if heads.empty else mechanism.heads_table(heads),
         },
         "same_costs": same,
         "onset": ONSET,
@@ -197,8 +194,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
     files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     if len(c.rates):
         files["rates.csv"] = c.rates
-    if len(heads):
-        files["mechanism.csv"] = heads
+    for section in sections:
+        files |= section.files
     if len(c.ngrams):
         files["ngrams.csv"] = c.ngrams
     if against:

@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, number, short_count
+from posbench.evaluation.protocols import mechanism
 from posbench.evaluation.protocols.section import text_table
-from posbench.reporting import mechanism, tables
+from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement
-from posbench.reporting.figures import INK, WIDTH, new_figure, style
+from posbench.reporting.figures import INK, WIDTH, by_head, new_figure, style
 from posbench.reporting.table import config_of, crossing, curves, rates
 from posbench.runs import UNREADABLE
 from posbench.runs.results import MARKS
@@ -217,8 +218,15 @@ def content_of_tasks(
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
     pilots = rates(runs)
-    heads = {t.name: mechanism.read(runs[runs["data.name"] == t.name], t.schemes, t.trained) for t in tasks.values()}
-    pictures = {f"{what}-{name}": figure for name, of in heads.items() for what, figure in mechanism.draw(of).items()}
+    heads = {
+        t.name: mechanism.read_heads(runs[runs["data.name"] == t.name], t.schemes, t.trained) for t in tasks.values()
+    }
+    with style():
+        pictures = {
+            f"{plot.name}-{name}": by_head(plot.points, plot.name)
+            for name, of_task in heads.items()
+            for plot in mechanism.head_plots(of_task)
+        }
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -240,7 +248,7 @@ def content_of_tasks(
             **{t.name: task_table(t) for t in tasks.values()},
         },
         "heads": {name: mechanism.heads_table(of) for name, of in heads.items() if len(of)},
-        "heads_figures": mechanism.FIGURES,
+        "heads_figures": mechanism.CAPTIONS,
         "figures": draw_all(tasks) | pictures,
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},

@@ -27,6 +27,8 @@ import pandas as pd
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
 from posbench.evaluation.protocols.protocol import Advance, Protocol
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table
+from posbench.runs import run_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
 
 WINDOWS = 32
 CELLS = 2**24  # attention weights of a layer that stand in memory at a time
+
+PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
+CAPTIONS = {
+    "attention": "Share of a head's attention by distance; 0 is the token itself. The buckets of a head add up to 1.",
+    "frequencies": "Norm of the channel pairs of queries (blue) and keys (red), the fastest rotation first.",
+    "biases": "What the scheme adds to a head's scores by distance, nats, less what it adds at distance 0.",
+}
 
 Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # measure, layer, first, last, queries, sums
 
@@ -97,6 +106,76 @@ class Mechanism(Protocol):
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
+
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        heads = read_heads(found.runs, found.schemes, found.training_length)
+        if heads.empty:
+            return []
+        note = (
+            "Shares of a head's attention, layer.head in brackets; ± is half of a 95 % interval over windows. Previous "
+            "token: on the token before. Induction: in random tokens that come twice, on the token behind the query's "
+            "earlier self. First token: on the window's first, the mean of all heads. One seed of each scheme, "
+            "the first."
+        )
+        return [
+            Section("What heads do", table=heads_table(heads), note=note),
+            Section(
+                "", plots=head_plots(heads), note="The figures are in mechanism.csv.", files={"mechanism.csv": heads}
+            ),
+        ]
+
+
+def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
+    """Return the mean over windows and half its 95 % interval for each scheme, measure, layer, head and place.
+
+    It is of the first seed of each scheme that was scored at this length.
+    Arguments: runs, a row a run, with its path.
+    """
+    from scipy.special import stdtrit  # not needed to train or to score
+
+    tables = []
+    for scheme in schemes:
+        for run in runs[runs["scheme"] == scheme].sort_values("seed").itertuples():
+            results, _ = run_at(str(run.path)).results()
+            stored = [r for r in results if (r.protocol, r.length) == (Mechanism.name, length) and not r.key.under]
+            if stored:
+                tables.append(stored[0].windows.assign(scheme=scheme, seed=int(str(run.seed))))
+                break
+    if not tables:
+        return pd.DataFrame(columns=[*PLACE, "value", "value_windows"])
+    rows = pd.concat(tables, ignore_index=True)
+    rows["value"] /= rows["queries"]
+    windows = rows.groupby(PLACE, sort=False)["value"].agg(["mean", "sem", "size"]).reset_index()
+    windows["value_windows"] = windows["sem"] * stdtrit(windows["size"] - 1, 0.975)
+    return windows[[*PLACE, "mean", "value_windows"]].rename(columns={"mean": "value"})
+
+
+def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the heads with the highest previous-token and induction scores, and the first token's share, by scheme."""
+    rows = []
+    for scheme, measured in heads.groupby("scheme", sort=False):
+        row = {"scheme": str(scheme)}
+        places = {"previous token": ("attention", 1), "induction": ("induction", 0)}
+        for name, (measure, first) in places.items():
+            scored = measured[(measured["measure"] == measure) & (measured["first"] == first)].sort_values("value")
+            for _, best in scored.tail(1).iterrows():
+                row[name] = f"{best['value']:.2f} ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
+        first_token = measured.loc[measured["measure"] == "first_token", "value"].mean()
+        rows.append(row | {"first token": f"{first_token:.2f}"})
+    return text_table(rows)
+
+
+def head_plots(heads: pd.DataFrame) -> list[Plot]:
+    """Return the pictures of all heads. Arguments: heads, from `read_heads`."""
+    biases = heads[heads["measure"] == "bias"].copy()
+    biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
+    varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
+    points = {
+        "attention": heads[heads["measure"] == "attention"],
+        "frequencies": heads[heads["measure"].isin(["q_norm", "k_norm"])],
+        "biases": biases[varied],
+    }
+    return [Plot(name, "heads", CAPTIONS[name], rows) for name, rows in points.items() if len(rows)]
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -42,12 +42,12 @@ class ComparedRuns(Protocol):
 
 @dataclass(frozen=True)
 class Plot:
-    """A line per scheme. `kind` names the function of `posbench.reporting.figures` that draws it."""
+    """A picture of lines, by default one per scheme."""
 
     name: str  # of the file, without its ending
-    kind: str
+    kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
     caption: str
-    points: pd.DataFrame  # scheme, x, y
+    points: pd.DataFrame  # scheme, x, y; of kind "heads" the rows of `mechanism.read_heads`
     x_label: str = ""
     y_label: str = ""
 
@@ -56,13 +56,14 @@ class Plot:
 class Section:
     """A heading, then lines about missing figures, pictures, a table and a note. Empty parts are left out."""
 
-    title: str
+    title: str  # empty: the section continues the one before it
     holes: Sequence[str] = ()
     plots: Sequence[Plot] = ()
     table: pd.DataFrame | None = None  # of text, a row a scheme
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
     level: int = 2  # of the heading
+    files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
@@ -84,6 +85,7 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
                 plots=[*first.plots, *other.plots],
                 table=None if table is None else table.rename_axis("scheme").reset_index(),
                 note=first.note + other.note,
+                files={**first.files, **other.files},
                 latex=first.latex or other.latex,
             )
         whole.append(first)
