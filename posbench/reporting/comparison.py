@@ -18,6 +18,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols.section import ComparedRuns
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
@@ -36,14 +37,10 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ComparedRuns):
     """The runs of one table and what they say."""
 
     experiment: str
-    runs: pd.DataFrame  # the compared runs, a part of the summary
-    wanted_baseline: str
-    losses: pd.DataFrame  # validation loss, nats a token: a row a seed, a column a scheme, best scheme first
-    cells: pd.DataFrame  # every figure: a row for each scheme and place, see `measure`
     pairs: pd.DataFrame  # every pair of schemes: see `statistics.compare`
     ngrams: pd.DataFrame  # of n-gram models: a row an order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
@@ -53,21 +50,10 @@ class Comparison:
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
-    holes: dict[tuple[str, str], list[str]]  # protocol and text -> which of its figures are left out, and why
-
-    @property
-    def schemes(self) -> list[str]:
-        """Best first."""
-        return list(self.losses.columns)
 
     @property
     def seeds(self) -> list[int]:
         return list(self.losses.index)
-
-    @property
-    def baseline(self) -> str:
-        """What gaps are measured against: the best scheme where the baseline that was asked for has no run."""
-        return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
 
     @property
     def ranked(self) -> list[str]:
@@ -83,10 +69,6 @@ class Comparison:
     def split_in_two(self) -> list[str]:
         """The schemes of which some seeds use distant order by the end and some do not; none where nobody scored it."""
         return split_in_two(self.runs)
-
-    @property
-    def training_length(self) -> int:
-        return int(self.runs["train.context_length"].iloc[0])
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -111,14 +93,6 @@ class Comparison:
     def validation(self) -> pd.DataFrame:
         """The cells of the loss table, by scheme; empty where no run stored its windows."""
         return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
-
-    def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """The cells as trained on the runs' own text, or with the columns that `equal` says."""
-        wanted = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
-        cells = self.cells
-        for column, value in wanted.items():
-            cells = cells if value is None else cells[cells[column] == value]
-        return cells
 
 
 def build(

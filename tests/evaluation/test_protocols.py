@@ -22,6 +22,7 @@ from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
 from posbench.evaluation.protocols.retrieval import _clear_of_documents, trial_starts
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
 from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
 from posbench.model.decoder import Decoder, build_model
@@ -275,6 +276,10 @@ class Halves(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * length
 
+    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        points = found.at("halves").assign(x=[1, 2], y=[2.5, 1.0])
+        return [Section("By half", plots=[Plot("halves", "distances", "Loss by half.", points)], note="Two halves.")]
+
 
 def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROTOCOLS, "halves", Halves())
@@ -283,6 +288,9 @@ def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) 
     rows = posbench.results(run.path, tidy=True)
     sums = rows[rows["protocol"] == "halves"].groupby("first")[["value", "count"]].sum()
     assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
+    posbench.report(run.path, output=run.path / "report", console=Console(quiet=True))
+    text = (run.path / "report" / "report.md").read_text()
+    assert "## By half\n\n![Loss by half.](halves.svg)\n\nTwo halves." in text
 
 
 @pytest.mark.parametrize("protocol", ["fixed", "position", "retrieval"])

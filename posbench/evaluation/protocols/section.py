@@ -6,38 +6,44 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
 from posbench.config.units import DASH, number, plus_minus
 
 
-class ComparedRuns(Protocol):
+@dataclass(frozen=True)
+class ComparedRuns:
     """The runs of one report, with every figure of them."""
 
-    @property
-    def runs(self) -> pd.DataFrame:
-        """A row a run (`posbench.results`)."""
+    runs: pd.DataFrame  # the compared runs, a part of the summary
+    wanted_baseline: str
+    losses: pd.DataFrame  # validation loss, nats a token: a row a seed, a column a scheme, best scheme first
+    cells: pd.DataFrame  # every figure: a row for each scheme and place, see `measure`
+    holes: dict[tuple[str, str], list[str]]  # protocol and text -> which of its figures are left out, and why
 
     @property
     def schemes(self) -> list[str]:
         """Names of the schemes, best first."""
+        return list(self.losses.columns)
 
     @property
     def baseline(self) -> str:
-        """Name of the scheme that gaps are measured against."""
+        """Name of the scheme that gaps are measured against: the best one if the requested baseline has no run."""
+        return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
 
     @property
     def training_length(self) -> int:
-        """Tokens of a training window."""
-
-    @property
-    def holes(self) -> Mapping[tuple[str, str], list[str]]:
-        """Protocol and text -> which of its figures are left out, and why."""
+        return int(self.runs["train.context_length"].iloc[0])
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the cells that have these values, by default as trained and on the runs' own text."""
+        """Return the cells that have these values, by default as trained and on the runs' own text. None: any value."""
+        wanted = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
+        cells = self.cells
+        for column, value in wanted.items():
+            cells = cells if value is None else cells[cells[column] == value]
+        return cells
 
 
 @dataclass(frozen=True)
