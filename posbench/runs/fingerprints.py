@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ModelConfig, TrainConfig
-from posbench.model.decoder import Decoder
-from posbench.runs.origin import Origin
+
+if TYPE_CHECKING:  # a report reads fingerprints and needs no torch
+    from posbench.model.decoder import Decoder
+    from posbench.runs.origin import Origin
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
