@@ -1,10 +1,10 @@
-"""What a run may be, as dataclasses that check themselves (fields.py), the rules (rules.py), keys and units.
+"""Define configurations: `Config` and its keys (config.py), its groups (fields.py), rules (rules.py) and units.
 
 This package imports no torch and nothing else of posbench.
 """
 
+from posbench.config.config import Config, is_text, no_setting, type_words
 from posbench.config.fields import (
-    Config,
     DataConfig,
     EvaluationConfig,
     ModelConfig,
@@ -14,7 +14,6 @@ from posbench.config.fields import (
     TrainConfig,
     chosen_experiment,
 )
-from posbench.config.keys import is_text, no_setting, type_words
 from posbench.config.rules import (
     ConfigError,
     branch_name,

@@ -14,16 +14,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from posbench.config.rules import (
     LEARNING_RATE,
     MISSING,
-    ConfigError,
     at_least,
     between,
-    branch_name,
     check_name,
     learning_rates,
     list_of,
@@ -41,7 +39,7 @@ from posbench.config.rules import (
 
 
 @dataclass
-class _Group:
+class Group:
     """Base class that checks every field by its rule when it is made; subclasses add rules about several fields."""
 
     group: ClassVar[str | None] = None  # folder of conf/; None means the name of the class
@@ -55,7 +53,7 @@ class _Group:
 
 
 @dataclass
-class SchemeConfig(_Group):
+class SchemeConfig(Group):
     """A position scheme with its options, which the scheme's class checks, and its kind of attention."""
 
     name: str = ruled(check_name)  # the scheme's name in tables and the run folder, such as `vo_rope`
@@ -88,7 +86,7 @@ class SchemeConfig(_Group):
 
 
 @dataclass
-class ModelConfig(_Group):
+class ModelConfig(Group):
     """Sizes of the LLaMA-style decoder: pre-norm RMSNorm, SwiGLU, no biases by default."""
 
     name: str = MISSING
@@ -139,7 +137,7 @@ class ModelConfig(_Group):
 
 
 @dataclass
-class DataConfig(_Group):
+class DataConfig(Group):
     """Where the text comes from. Every document goes to one split as a whole."""
 
     name: str = MISSING
@@ -192,7 +190,7 @@ class DataConfig(_Group):
 
 
 @dataclass
-class TaskConfig(_Group):
+class TaskConfig(Group):
     """Problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
 
     group: ClassVar[str | None] = "data"
@@ -233,7 +231,7 @@ class TaskConfig(_Group):
 
 
 @dataclass
-class TokenizerConfig(_Group):
+class TokenizerConfig(Group):
     """How text becomes tokens."""
 
     kind: str = ruled(one_of("bpe", "bytes", "file", "hub"))  # bpe: byte-level, trained on the train split
@@ -252,7 +250,7 @@ class TokenizerConfig(_Group):
 
 
 @dataclass
-class TrainConfig(_Group):
+class TrainConfig(Group):
     """The pre-training loop.
 
     A *family* is a trunk, which is its longest run, and branches, which are runs of fewer tokens. Warm-up is counted by
@@ -417,7 +415,7 @@ class TrainConfig(_Group):
 
 
 @dataclass
-class EvaluationConfig(_Group):
+class EvaluationConfig(Group):
     """What `posbench eval` scores. Lengths are in tokens, or in items of a task."""
 
     # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
@@ -435,14 +433,14 @@ class EvaluationConfig(_Group):
 
 
 @dataclass
-class LaunchConfig(_Group):
+class LaunchConfig(Group):
     """How the processes started by torchrun share one run (docs/scaling.md)."""
 
     strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: a copy of the model in each process; fsdp: sharded
 
 
 @dataclass
-class TrackingConfig(_Group):
+class TrackingConfig(Group):
     """Where metrics go besides `metrics.jsonl`."""
 
     backend: str = ruled(one_of("none", "wandb"), "none")
@@ -455,7 +453,7 @@ class TrackingConfig(_Group):
 
 
 @dataclass
-class ExperimentConfig(_Group):
+class ExperimentConfig(Group):
     """A question and the sweep that answers it: what is fixed, what is varied, where it comes from."""
 
     name: str = ruled(check_name)
@@ -474,134 +472,3 @@ def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]
     experiment = config.get("experiment", {})
     chosen = str(experiment.get("name"))
     return experiment if name == chosen or name.startswith((f"{chosen}-", f"{chosen}_")) else {}
-
-
-@dataclass
-class Config(_Group):
-    """Everything that defines a run. `posbench.compose` makes one from the words of the command line."""
-
-    scheme: Any = MISSING  # SchemeConfig, or its flat mapping
-    model: ModelConfig = MISSING
-    data: Any = MISSING  # DataConfig, or TaskConfig if data.source is task
-    tokenizer: TokenizerConfig = MISSING
-    train: TrainConfig = MISSING
-    evaluation: EvaluationConfig = MISSING
-    tracking: TrackingConfig = MISSING
-    experiment: ExperimentConfig = MISSING
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    experiment_name: str = ruled(check_name)  # folder under runs_dir; by default the name of the experiment
-    runs_dir: str = ruled(user_path, "runs")
-    seed: int = ruled(between(0, (1 << 63) - 1), 0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.scheme, SchemeConfig):
-            self.scheme = SchemeConfig.from_mapping(self.scheme)
-        if isinstance(self.data, dict):
-            self.data = TaskConfig.from_mapping(self.data)
-        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
-        self.check_vocabulary(entries)
-        require(
-            not (self.is_task and self.train.order_every),
-            f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
-            "leave it out",
-        )
-
-    def check_vocabulary(self, entries: int) -> None:
-        """Raise ConfigError if `model.vocab_size` leaves no room for the tokenizer's `entries`."""
-        remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
-        if self.train.from_run:
-            remedy = (
-                "that is the size of the model of train.from_run, so use its own tokenizer. If posbench added <|bos|> "
-                'to it, write {"bos_token": "..."} with its own token into tokenizer_config.json beside tokenizer.json'
-            )
-        rows = self.model.vocab_size
-        require(
-            rows is None or rows >= entries, f"the tokenizer has {entries} tokens but model.vocab_size={rows}: {remedy}"
-        )
-
-    @property
-    def is_task(self) -> bool:
-        """Return whether the run learns a task instead of text."""
-        return isinstance(self.data, TaskConfig)
-
-    @property
-    def masks_documents(self) -> bool:
-        """Return whether a token sees only its own document, with positions counted from the start of that document."""
-        return not self.is_task and bool(self.data.document_mask)
-
-    @property
-    def class_mappings(self) -> list[dict[str, Any]]:
-        """Return the mappings that may name a class in a file of the user."""
-        return [self.scheme.to_mapping(), *([self.data.to_mapping()] if self.is_task else [])]
-
-    @property
-    def trained_length(self) -> int:
-        """Return the longest trained length: tokens of the context, or items of a task."""
-        return int(self.data.lengths[1] if self.is_task else self.train.context_length)
-
-    @property
-    def scheme_lr(self) -> float | None:
-        """Return the peak learning rate set for this scheme by `scheme.lr` or `train.lr_of`, or None."""
-        return self.scheme.lr if self.scheme.lr is not None else (self.train.lr_of or {}).get(self.scheme.name)
-
-    @property
-    def row_train(self) -> TrainConfig:
-        """Return `train` with the learning rate of this scheme."""
-        return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
-
-    @property
-    def trunk_name(self) -> str | None:
-        """Return the experiment name of this branch's trunk, or None if the run is no branch or is not named as one."""
-        trunk = self.experiment_name.rpartition("-")[0]
-        tokens = self.train.tokens
-        is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
-        return trunk if trunk and is_named else None
-
-    def branch_words(self) -> list[list[str]]:
-        """Return the overrides to append to this run's, one list per branch."""
-        return [
-            [
-                f"train.tokens={tokens}",
-                f"train.trunk_tokens={self.train.tokens}",
-                "train.branch_tokens=[]",
-                f"experiment_name='{branch_name(self.experiment_name, tokens)}'",
-            ]
-            for tokens in self.train.branch_tokens
-        ]
-
-    @classmethod
-    def from_mapping(cls, mapping: dict[str, Any]) -> Config:
-        """Make one from nested dicts, such as a run folder's `config.yaml`; `${...}` in them is plain text.
-
-        Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
-        """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import ConfigKeyError
-
-        from posbench.config.keys import no_setting  # imported here because it reads the fields of this module
-
-        schema = OmegaConf.structured(cls)
-        if mapping.get("data", {}).get("source") != "task":
-            schema.data = OmegaConf.structured(DataConfig)
-        try:
-            merged = OmegaConf.merge(schema, OmegaConf.create(_without_references(mapping)))
-        except ConfigKeyError as error:
-            raise ConfigError(no_setting(str(error.full_key))) from error
-        config = OmegaConf.to_object(merged)
-        assert isinstance(config, cls)
-        return config
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return nested dicts, as written to `config.yaml` of the run folder."""
-        flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
-        return asdict(self) | flat
-
-
-def _without_references(value: Any) -> Any:
-    """Return `value` with each `${` escaped, so that OmegaConf resolves nothing."""
-    if isinstance(value, dict):
-        return {key: _without_references(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_references(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

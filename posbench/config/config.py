@@ -1,0 +1,215 @@
+"""Define `Config`, all settings of a run, and its keys: their types and the sentence that refuses an unknown one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from posbench.config.fields import (
+    DataConfig,
+    EvaluationConfig,
+    ExperimentConfig,
+    Group,
+    LaunchConfig,
+    ModelConfig,
+    SchemeConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+from posbench.config.rules import (
+    MISSING,
+    ConfigError,
+    between,
+    branch_name,
+    check_name,
+    nearest,
+    require,
+    ruled,
+    user_path,
+)
+
+
+@dataclass
+class Config(Group):
+    """Everything that defines a run. `posbench.compose` makes one from the words of the command line."""
+
+    scheme: Any = MISSING  # SchemeConfig, or its flat mapping
+    model: ModelConfig = MISSING
+    data: Any = MISSING  # DataConfig, or TaskConfig if data.source is task
+    tokenizer: TokenizerConfig = MISSING
+    train: TrainConfig = MISSING
+    evaluation: EvaluationConfig = MISSING
+    tracking: TrackingConfig = MISSING
+    experiment: ExperimentConfig = MISSING
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    experiment_name: str = ruled(check_name)  # folder under runs_dir; by default the name of the experiment
+    runs_dir: str = ruled(user_path, "runs")
+    seed: int = ruled(between(0, (1 << 63) - 1), 0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.scheme, SchemeConfig):
+            self.scheme = SchemeConfig.from_mapping(self.scheme)
+        if isinstance(self.data, dict):
+            self.data = TaskConfig.from_mapping(self.data)
+        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
+        self.check_vocabulary(entries)
+        require(
+            not (self.is_task and self.train.order_every),
+            f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
+            "leave it out",
+        )
+
+    def check_vocabulary(self, entries: int) -> None:
+        """Raise ConfigError if `model.vocab_size` leaves no room for the tokenizer's `entries`."""
+        remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
+        if self.train.from_run:
+            remedy = (
+                "that is the size of the model of train.from_run, so use its own tokenizer. If posbench added <|bos|> "
+                'to it, write {"bos_token": "..."} with its own token into tokenizer_config.json beside tokenizer.json'
+            )
+        rows = self.model.vocab_size
+        require(
+            rows is None or rows >= entries, f"the tokenizer has {entries} tokens but model.vocab_size={rows}: {remedy}"
+        )
+
+    @property
+    def is_task(self) -> bool:
+        """Return whether the run learns a task instead of text."""
+        return isinstance(self.data, TaskConfig)
+
+    @property
+    def masks_documents(self) -> bool:
+        """Return whether a token sees only its own document, with positions counted from the start of that document."""
+        return not self.is_task and bool(self.data.document_mask)
+
+    @property
+    def class_mappings(self) -> list[dict[str, Any]]:
+        """Return the mappings that may name a class in a file of the user."""
+        return [self.scheme.to_mapping(), *([self.data.to_mapping()] if self.is_task else [])]
+
+    @property
+    def trained_length(self) -> int:
+        """Return the longest trained length: tokens of the context, or items of a task."""
+        return int(self.data.lengths[1] if self.is_task else self.train.context_length)
+
+    @property
+    def scheme_lr(self) -> float | None:
+        """Return the peak learning rate set for this scheme by `scheme.lr` or `train.lr_of`, or None."""
+        return self.scheme.lr if self.scheme.lr is not None else (self.train.lr_of or {}).get(self.scheme.name)
+
+    @property
+    def row_train(self) -> TrainConfig:
+        """Return `train` with the learning rate of this scheme."""
+        return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
+
+    @property
+    def trunk_name(self) -> str | None:
+        """Return the experiment name of this branch's trunk, or None if the run is no branch or is not named as one."""
+        trunk = self.experiment_name.rpartition("-")[0]
+        tokens = self.train.tokens
+        is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
+        return trunk if trunk and is_named else None
+
+    def branch_words(self) -> list[list[str]]:
+        """Return the overrides to append to this run's, one list per branch."""
+        return [
+            [
+                f"train.tokens={tokens}",
+                f"train.trunk_tokens={self.train.tokens}",
+                "train.branch_tokens=[]",
+                f"experiment_name='{branch_name(self.experiment_name, tokens)}'",
+            ]
+            for tokens in self.train.branch_tokens
+        ]
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> Config:
+        """Make one from nested dicts, such as a run folder's `config.yaml`; `${...}` in them is plain text.
+
+        Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import ConfigKeyError
+
+        schema = OmegaConf.structured(cls)
+        if mapping.get("data", {}).get("source") != "task":
+            schema.data = OmegaConf.structured(DataConfig)
+        try:
+            merged = OmegaConf.merge(schema, OmegaConf.create(_without_references(mapping)))
+        except ConfigKeyError as error:
+            raise ConfigError(no_setting(str(error.full_key))) from error
+        config = OmegaConf.to_object(merged)
+        assert isinstance(config, cls)
+        return config
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return nested dicts, as written to `config.yaml` of the run folder."""
+        flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
+        return asdict(self) | flat
+
+
+def _without_references(value: Any) -> Any:
+    """Return `value` with each `${` escaped, so that OmegaConf resolves nothing."""
+    if isinstance(value, dict):
+        return {key: _without_references(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_references(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------- keys and their types
+
+_ALIASES = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
+_TYPES = {
+    list: "a list",
+    int: "a whole number, such as 8",
+    float: "a number, such as 0.001",
+    bool: "true or false",
+    str: "text",
+}
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """Return the type of each key of a configuration, such as `train` and `train.lr`. Paths have the type `Path`."""
+    groups = [("", Config), *get_type_hints(Config).items()]
+    groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
+    types: dict[str, Any] = {}
+    for group, cls in groups:
+        hints = get_type_hints(cls) if is_dataclass(cls) else {}
+        for each in fields(cls) if hints else ():
+            hint = Path if each.metadata.get("rule") is user_path else hints[each.name]
+            types[f"{group}.{each.name}".lstrip(".")] = each.metadata.get("type", hint)
+    return types
+
+
+def is_text(key: str) -> bool:
+    """Return whether a key's value is a text, a path, or a list of texts, so that `1e3` is no number there."""
+    hint = settings().get(key)
+    return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
+
+
+def type_words(key: str) -> str:
+    """Return what a key's value must be: `true or false`; the empty string if its own rule says."""
+    hint = settings().get(key)
+    kinds = (hint, get_origin(hint), *get_args(hint))
+    words = next((words for kind, words in _TYPES.items() if kind in kinds), "")
+    return f"{words}, or null" if words and NoneType in kinds else words
+
+
+def no_setting(key: str) -> str:
+    """Return the sentence that refuses an unknown key, with the nearest known ones."""
+    group, _, name = key.rpartition(".")
+    name = _ALIASES.get(name, name)
+    same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
+    hint = f"; did you mean {' or '.join(map(repr, same))}?" if 0 < len(same) < 3 else nearest(key, settings())
+    if group.partition(".")[0] == "experiment" and key.split(".")[1] in settings():
+        hint = "; begin the experiment's file with '# @package _global_'"
+    return f"there is no setting {key!r}{hint} (posbench train --cfg job shows them all)"
