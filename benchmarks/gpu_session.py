@@ -1,14 +1,14 @@
-"""A first session on a GPU: is posbench right there, is it fast there, and a small reference table.
+"""Check posbench on a GPU: are its numbers right there, is it fast there, and what is a first reference table?
 
     python -m benchmarks.gpu_session --output gpu --rehearse                # tiny models on the CPU: minutes
     python -m benchmarks.gpu_session --output gpu                           # on the GPU: everything, in order
     python -m benchmarks.gpu_session --output gpu --only 'speed*' --minutes 9
-    python -m benchmarks.gpu_session --output gpu --only 'reference*' data=files data.path='books/*.parquet'
+    python -m benchmarks.gpu_session --output gpu --only 'reference*' data.path='books/*.parquet'
 
-Each item runs in a process of its own with a time limit, and writes what it found to OUTPUT/<item>.json as it finds it;
-its output is in OUTPUT/<item>.log. A failure does not stop the others. Repeat the command to run what is left; delete
-an item's JSON file to run it again. Items that measure no speed run `--jobs` at a time. Overrides at the end of the
-command are added to the reference runs.
+Each item runs in a process of its own with a time limit, and writes its figures to OUTPUT/<item>.json as it measures
+them; its output goes to OUTPUT/<item>.log. A failure does not stop the others. Repeat the command to run the items that
+are left; delete an item's JSON file to run it again. Items that measure no speed run `--jobs` at a time. Overrides at
+the end of the command are added to the reference runs (`experiment=kexue_25m`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ from posbench.verify.specimen import Specimen, certificate_config, random_tokens
 
 Figures = dict[str, Any]
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
-LENGTHS = (200, 333)  # tokens: no multiples of 128, the tile of FlexAttention
+RAGGED = 333  # tokens: no multiple of 128, the tile of FlexAttention
 BIASES = ("alibi", "t5", "kerple", "fire", "shaw", "transformer_xl", "fox", "fox_qk_rope", "cope", "dape")
-REFERENCE = ("qk_rope", "alibi", "nope", "vo_rope")
-SPEED = "posbench nope,posbench qk_rope,posbench alibi,posbench t5,posbench fox,transformers Llama,plain GPT-2"
+REFERENCE = ("qk_rope", "vo_rope", "nope", "qkvo_rope", "alibi")  # in order of worth
+SPEED = "posbench nope,posbench qk_rope,posbench qkvo_rope,posbench alibi,posbench t5,transformers Llama,plain GPT-2"
+SHAPES = ("125m", "350m", "25m", "1b")
+LONG = 131_072  # tokens of the longest window that is scored
 SAME_LOSS = 0.01  # nats per token: a resumed run and one that was left alone
 NEAR_LOSS = 0.05  # nats per token: the end of a run on the GPU and on the CPU, which sum in other orders
 
@@ -77,64 +79,69 @@ class Item:
 
 
 def items_of(session: Session) -> list[Item]:
-    """In order of worth."""
+    """Return the items in order of worth."""
     if session.rehearse:
         return [
-            Item("certificates-alibi", partial(certificates, scheme="alibi", compiled=False), 120),
+            Item("certificates-alibi", partial(certificates, scheme="alibi"), 120),
             Item("resume-qk_rope", partial(resume, scheme="qk_rope"), 400),
-            Item("gradients-t5-200", partial(gradients, scheme="t5", length=200, compiled=False), 120),
-            Item("speed-A", partial(speed, shape="A"), 400, alone=True),
+            Item("gradients-t5", partial(gradients, scheme="t5"), 120),
             Item("beside-cpu-qk_rope", partial(beside_cpu, scheme="qk_rope"), 240),
+            Item("warm-A", partial(speed, shape="A", rounds=1, steps=1), 400),
+            Item("speed-A", partial(speed, shape="A"), 400, alone=True),
+            Item("profile-A-qk_rope", partial(profile, shape="A", scheme="qk_rope"), 400, alone=True),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
+            Item("long-nope", partial(long_windows, scheme="nope"), 240, alone=True),
         ]
-    schemes = sorted(choices("scheme"))
-
-    def certified(how: str, compiled: bool, limit: float) -> list[Item]:
-        return [Item(f"{how}-{each}", partial(certificates, scheme=each, compiled=compiled), limit) for each in schemes]
-
-    differentiated = [
-        Item(f"gradients-{scheme}-{length}", partial(gradients, scheme=scheme, length=length, compiled=True), 600)
-        for scheme in BIASES
-        for length in LENGTHS
-    ]
+    profiled = [("125m", "qk_rope"), ("125m", "alibi"), ("25m", "qk_rope"), ("350m", "qk_rope")]
     return [
-        *certified("certificates", compiled=False, limit=180),
-        *(Item(f"resume-{scheme}", partial(resume, scheme=scheme), 400) for scheme in ("qk_rope", "t5")),
-        *differentiated,
-        *(Item(f"speed-{shape}", partial(speed, shape=shape), 500, alone=True) for shape in ("125m", "25m", "350m")),
-        *(Item(f"beside-cpu-{scheme}", partial(beside_cpu, scheme=scheme), 600) for scheme in ("qk_rope", "alibi")),
-        *certified("compiled", compiled=True, limit=600),
+        *(Item(f"resume-{scheme}", partial(resume, scheme=scheme), 500) for scheme in ("t5", "qk_rope")),
+        *(Item(f"beside-cpu-{scheme}", partial(beside_cpu, scheme=scheme), 500) for scheme in ("qk_rope", "alibi")),
+        # Compiled code is kept on disk: afterwards `speed` need not wait for compilers.
+        *(Item(f"warm-{shape}", partial(speed, shape=shape, rounds=1, steps=1), 500) for shape in SHAPES),
+        *(Item(f"certificates-{name}", partial(certificates, scheme=name), 300) for name in sorted(choices("scheme"))),
+        *(Item(f"gradients-{scheme}", partial(gradients, scheme=scheme), 300) for scheme in BIASES),
+        *(Item(f"speed-{shape}", partial(speed, shape=shape), 300, alone=True) for shape in SHAPES),
         *(
-            Item(f"reference-{scheme}-{seed}", partial(reference, scheme=scheme, seed=seed), 900, alone=True)
+            Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
+            for shape, scheme in profiled
+        ),
+        *(
+            Item(f"reference-{scheme}-{seed}", partial(reference, scheme=scheme, seed=seed), 600, alone=True)
             for seed in (0, 1, 2)
             for scheme in REFERENCE
+        ),
+        *(
+            Item(f"long-{scheme}", partial(long_windows, scheme=scheme), 200, alone=True)
+            for scheme in ("nope", "qk_rope", "alibi")
         ),
     ]
 
 
-def certificates(session: Session, scheme: str, compiled: bool) -> Iterator[Figures]:
-    """Every way of attention on the device (fused, FlexAttention, masked), pieces, hooks and gradients against float64.
+def certificates(session: Session, scheme: str) -> Iterator[Figures]:
+    """Compare every way of attention on the device, pieces, hooks and gradients, eager and compiled, with float64.
 
-    Errors are root mean squares in roundings of the number format, as `posbench verify` has them.
+    Errors are root mean squares in roundings of the number format, as `posbench verify` gives them.
     """
     with torch.no_grad():
         specimen = Specimen.of(certificate_config(scheme))
         for name, (dtype, rounding) in FORMATS.items():
             errors: dict[str, float] = {}
+            compiled = not session.rehearse
             for path, error in path_errors(specimen, getattr(torch, dtype), rounding, compiled, (session.device,)):
                 errors[path] = round(error, 3)
                 yield {name: {"limit": ROUNDINGS[name], "errors": errors}}
             check_errors(errors, ROUNDINGS[name])
 
 
-def gradients(session: Session, scheme: str, length: int, compiled: bool) -> Iterator[Figures]:
-    """Gradients of all weights against float64, in a window that fills no whole number of tiles."""
+def gradients(session: Session, scheme: str) -> Iterator[Figures]:
+    """Compare gradients of all weights with float64 in a window that is no multiple of FlexAttention's tile of 128."""
     with torch.no_grad():
-        specimen = replace(Specimen.of(certificate_config(scheme)), tokens=random_tokens(length))
+        specimen = replace(Specimen.of(certificate_config(scheme)), tokens=random_tokens(RAGGED))
         for name, (dtype_name, rounding) in FORMATS.items():
             dtype = getattr(torch, dtype_name)
             narrow = copy.deepcopy(specimen.narrow).to(session.device)
             narrow.compute_dtype = dtype
+            compiled = not session.rehearse
             errors = {path: round(e, 3) for path, e in training_errors(specimen, narrow, dtype, rounding, compiled)}
             yield {name: {"limit": ROUNDINGS[name], "errors": errors}}
             check_errors(errors, ROUNDINGS[name])
@@ -157,47 +164,70 @@ TINY += ["train.compile=false", "train.validation_tokens=1024", "train.lr=1e-3"]
 
 
 def resume(session: Session, scheme: str) -> Iterator[Figures]:
-    """A run that is killed after its first checkpoint and resumed, beside the same run left alone."""
+    """Kill a run after its first checkpoint and resume it; compare it with two runs that nobody interrupted.
+
+    If those two end with the same bytes, the resumed run must too. Otherwise kernels sum in an order of their own
+    (learned biases add their gradients atomically), and its loss must be within `SAME_LOSS`.
+    """
     size = ["model=25m", "train.context_length=1024", "train.batch_size=16", "train.dtype=bfloat16", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "train.compile=true", "train.validation_tokens=65536"]
     overrides = [f"scheme={scheme}", *size, "train.steps=300", "train.checkpoint_every=30"]
-    killed = session.output / "runs" / f"killed-{scheme}" / scheme / "seed=0"
-    for name in (f"killed-{scheme}", f"alone-{scheme}"):
+    names = [f"{kind}-{scheme}" for kind in ("killed", "alone", "again")]
+    for name in names:
         shutil.rmtree(session.output / "runs" / name, ignore_errors=True)
-    command = [sys.executable, "-m", "posbench", "train", *overrides, *run_overrides(session, f"killed-{scheme}")]
+    killed = session.output / "runs" / names[0] / scheme / "seed=0"
+    command = [sys.executable, "-m", "posbench", "train", *overrides, *run_overrides(session, names[0])]
     process = subprocess.Popen(command)
     while process.poll() is None and not list(killed.glob("checkpoints/step=*")):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     if process.wait() != -signal.SIGKILL:
         raise ValueError(f"training ended by itself, with exit status {process.returncode}")
-    subprocess.run(command, check=True)
-    resumed = posbench.load_run(killed).manifest
-    alone = posbench.train([*overrides, *run_overrides(session, f"alone-{scheme}")]).manifest
-    losses = [float(manifest.loss or math.nan) for manifest in (resumed, alone)]
-    yield {"losses": losses, "same_batches": resumed.fingerprints.batches == alone.fingerprints.batches}
-    if resumed.fingerprints.batches != alone.fingerprints.batches or not abs(losses[0] - losses[1]) < SAME_LOSS:
+    for name in names:  # the first of them is resumed
+        words = [*overrides, *run_overrides(session, name)]
+        subprocess.run([sys.executable, "-m", "posbench", "train", *words], check=True)
+    manifests = [posbench.load_run(session.output / "runs" / name / scheme / "seed=0").manifest for name in names]
+    losses = [float(manifest.loss or math.nan) for manifest in manifests]
+    resumed, alone, again = [manifest.weights for manifest in manifests]
+    batches = {manifest.fingerprints.batches for manifest in manifests}
+    yield {
+        "losses": dict(zip(("resumed", "alone", "again"), losses, strict=True)),
+        "same_batches": len(batches) == 1,
+        "two_runs_are_byte_equal": alone == again,
+        "resumed_is_byte_equal": resumed == alone,
+    }
+    if len(batches) > 1 or not abs(losses[0] - losses[1]) < SAME_LOSS or (alone == again) != (resumed == alone):
         raise ValueError(f"the resumed run differs: losses {losses}")
 
 
-def speed(session: Session, shape: str) -> Iterator[Figures]:
-    """Training steps of ours in turn with Hugging Face's Llama and a plain GPT-2, compiled and not (benchmarks.peers).
+def speed(session: Session, shape: str, rounds: int = 5, steps: int = 10) -> Iterator[Figures]:
+    """Time training steps of posbench in turn with Hugging Face's Llama and a plain GPT-2 (benchmarks.peers).
 
-    Llama's first loss must equal ours, from the same weights.
+    Llama starts from our weights, and its first loss must equal ours.
     """
-    dtype = "float32" if session.rehearse else "bfloat16"
-    only = "posbench qk_rope,plain GPT-2" if session.rehearse else SPEED
-    compiled, rounds, steps = ([False], 1, 1) if session.rehearse else ([False, True], 5, 10)
-    result = peers.compare(shape, dtype, compiled, rounds, steps, only, keep=True)
+    dtype, only, compiled, is_large = "bfloat16", SPEED, [False, True], shape == "1b"
+    if session.rehearse:
+        dtype, only, compiled, rounds, steps = "float32", "posbench qk_rope,plain GPT-2", [False], 1, 1
+    elif is_large:  # one model at a time has room: rounds do not alternate
+        only = SPEED.replace("posbench t5,", "")
+        rounds, steps = min(rounds, 3), min(steps, 5)
+    result = peers.compare(shape, dtype, compiled, rounds, steps, only, keep=True, alone=is_large)
     peers.show(result)
     yield result
     if result["failed"]:
         raise ValueError(f"failed: {result['failed']}")
 
 
+def profile(session: Session, shape: str, scheme: str) -> Iterator[Figures]:
+    """Keep the table of where one compiled training step spends its time (benchmarks.profile_step)."""
+    command = [sys.executable, "-m", "benchmarks.profile_step", "--shape", shape, "--scheme", scheme, "--operations"]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    yield {"lines": output.splitlines()}
+
+
 def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
     """300 steps of one float32 run on the device and on the CPU: how far do their losses part?"""
-    size = ["model=small", "train.context_length=256", "train.batch_size=8", "train.lr=1e-3"]
+    size = ["model=small", "train.context_length=256", "train.batch_size=4", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "tokenizer.vocab_size=4096", "train.validation_tokens=16384"]
     overrides = [f"scheme={scheme}", *size, "train.steps=300", "train.log_every=10", "train.dtype=float32"]
     losses: dict[str, list[float]] = {}
@@ -214,26 +244,40 @@ def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
 
 
 def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
-    """A run of 25M parameters and 30M tokens, with its perplexity by length; packed without its weights."""
-    size = ["model=25m", "train.context_length=1024", "train.batch_size=64", "train.tokens=30015488", "train.lr=1e-3"]
-    size += ["train.validation_tokens=262144", "tokenizer.vocab_size=16384", "evaluation.protocols=[fixed,order]"]
-    lengths = ["64", "128"] if session.rehearse else ["1024", "2048", "8192", "32768"]
-    size = [*TINY, "train.steps=20", "evaluation.windows=4"] if session.rehearse else size
-    overrides = [f"scheme={scheme}", f"seed={seed}", *size, *run_overrides(session, "reference"), *session.overrides]
-    run = posbench.train(overrides)
-    speed = run.manifest.costs.tokens_per_second if run.manifest.costs else None
-    yield {"loss": run.manifest.loss, "tokens_per_second": speed}
-    table = posbench.evaluate(run, protocols=["fixed"], lengths=lengths, quiet=True)
-    yield {"perplexity": {str(row.length): row.perplexity for row in table.itertuples()}}
-    pack = session.output / "reference.zip"
+    """Train and evaluate one run of `kexue_25m`, and pack all runs so far without their weights."""
+    tiny = [*TINY, "data.path=posbench", "train.steps=20", "evaluation.lengths=[64,128]", "evaluation.windows=4"]
+    overrides = [f"scheme={scheme}", f"seed={seed}", "experiment=kexue_25m", *(tiny if session.rehearse else [])]
+    run = posbench.train([*overrides, *run_overrides(session, "kexue_25m"), *session.overrides])
+    rate = run.manifest.costs.tokens_per_second if run.manifest.costs else None
+    yield {"loss": run.manifest.loss, "tokens_per_second": rate}
+    table = posbench.evaluate(run, quiet=True)
+    yield {"losses": {f"{row.protocol}@{row.length}": row.loss for row in table.itertuples()}}
+    pack = session.output / "kexue_25m.zip"
     pack.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "posbench", "pack", str(run.path.parents[1]), str(pack)], check=True)
+
+
+def long_windows(session: Session, scheme: str) -> Iterator[Figures]:
+    """Score the last tokens of windows of `LONG` tokens with a reference run: perplexity, seconds, peak memory."""
+    run = session.output / "runs" / "kexue_25m" / scheme / "seed=0"
+    length = 256 if session.rehearse else LONG
+    began = time.monotonic()
+    table = posbench.evaluate(run, protocols=["fixed"], lengths=[length], quiet=True)
+    peak = None if session.rehearse else torch.cuda.max_memory_allocated()
+    yield {
+        "length": length,
+        "seconds_of_all": round(time.monotonic() - began, 2),
+        "peak_bytes": peak,
+        "perplexity": float(table["perplexity"].iloc[0]),
+        "targets": int(table["targets"].iloc[0]),
+    }
 
 
 def do(item: Item, session: Session) -> None:
     """Run an item in this process, and keep its figures as they come."""
     file = session.output / f"{item.name}.json"
-    found: Figures = {"item": item.name, "status": "running", "rehearsal": session.rehearse}
+    gpu = "none" if session.rehearse else torch.cuda.get_device_name()
+    found: Figures = {"item": item.name, "status": "running", "gpu": gpu, "torch": torch.__version__}
     began = time.monotonic()
     try:
         for figures in item.run(session):
@@ -275,7 +319,9 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the reference runs, as of posbench train")
     parser.add_argument("--output", type=Path, required=True, help="the folder of results")
     parser.add_argument("--rehearse", action="store_true", help="one small item of each sort, on the CPU")
-    parser.add_argument("--only", default="*", help="items whose names match this pattern")
+    parser.add_argument(
+        "--only", default="*", help="items whose names match one of these patterns, separated by commas"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="after which nothing begins or runs on")
     parser.add_argument("--jobs", type=int, default=4, help="items side by side, unless they measure speed")
     parser.add_argument("--item", help=argparse.SUPPRESS)
@@ -287,7 +333,7 @@ def main() -> None:
         return do(next(item for item in items if item.name == given.item), session)
     words = ["--output", str(session.output), *(["--rehearse"] if session.rehearse else []), *session.overrides]
     until = time.monotonic() + 60 * given.minutes
-    chosen = [item for item in items if fnmatch.fnmatch(item.name, given.only)]
+    chosen = [item for item in items if any(fnmatch.fnmatch(item.name, name) for name in given.only.split(","))]
     for alone, group in itertools.groupby(chosen, key=lambda item: item.alone):
         with ThreadPoolExecutor(1 if alone else given.jobs) as pool:
             for line in pool.map(lambda item: f"{item.name}: {supervise(item, session, words, until)}", group):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
 from posbench.schemes import Placement, Scheme
+from posbench.system.inductor import as_dtype
 from posbench.system.matmul import linear
 
 
@@ -51,7 +52,7 @@ class _Normed(torch.autograd.Function):
         inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         normal = wide * inverse
         ctx.save_for_backward(normal, inverse, weight)
-        return (normal * weight).to(x.dtype)
+        return as_dtype(normal * weight, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None]:

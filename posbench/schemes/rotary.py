@@ -18,6 +18,7 @@ from torch import Tensor
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, number
 from posbench.schemes.rescaling import Rescaling, Trained
+from posbench.system.inductor import as_dtype
 
 SITES = ("q", "k", "v", "o")
 
@@ -78,7 +79,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     of_a, of_b = y.chunk(2, dim=-1)
     of_a.addcmul_(b, sin, value=-1)
     of_b.addcmul_(a, sin)
-    return y.to(x.dtype)
+    return as_dtype(y, x.dtype)
 
 
 def inverse_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:

@@ -1,9 +1,12 @@
-"""Keep a fault of torch's compiler for CPUs out of what posbench compiles.
+"""Keep two faults of torch's compiler out of what posbench compiles.
+
+torch 2.11 loses the gradient of an `autograd.Function` if the last thing its forward pass does is a `.to` that changes
+nothing: the gradient becomes zero, silently, on every device. `as_dtype` leaves such a `.to` out.
 
 Inductor fuses the outer loops of kernels that need each other's results, and keeps an intermediate result in a buffer
 that holds one row. If an outer loop is vectorised, sixteen rows write to that buffer and the last one wins, silently
-(pytorch issue 185702; docs/internals/decisions.md has a reproduction). Seen with torch 2.13. Inductor has no setting
-for this, so its private check is replaced; tests/schemes/test_compiled.py fails if the check or the fault disappears.
+(pytorch issue 185702; docs/internals/decisions.md has a reproduction). Seen with torch 2.13, on CPUs. Inductor has no
+setting for this, so its private check is replaced; tests/schemes/test_compiled.py fails if the check or the fault disappears.
 """
 
 from __future__ import annotations
@@ -12,6 +15,12 @@ import functools
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in `dtype`, and x itself if it has that already (see above)."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 @functools.cache
