@@ -98,7 +98,6 @@ class ReportOptions:
         for name in ("schemes", "seeds"):
             if isinstance(words := getattr(self, name), str):
                 object.__setattr__(self, name, [word.strip() for word in words.split(",") if word.strip()])
-        for seed in self.seeds:
-            if not str(seed).isdecimal():
-                raise ConfigError(f"--seeds {seed} is not a seed: give whole numbers with commas, such as 0,1,2")
+        if wrong := [seed for seed in self.seeds if not str(seed).isdecimal()]:
+            raise ConfigError(f"--seeds {wrong[0]} is not a seed: give whole numbers with commas, such as 0,1,2")
         object.__setattr__(self, "seeds", list(map(int, self.seeds)))
