@@ -295,7 +295,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     and no others are given.
     """
     from posbench.data.text.tokenizer import CONVERT
-    from posbench.runs.origin import origin_of
+    from posbench.runs.start import start_of
 
     words = HydraConfig.get().overrides.task
     given = {word.lstrip("+").partition("=")[0] for word in words}
@@ -308,12 +308,12 @@ def _continue(mapping: dict[str, Any]) -> None:
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
     from_run = mapping["train"]["from_run"]
-    origin = origin_of(from_run, mapping["seed"], mapping["runs_dir"])
-    assert origin is not None
-    mapping["model"] = origin.model
-    if origin.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
-        if origin.tokenizer_file.is_file() or "tokenizer.path" in given:
-            mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)} | options_of("tokenizer")
+    start = start_of(from_run, mapping["seed"], mapping["runs_dir"])
+    assert start is not None
+    mapping["model"] = start.model
+    if start.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
+        if start.tokenizer_file.is_file() or "tokenizer.path" in given:
+            mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
@@ -321,12 +321,12 @@ def _continue(mapping: dict[str, Any]) -> None:
             )
     if "scheme" not in given and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         length = parse_length("train.context_length", mapping["train"]["context_length"])
-        row = {key: value for key, value in origin.positions.row_at(length, from_run).items() if key != "lr"}
+        row = {key: value for key, value in start.positions.row_at(length, from_run).items() if key != "lr"}
         mapping["scheme"] = row | options_of("scheme")
     if "scheme.name" not in given:
         # A run that itself began with another has a name such as `a_then_b`: the last part is its scheme.
         name = mapping["scheme"]["name"].rpartition("_then_")[2]
-        mapping["scheme"]["name"] = f"{origin.scheme}_then_{name}"
+        mapping["scheme"]["name"] = f"{start.scheme}_then_{name}"
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:

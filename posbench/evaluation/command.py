@@ -30,20 +30,19 @@ from posbench.system.console import Say, plain_table
 
 
 def evaluate_runs(
-    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
+    runs: Sequence[Run], request: Request, console: Console, named: bool = True
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     With options (`request.under`) all runs are scored as trained too, on the same windows.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
-    `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
-    many as there are cores).
+    `runs/reference`, are skipped. `request.jobs` runs are scored side by side, each in a process of its own.
     Returns: the results that were asked for, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
     """
-    if jobs < 1 and jobs != -1:
+    if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
     scorable = _scorable(runs, named, console.out)
