@@ -226,10 +226,12 @@ class Training:
         if exact:
             before, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
             prints = self.manifest.fingerprints
-            code = fingerprints.mixed(before.fingerprints.code, prints.code)
+            code = fingerprints.versions_used(before.fingerprints.code, prints.code)
             self.manifest = replace(
                 self.manifest,
-                versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
+                versions={
+                    key: fingerprints.versions_used(before.versions.get(key), version) for key, version in versions
+                },
                 fingerprints=replace(before.fingerprints, code=code) if own else prints,
                 branched_at=before.branched_at if own else self.state.steps_done,
             )

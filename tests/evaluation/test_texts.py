@@ -135,7 +135,7 @@ def test_what_was_scored_on_one_text_is_not_a_result_on_another(run: Run, notes:
         shutil.copy(folder / f"32@data=notes.{suffix}", folder / f"32.{suffix}")
         shutil.move(folder / f"32@data=notes.{suffix}", folder / f"32@data=pg19.{suffix}")
     assert {each.key.data for each in run.results()[1]} == {None, "pg19"}
-    assert all("its header says under=['data=notes']" in each.why for each in run.results()[1])
+    assert all("its header says under=['data=notes']" in each.reason for each in run.results()[1])
 
 
 def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(

@@ -63,7 +63,7 @@ def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) 
     shutil.copytree(run.path / "eval", other.path / "eval")
     results, damaged = other.results()
     assert not results
-    assert {damage.why for damage in damaged} == {"its header says run=demo/vo_rope/seed=0, not demo/vo_rope/seed=1"}
+    assert {damage.reason for damage in damaged} == {"its header says run=demo/vo_rope/seed=0, not demo/vo_rope/seed=1"}
     evaluate(other, protocols=("validation",))
     assert [result.loss for result in other.results()[0]] == [before]
 
@@ -71,9 +71,9 @@ def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) 
 def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> None:
     fingerprints = run.manifest.fingerprints
     run.update_manifest(weights="0" * 64)
-    assert not run.results()[0] and all("says weights=" in damage.why for damage in run.results()[1])
+    assert not run.results()[0] and all("says weights=" in damage.reason for damage in run.results()[1])
     run.update_manifest(fingerprints=type(fingerprints)(**{**vars(fingerprints), "data": "1" * 64}))
-    assert not run.results()[0] and all("says data=" in damage.why for damage in run.results()[1])
+    assert not run.results()[0] and all("says data=" in damage.reason for damage in run.results()[1])
 
 
 def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -> None:
@@ -81,7 +81,7 @@ def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"64.{suffix}", folder / f"128.{suffix}")
     [damage] = run.results()[1]
-    assert damage.key == ResultKey("fixed", 128) and damage.why == "its header says length=64, not 128"
+    assert damage.key == ResultKey("fixed", 128) and damage.reason == "its header says length=64, not 128"
 
 
 def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
@@ -133,7 +133,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
         evaluate(run, protocols=("fixed",), lengths=(128,))
     run.load_model(at_step=2)
     shutil.rmtree(checkpoints / "step=00000002")
-    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train it again"):
+    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train the run again"):
         run.load_model()
 
 
@@ -172,5 +172,5 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
     assert torch.equal(learned.load_model(["scheme=nope"])(tokens), nope(tokens))
     with pytest.raises(ConfigError, match="--under changes the parameters"):
         run.load_model(["scheme=t5"])
-    with pytest.raises(ConfigError, match="scheme=sink_nope has another attention than demo/vo_rope/seed=0"):
+    with pytest.raises(ConfigError, match="scheme=sink_nope has another kind of attention than demo/vo_rope/seed=0"):
         run.load_model(["scheme=sink_nope"])

@@ -109,7 +109,7 @@ def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first
         ("train.lr=2e-2", r"differs in train.lr: 0.01 -> 0.02"),
         ("seed=1", "has no checkpoint of step 5"),
         ("train.validate_every=7", "differs in train.steps_between_validations"),
-        ("experiment_name=short", "its name is not that of a branch"),
+        ("experiment_name=short", "its name is not the name of a branch"),
     ):
         run = train(config(*branch("demo", 896), word))
         said = capsys.readouterr().err

@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         shutil.copytree(runs / "demo/nope/seed=0", runs / f"demo/nope/seed={seed}")
     with pytest.raises(ConfigError, match=r"it has 0 runs of seed 7, .*demo/nope/seed=2\)"):
         compose(words("demo/nope", "scheme=nope", "seed=7"))
-    with pytest.raises(ConfigError, match=r"another tokenizer than that of train\.from_run=demo/qk_rope"):
+    with pytest.raises(ConfigError, match=r"differs from the tokenizer of train\.from_run=demo/qk_rope"):
         train(compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")))
     with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.qkv\.weight differs"):
         train(compose(words("demo/qk_rope", "scheme=shared_kv_nope")))
