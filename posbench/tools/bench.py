@@ -28,7 +28,7 @@ from posbench.training.step import TrainingStep
 WARMUP_STEPS = 3
 
 
-class Contender:
+class TimedScheme:
     """The training step of one scheme on random tokens, with its measurements."""
 
     def __init__(self, config: Config, device: Device, model: Decoder) -> None:
@@ -48,7 +48,7 @@ class Contender:
         """Tokens per second over `steps` steps."""
         return steps * self.tokens_per_step / self._seconds(steps)
 
-    def measure(self, steps: int, first: Contender) -> None:
+    def measure(self, steps: int, first: TimedScheme) -> None:
         """One round of `steps` steps right after as many of the first scheme, and one more step by phase."""
         before = first.rate(steps)
         self.rates.append(self.rate(steps))
@@ -118,19 +118,19 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     first = next(iter(configs.values()))
     device = choose_device(first.train)
     entries = vocab_size(first)
-    contenders: dict[str, Contender] = {}
+    timed: dict[str, TimedScheme] = {}
     for name, config in configs.items():
         held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
         device.reset_peak_memory()
-        contender = Contender(config, device, build_model(config, entries))
+        scheme_timer = TimedScheme(config, device, build_model(config, entries))
         # A process on a CPU has one resident set: its peak tells of the first scheme only.
-        contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
-        contenders[name] = contender
+        scheme_timer.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not timed else None
+        timed[name] = scheme_timer
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
-        for contender in contenders.values():
-            contender.measure(steps, next(iter(contenders.values())))
+        for scheme_timer in timed.values():
+            scheme_timer.measure(steps, next(iter(timed.values())))
     return {
         "device": device.describe(),
         "model": first.model.name,
@@ -140,7 +140,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "rounds": rounds,
         "steps_a_round": steps,
         "matmul_flops_per_second": median(matmul_rates),
-        "schemes": {name: contender.figures(median(matmul_rates)) for name, contender in contenders.items()},
+        "schemes": {name: scheme_timer.figures(median(matmul_rates)) for name, scheme_timer in timed.items()},
     }
 
 

@@ -23,7 +23,7 @@ _COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
 _VALIDATION = "validation"  # on its own text that of training, which every finished run has
 
 
-class Listed(NamedTuple):
+class RunSummary(NamedTuple):
     """One run. None: not known."""
 
     run: Run
@@ -36,18 +36,18 @@ class Listed(NamedTuple):
     changed: float | None = None  # when it was last written to, seconds since 1970
 
 
-def unpacked(runs: Sequence[Run]) -> Sequence[Run]:
+def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
     """The runs that are folders of their own; all of them where none is."""
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
-def exit_status(rows: Sequence[Listed]) -> int:
+def exit_status(rows: Sequence[RunSummary]) -> int:
     """0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were interrupted."""
     states = {row.state for row in rows}
     return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
 
 
-def show(rows: Sequence[Listed], console: Console) -> None:
+def show(rows: Sequence[RunSummary], console: Console) -> None:
     """A table for each experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
@@ -60,18 +60,18 @@ def show(rows: Sequence[Listed], console: Console) -> None:
                 console.out(f"{row.run.path}: {row.reason}", style="red")
 
 
-def listed(run: Run) -> Listed:
+def summarise(run: Run) -> RunSummary:
     """What the run's folder says, without checking weights or results."""
     try:
         manifest = run.manifest
         rows = [] if manifest.loss is not None else run.logged
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
-        return Listed(run, UNREADABLE, str(error))
+        return RunSummary(run, UNREADABLE, str(error))
     last = rows[-1] if rows else {"step": 0, "tokens": 0}
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := run.path / name).is_file()]
-    return Listed(
+    return RunSummary(
         run,
         state := state_of(run),
         manifest.reason,
@@ -83,7 +83,7 @@ def listed(run: Run) -> Listed:
     )
 
 
-def _table(rows: Sequence[Listed]) -> Table:
+def _table(rows: Sequence[RunSummary]) -> Table:
     table = plain_table("scheme", "seed", "state", "tokens", "loss", "age")
     table.add_column("evaluated", ratio=1, no_wrap=True, overflow="ellipsis")
     table.expand = True

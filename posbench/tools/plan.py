@@ -28,7 +28,7 @@ from posbench.model.decoder import build_model
 from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
-from posbench.tools.bench import WARMUP_STEPS, Contender
+from posbench.tools.bench import WARMUP_STEPS, TimedScheme
 
 MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
 MOST_SECONDS = 20.0  # that timing this machine may take
@@ -111,7 +111,7 @@ def _timed(config: Config, architecture: Architecture, mfu: float) -> tuple[str,
     flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
-        rate = Contender(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
+        rate = TimedScheme(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
     return device.describe()["name"], rate
 
 

@@ -20,7 +20,7 @@ from posbench.runs import Run
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingConfig:
     """How the next token is drawn from the model's distribution."""
 
     temperature: float = 1.0  # what the logits are divided by; 0: always the likeliest token
@@ -28,7 +28,7 @@ class Drawing:
     seed: int = 0
 
 
-def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False) -> str:
+def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
     """What the model writes after BOS and the prompt: at most `tokens` tokens, up to the end of the document.
 
     Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
@@ -44,29 +44,29 @@ def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed:
         raise ConfigError(f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it")
     length = int(min(len(given) + tokens, longest))
     missing = sorted(set(range(model.embedding.num_embeddings)) - set(tokenizer.get_vocab().values()))
-    tokens_drawn = continued(model, torch.tensor([given]), length, drawing, missing)
+    tokens_drawn = generate(model, torch.tensor([given]), length, sampling, missing)
     drawn = list(takewhile(lambda token: token != bos, tokens_drawn))
     return tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
 
 
 @torch.no_grad()
-def continued(
-    model: Decoder, tokens: Tensor, length: int, drawing: Drawing, missing: Sequence[int] = ()
+def generate(
+    model: Decoder, tokens: Tensor, length: int, sampling: SamplingConfig, missing: Sequence[int] = ()
 ) -> Iterator[int]:
     """Draw tokens that continue `tokens` [1, T] up to `length`, but none of `missing`, which the tokenizer lacks."""
-    generator = torch.Generator().manual_seed(drawing.seed)
+    generator = torch.Generator().manual_seed(sampling.seed)
     caches = model.caches(length)
     for _ in range(length - tokens.shape[1]):
         logits = model.unembedding(model.hidden(tokens, caches=caches)[0, -1]).float().cpu()
         logits[list(missing)] = float("-inf")
-        token = _drawn(logits, drawing, generator)
+        token = _drawn(logits, sampling, generator)
         yield token
         tokens = tokens.new_tensor([[token]])
 
 
-def _drawn(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
-    if drawing.temperature == 0:
+def _drawn(logits: Tensor, sampling: SamplingConfig, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    if drawing.top_k is not None and drawing.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(drawing.top_k).values[-1], float("-inf"))
-    return int(torch.multinomial((logits / drawing.temperature).softmax(-1), 1, generator=generator))
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))

@@ -16,7 +16,7 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from posbench.composition.compose import explained
+from posbench.composition.compose import plain_errors
 from posbench.composition.sweep import run_application
 from posbench.config import Config, ConfigError
 from posbench.system import device
@@ -137,5 +137,5 @@ def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pyt
 def test_a_launcher_that_is_not_installed_names_its_extra() -> None:
     missing = MissingConfigException("", "hydra/launcher/submitit_local", ["basic", "joblib"])
     said = r"needs the extra 'cluster': pip install -e '\.\[cluster\]' \(there are basic, joblib\)"
-    with pytest.raises(ConfigError, match=said), explained():
+    with pytest.raises(ConfigError, match=said), plain_errors():
         raise missing

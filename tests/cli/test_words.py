@@ -54,8 +54,8 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
         (["train", "--quiet"], r"there is no option '--quiet' \(--help"),
         (["train", "--multrun"], r"there is no option '--multrun'; did you mean '--multirun'\?"),
         (["train", "-m", "--jobs", "2", "--cfg", "job"], r"--cfg shows the settings of one run: leave out -m"),
-        (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out moves files of Hydra.*runs_dir=FOLDER moves the runs"),
-        (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out moves files of Hydra"),
+        (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out has no effect.*runs_dir=FOLDER moves the runs"),
+        (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out has no effect"),
         (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
@@ -131,7 +131,7 @@ def test_a_fault_of_our_own_is_one_line_too(posbench: Give, monkeypatch: pytest.
     monkeypatch.setattr(verify, "list_schemes", broken)
     said = posbench("schemes")
     assert said.status == 1
-    assert said.error == "posbench: ZeroDivisionError: oh\n(POSBENCH_TRACEBACK=1 shows where it arose)\n"
+    assert said.error == "posbench: ZeroDivisionError: oh\n(set POSBENCH_TRACEBACK=1 to see the traceback)\n"
 
 
 @pytest.mark.parametrize("command", ["train", "report"])

@@ -18,7 +18,7 @@ from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.tools.sampling import Drawing, continued
+from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
 
 SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]
@@ -73,7 +73,7 @@ def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -
     model, batch = run.load_model(), problems.splits["test"].at_length(3, 64)
     generated = []
     for tokens in torch.from_numpy(batch.tokens):
-        said = list(continued(model, tokens[None, :4], 7, Drawing(temperature=0)))
+        said = list(generate(model, tokens[None, :4], 7, SamplingConfig(temperature=0)))
         generated.append(said == tokens[4:].tolist())
     rows = result.windows
     assert generated == (rows["right"] == rows["answers"]).tolist()

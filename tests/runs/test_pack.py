@@ -16,7 +16,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment
-from posbench.tools.sampling import Drawing, sample
+from posbench.tools.sampling import SamplingConfig, sample
 from posbench.training import train
 from tests.conftest import small_run
 from tests.runs.conftest import WORDS, Evaluate
@@ -68,7 +68,7 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path
 
 def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run, evaluate: Evaluate) -> None:
     [loss] = [result.loss for result in evaluate(run, lengths=(64,), again=True)]
-    whole, text = run.load_model(), sample(run, "", 8, Drawing(0.0, None, 0))
+    whole, text = run.load_model(), sample(run, "", 8, SamplingConfig(0.0, None, 0))
     plain = pack_experiment(runs / "demo", runs.parent / "plain.zip", pytest.fail)
     pack_experiment(runs / "demo", None, pytest.fail, weights=True)
     shutil.rmtree(runs / "demo")
@@ -76,7 +76,7 @@ def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run
     assert packed.has_weights and not find_runs(plain)[0].has_weights
     for ours, theirs in zip(packed.load_model().parameters(), whole.parameters(), strict=True):
         assert (ours - theirs).abs().max() <= theirs.abs().max() / 256
-    assert len(sample(packed, "", 8, Drawing(0.0, None, 0))) == len(text)
+    assert len(sample(packed, "", 8, SamplingConfig(0.0, None, 0))) == len(text)
     [rounded] = [result.loss for result in evaluate(packed, lengths=(64,))]
     assert rounded != loss and rounded == pytest.approx(loss, abs=0.01)
     stored = {str(result.key): result for result in packed.results()[0]}

@@ -281,7 +281,7 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
 def test_a_manifest_of_another_format_is_refused_in_a_sentence(config: Make, cut: Run) -> None:
     file = cut.path / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-    with pytest.raises(ConfigError, match="of format 99; this posbench reads format 2: use the one that wrote it"):
+    with pytest.raises(ConfigError, match="has format 99; this posbench reads format 2: use the version that wrote it"):
         train(config())
 
 
