@@ -270,9 +270,9 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         row, _, seed = outcome.name.rpartition("/seed=")
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
         losses.setdefault(row, {})[seed] = loss
-    of_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
+    has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
     seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
-    table = plain_table(f"loss, nats/{'answer' if of_tasks else 'token'}", *(f"seed {seed}" for seed in seeds))
+    table = plain_table(f"loss, nats/{'answer' if has_tasks else 'token'}", *(f"seed {seed}" for seed in seeds))
     for row, by_seed in losses.items():
         table.add_row(row, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)
@@ -294,7 +294,11 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     with session(words, RunMode.MULTIRUN) as composed:
         fixed = {key for key, override in _overrides(composed).items() if not override.is_sweep_override()}
         values = swept_values(composed)
-    return {key: [word.partition("=")[2] for word in of_key] for key, of_key in values.items() if key not in fixed}
+    return {
+        key: [word.partition("=")[2] for word in words_of_key]
+        for key, words_of_key in values.items()
+        if key not in fixed
+    }
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:

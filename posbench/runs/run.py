@@ -242,7 +242,7 @@ class Run:
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
-        of_task = self.config.data.options if self.config.is_task else {}
+        task_options = self.config.data.options if self.config.is_task else {}
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
@@ -254,7 +254,7 @@ class Run:
                     )
                 window = {key: value for key, value in scheme.items() if key == WINDOW}
                 scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping() | window
-            elif name in of_task:
+            elif name in task_options:
                 data = data | {name: changed[name]}
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))

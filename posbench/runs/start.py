@@ -86,9 +86,9 @@ class Start:
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
         names = () if self.checkpoint else {*shapes, *weights}
-        of_scheme = {name for name in names if name.startswith("scheme.") or ".kind." in name}
-        loaded = {n for n in weights if n not in of_scheme or (n in shapes and shapes[n] == weights[n].shape)}
-        fresh = of_scheme & shapes.keys() - loaded
+        scheme_names = {name for name in names if name.startswith("scheme.") or ".kind." in name}
+        loaded = {n for n in weights if n not in scheme_names or (n in shapes and shapes[n] == weights[n].shape)}
+        fresh = scheme_names & shapes.keys() - loaded
         checkpoint.put_weights(model, {name: weights[name] for name in loaded}, fresh)
         return sorted(fresh), sorted(weights.keys() - loaded)
 
@@ -108,7 +108,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         return None
     path, runs_dir, folder = Path(from_run).expanduser(), Path(runs_dir), None
     if (path / "config.json").is_file():
-        return _of_folder(path)
+        return _start_from_folder(path)
     if at_step := re.fullmatch(r"step=(\d+)", path.name):
         run = run_named(str(path.parents[1]), runs_dir)
         folder = run.path / "checkpoints" / f"step={int(at_step[1]):08d}"
@@ -119,19 +119,19 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     if not has_weights:
         steps = ", ".join(sorted(file.name for file in run.path.glob("checkpoints/step=*"))) or "no weights"
         raise ConfigError(f"train.from_run={path}: there are no such weights ({run.name} has {steps})")
-    return _of_run(run, folder)
+    return _start_from_run(run, folder)
 
 
 def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
     runs = runs_named([str(path)], runs_dir)
-    of_seed = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
-    if len(of_seed) != 1:
-        names = ", ".join(run.name for run in (of_seed or runs)[:5])
+    candidates = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
+    if len(candidates) != 1:
+        names = ", ".join(run.name for run in (candidates or runs)[:5])
         raise ConfigError(
-            f"train.from_run={path}: it has {len(of_seed)} runs of seed {seed}, and one is needed: name a run "
-            f"(there are {names}{' and others' if len(of_seed or runs) > 5 else ''})"
+            f"train.from_run={path}: it has {len(candidates)} runs of seed {seed}, and one is needed: name a run "
+            f"(there are {names}{' and others' if len(candidates or runs) > 5 else ''})"
         )
-    [run] = of_seed
+    [run] = candidates
     if run.manifest.status != FINISHED:
         raise ConfigError(
             f"train.from_run={path}: {run.name} is {run.manifest.status}: finish it first (run its train command again)"
@@ -139,7 +139,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
     return run
 
 
-def _of_run(run: Run, folder: Path | None) -> Start:
+def _start_from_run(run: Run, folder: Path | None) -> Start:
     """Return the start at a checkpoint's folder, or for None at the run's last weights, which may be in a pack."""
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
@@ -167,7 +167,7 @@ def _of_run(run: Run, folder: Path | None) -> Start:
     )
 
 
-def _of_folder(folder: Path) -> Start:
+def _start_from_folder(folder: Path) -> Start:
     config, files = pretrained.read_config(folder), pretrained.weight_files(folder)
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
     sizes = pretrained.sizes(config, name)
@@ -187,7 +187,7 @@ def _of_folder(folder: Path) -> Start:
 
 def start_at(folder: Path) -> Start:
     """Return the start at an intact checkpoint, which continues its run exactly. Raises: ConfigError."""
-    start = _of_run(Run(folder.parents[1]), folder)
+    start = _start_from_run(Run(folder.parents[1]), folder)
     return replace(start, checkpoint=folder, load=partial(checkpoint.load_tensors, folder, checkpoint.MODEL))
 
 
@@ -219,8 +219,8 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
     """Return the differences between a trunk and a branch at the branch's first step; empty if it can start there."""
 
-    def differing(names: tuple[str, ...], of_trunk: object, of_branch: object) -> list[str]:
-        return [name for name in names if getattr(of_trunk, name) != getattr(of_branch, name)]
+    def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
+        return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]
 
     trunk_identity, branch_identity = (
         {key: value for key, value in m.identity.items() if key not in _LENGTH_FIELDS}
