@@ -166,7 +166,7 @@ REFUSED = {
     "--config-dir=own experiment=modle": r"no setting 'modle'; did you mean 'model'\?",
     "--config-dir=own model=thin": r"^model\.num_layers is not given: it needs a value$",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py .*: give the path of a",
-    "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
+    "scheme=my_scheme.py:Faded scheme.name=nope": r"name 'nope', which is already the name of a scheme.*scheme\.name=my_nope",
 }
 
 
