@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.schemes.base import Bias, added_by
+from posbench.schemes.base import Bias, evaluate_bias
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -115,7 +115,7 @@ def blocks(
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., keys]).to(dtype) * scale
         if bias is not None:
-            scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
+            scores = scores + evaluate_bias(bias, sequence, head, i, j).to(dtype)
         scores = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
         o = scores.softmax(-1).to(v.dtype) @ v[:, :, keys]
         out.append(o if sink is None else beside_sink(o, scores.logsumexp(-1), sink))
@@ -144,7 +144,7 @@ def short(
         if bias is not None:
             i = torch.arange(start, end, device=q.device)[:, None]
             j = torch.arange(first, end, device=q.device)[None, :]
-            mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
+            mask = evaluate_bias(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
         masks.append(mask)
     q, k, v = (q.to(dtype) * scale).flatten(0, 1), k.to(dtype).flatten(0, 1), v.to(dtype).flatten(0, 1)
     o, logsumexp = _Short.apply(q, k, v, H, sink is not None, *masks)
@@ -266,7 +266,9 @@ def masked(
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         zero = torch.zeros(1, 1, *torch.broadcast_shapes(i.shape, j.shape), dtype=dtype, device=q.device)
-        scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
+        scores = (
+            zero.expand(1, H, -1, -1) if bias is None else zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
+        )
         mask = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
         out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scale, sink)
     return out

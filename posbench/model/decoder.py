@@ -159,12 +159,12 @@ class Decoder(nn.Module):
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
         ats: dict[int, Placement] = {}
-        for row in self.scheme.rows:
+        for row in self.scheme.shared_with:
             if row not in ats:
                 prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
                 ats[row] = Placement(prepared, first, offset, length, positions, reach, documents)
         x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), ats[0].pos)
-        return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
+        return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
         """`hidden`, layer by layer: only the stream and what one layer keeps stand in memory whole."""

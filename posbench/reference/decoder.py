@@ -12,7 +12,7 @@ import numpy as np
 from posbench.config import Config
 from posbench.reference.definition import Array, NoDefinitionError
 from posbench.reference.kinds import KINDS
-from posbench.reference.schemes import define, row_of_layer
+from posbench.reference.schemes import define, entry_of_layer
 
 
 def logits(
@@ -35,7 +35,7 @@ def logits(
     options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
     layers, windows = [], []
     for n in range(model.num_layers):
-        own, row = _below(W, f"scheme.layers.{n}."), row_of_layer(config.scheme, n)
+        own, row = _below(W, f"scheme.layers.{n}."), entry_of_layer(config.scheme, n)
         window = row.options.get("window")
         windows.append({} if window is None else {"window": window})
         unwindowed = {name: value for name, value in row.options.items() if name != "window"}

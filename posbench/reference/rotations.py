@@ -102,7 +102,7 @@ class LearnedBase(Rotary):
         return float(self.base * exp(self.weights["log_scale"][0]))
 
 
-class Fraction(Rotary):
+class PartialRotation(Rotary):
     """Of the channels, or of the frequencies."""
 
     def __init__(
@@ -112,14 +112,14 @@ class Fraction(Rotary):
         self.fraction = fraction
 
 
-class PartialRotary(Fraction):
+class PartialRotary(PartialRotation):
     """The first r of D channels, with r in the exponent."""
 
     def frequencies(self, D: int) -> list[float]:
         return super().frequencies(int(D * self.fraction))
 
 
-class PRope(Fraction):
+class PRope(PartialRotation):
     """All D channels; the slowest pairs do not turn."""
 
     def frequencies(self, D: int) -> list[float]:

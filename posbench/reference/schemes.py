@@ -66,12 +66,12 @@ class Combined(Definition):
         return sum((member.bias(h, t, s, own) for member, own in zip(self.members, rows.of_members, strict=True)), 0.0)
 
 
-def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
+def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
     """The row of layer n: of interleaved ones the member at place n modulo their number."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
-    return row_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
+    return entry_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
 
 
 @cache

@@ -118,7 +118,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
     q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
-    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
+    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
     kept = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
     bias = scheme.bias(q, kept, _of_last(gates), at)
     if bias is not None:

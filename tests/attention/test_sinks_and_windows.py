@@ -117,7 +117,7 @@ def test_where_a_window_may_not_be():
     for name, options, says in (
         ("linear_nope", {"window": 8}, "scheme.window is for attention of the kind softmax, and this is linear"),
         ("nope", {"window": 0}, "scheme.window=0 must be a whole number, 1 or more"),
-        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "give the window beside scheme.of"),
+        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "set scheme.window next to scheme.of"),
     ):
         config = certificate_config(name)
         config.scheme.options |= options
