@@ -232,7 +232,7 @@ def api_page() -> str:
 def prose(thing: Any) -> str:
     """A docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
     text = inspect.getdoc(thing) or ""
-    return re.sub(r"\n(Arguments|Returns|Raises|Example):", r"\n\n**\1:**", text)
+    return re.sub(r"\n(Arguments|Options|Returns|Raises|Example):", r"\n\n**\1:**", text)
 
 
 def fenced(language: str, text: str) -> str:

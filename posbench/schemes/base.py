@@ -44,7 +44,7 @@ class Placement(NamedTuple):
     length: int  # tokens of the whole window
     positions: Tensor | None = None  # positions of all cached keys, [B, keys] int64, if each sequence has its own
     position_limit: int = 0  # 1 + the largest of these `positions`, or more
-    documents: Tensor | None = None  # row of each key's first document token, [B, keys] int64, with document masks
+    documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys (masked)."""

@@ -1,6 +1,6 @@
 """Rotation of any of the four sites q, k, v, o by angles that grow with position (RoPE and its relatives).
 
-    R_p turns the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
+    R_p rotates the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
 
 q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position.
 So with q and k, scores depend only on j - i, and with v and o, o_i = sum_j a_ij R_(j-i) v_j.
