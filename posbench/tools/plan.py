@@ -171,7 +171,7 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
     model, train = config.model, config.train
     parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
-    parts = [kind.heads for kind in architecture.kinds]
+    parts = [kind.heads_by_part for kind in architecture.kinds]
     heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v; q, k rotated
     layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
     width = 4 if train.dtype == "float32" else 2

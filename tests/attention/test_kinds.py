@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.attention import Decay
+from posbench.attention import DecayAttention
 from posbench.attention.linear import features
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
@@ -195,7 +195,7 @@ def test_a_normalised_decay_without_a_bias_is_a_running_mean():
         certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB
     ).double()
     kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T, None)[1][0]
-    assert isinstance(kind, Decay)
+    assert isinstance(kind, DecayAttention)
     v = heads()[2]
     means = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
     o = kind.mix(None, None, v, torch.zeros(2, T, C), model.scheme[0], at, None)

@@ -34,7 +34,7 @@ def failures(certificate):
 def test_every_row_keeps_its_promises(name):
     fast = [ONE_LAYER] if name in ONE_OF_EACH else []
     certificate = certify(certificate_config(name, fast))
-    assert {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds} == {}
+    assert {check.name: f"{check} {check.worst_path}" for check in certificate.checks if not check.holds} == {}
     assert certificate.measured == certificate.promised and certificate.defined
     assert certificate.scheme == name  # the file is named as the scheme is
 
@@ -136,13 +136,13 @@ def zeros_for(kernel):
     return lambda q, *rest: torch.zeros_like(kernel(q, *rest))
 
 
-def forgetful(extended):
-    """`KVCache.extended` whose keys and values of earlier pieces are gone."""
+def forgetful(append):
+    """`KVCache.append` whose keys and values of earlier pieces are gone."""
 
     def broken(self, *new, window=None):
         return tuple(
             None if part is None else torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
-            for x, part in zip(extended(self, *new, window=window), new, strict=True)
+            for x, part in zip(append(self, *new, window=window), new, strict=True)
         )
 
     return broken
@@ -153,7 +153,7 @@ PATHS = {
     "masked": (kernels, "masked", zeros_for, ["alibi"]),
     "blocks": (kernels, "blocks", zeros_for, ["alibi", "nope", "sinusoidal"]),
     "flex": (kernels, "flex", zeros_for, ["alibi"]),
-    "pieces": (KVCache, "extended", forgetful, ["alibi", "nope", "sinusoidal"]),
+    "pieces": (KVCache, "append", forgetful, ["alibi", "nope", "sinusoidal"]),
 }
 
 
@@ -163,7 +163,7 @@ def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(where, function, broken(getattr(where, function)))
     certificate = certify(certificate_config(name, [ONE_LAYER]))
     for numbers in ("fp32", "bf16"):
-        assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
+        assert not certificate[numbers].holds and certificate[numbers].worst_path.endswith(path)
 
 
 def without_gradient(kernel):

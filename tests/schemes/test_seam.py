@@ -196,12 +196,12 @@ def test_what_does_not_fit_the_seam_is_refused():
     assert "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (key heads) or 6" in message(
         trial("Misshapen")
     )
-    assert "its locate also moves keys or values, which have 2: give G of 1 or 2" in message(trial("OfKeysToo"))
+    assert "its locate also moves keys or values, which have 2 heads: return G of 1 or 2" in message(trial("OfKeysToo"))
     for name in ("cope", "dape"):
         row = SchemeConfig("t", name, attention={"kind": "linear"})
-        assert "reads keys, which attention of the kind linear does not keep" in message(row)
+        assert "reads keys, which attention of the kind linear does not cache" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
-    with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
+    with pytest.raises(ConfigError, match="attention of the kind decay does not cache"):
         checked_architecture(replace(certificate_config("nope"), scheme=several))
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
     assert "path reflects queries of 16 channels; a scheme beside it made them 32 wide" in message(wider)
