@@ -132,7 +132,7 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attend block by block of queries, by [B * H] matrix products at a time, with a gradient computed likewise."""
+    """Attend block by block of queries, by batched products over B * H, with a gradient computed the same way."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:

@@ -105,9 +105,9 @@ class Decoder(nn.Module):
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
-        x, ats = self._embedded(tokens, offset, begin, length, positions)
-        layer_caches: Sequence[KVCache | None] = caches or [None] * len(ats)
-        for block, scheme, at, cache in zip(self.blocks, self.scheme, ats, layer_caches, strict=True):
+        x, placements = self._embed(tokens, offset, begin, length, positions)
+        layer_caches: Sequence[KVCache | None] = caches or [None] * len(placements)
+        for block, scheme, at, cache in zip(self.blocks, self.scheme, placements, layer_caches, strict=True):
             x = block(x, at, scheme, cache)
         return self.norm(x)
 
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
         """Return empty caches, one per layer, for a window of `length` tokens that is read piece by piece."""
         return [cast(Block, block).attention.kind.new_cache(length) for block in self.blocks]
 
-    def _embedded(
+    def _embed(
         self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
     ) -> tuple[Tensor, list[Placement]]:
         """Return the stream before the first layer, [B, T, C], and the placement of the tokens for each layer.
@@ -154,25 +154,25 @@ class Decoder(nn.Module):
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
-        ats: dict[int, Placement] = {}
+        placements: dict[int, Placement] = {}
         for row in self.scheme.rows:
-            if row not in ats:
+            if row not in placements:
                 prepared = round_prepared(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
-                ats[row] = Placement(prepared, first, offset, length, positions, reach, documents)
-        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), ats[0].pos)
-        return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
+                placements[row] = Placement(prepared, first, offset, length, positions, reach, documents)
+        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), placements[0].pos)
+        return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.rows]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
         """Compute `hidden` layer by layer, so that memory holds only the whole stream and the cache of one layer."""
         length = tokens.shape[1]
         starts = range(0, length, piece)
-        pairs = (self._embedded(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
-        stream, ats = zip(*pairs, strict=True)
+        pairs = (self._embed(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
+        stream, placements = zip(*pairs, strict=True)
         pieces = list(stream)
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
             cache = cast(Block, block).attention.kind.new_cache(length)
             for m in range(len(pieces)):
-                pieces[m] = block(pieces[m], ats[m][n], scheme, cache)
+                pieces[m] = block(pieces[m], placements[m][n], scheme, cache)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
 
     def forward(self, tokens: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:

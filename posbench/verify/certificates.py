@@ -158,7 +158,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
     Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the shape.
     """
-    specimen = Specimen.of(config, compiled)
+    specimen = Specimen.build(config, compiled)
     checks: dict[str, Check] = {}
     for spec in SPECS:
         if not spec.applies(specimen):

@@ -102,7 +102,7 @@ class Specimen:
     compiled: bool = False  # whether compiled blocks are examined too
 
     @classmethod
-    def of(cls, config: Config, compiled: bool = False) -> Specimen:
+    def build(cls, config: Config, compiled: bool = False) -> Specimen:
         """Build a specimen with random weights. Raises: ConfigError if the scheme refuses its options or the shape."""
         narrow = build_model(config, VOCAB).eval()
         randomise(narrow)

@@ -44,7 +44,7 @@ def gpt_oss(attention):
 def test_sinks_and_windows_are_those_of_gpt_oss(window, kernel):
     """Outputs, and gradients by the stream and by the sinks, which the kernels that have one compute."""
     model, T = built("sink_qk_rope"), 150
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), 7, 0, T, None)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 7, 0, T, None)
     theirs, scheme = gpt_oss(attention), model.scheme[0]
     scheme.window = window
     attention.kind.kernel = attention.kind.kernels([scheme], True, torch.device("cpu")).get(kernel)

@@ -54,7 +54,7 @@ def test_what_is_certified_is_what_the_words_compose():
 @pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
 def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(sites):
     scheme = SchemeConfig("subset", "rotary", {"sites": list(sites), "base": 10000.0})
-    specimen = Specimen.of(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
+    specimen = Specimen.build(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
     with torch.no_grad():
         measured = relativity(measures.shift(specimen))
     assert measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
@@ -176,7 +176,7 @@ def without_gradient(kernel):
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
-        error, where = gradients(Specimen.of(certificate_config(name, [ONE_LAYER])))
+        error, where = gradients(Specimen.build(certificate_config(name, [ONE_LAYER])))
     assert error > SLOPE and where.startswith(f"{path}, ")
 
 
@@ -196,7 +196,7 @@ def test_a_shared_vector_without_a_gradient_is_noticed(monkeypatch):
 
 def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
     with torch.no_grad():
-        drift = measures.shift(Specimen.of(certificate_config("fire", ["train.context_length=1024"])))
+        drift = measures.shift(Specimen.build(certificate_config("fire", ["train.context_length=1024"])))
     assert relativity(drift) == "absolute"
 
 
@@ -221,7 +221,7 @@ FORMATS = {"fp32": (torch.float32, 2.0**-24), "bf16": (torch.bfloat16, 2.0**-8)}
 
 def beyond(name, how):
     """The paths of a scheme whose errors are beyond the limit."""
-    specimen, (dtype, rounding) = Specimen.of(certificate_config(name)), FORMATS[how]
+    specimen, (dtype, rounding) = Specimen.build(certificate_config(name)), FORMATS[how]
     narrow = copy.deepcopy(specimen.narrow)
     narrow.compute_dtype = dtype
     errors = dict(training_errors(specimen, narrow, dtype, rounding, compiled=False))

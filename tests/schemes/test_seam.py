@@ -91,7 +91,7 @@ def test_gates_and_their_sums_reach_locate_and_bias_by_head(heads):
     q, k, v = (
         torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV)
     )
-    o = kind.mix(q, k, v, x, scheme, model._embedded(random_tokens(40), 0, 0, 40, None)[1][0], None)
+    o = kind.mix(q, k, v, x, scheme, model._embed(random_tokens(40), 0, 0, 40, None)[1][0], None)
     for b, h in ((0, 0), (1, 4), (0, 5)):
         n = 0 if heads == 1 else h // (H // HKV)  # of the head's gates
         gate = torch.nn.functional.softplus(x[b] @ scheme.w[2 * n : 2 * n + 2].T)  # [T, 2]
@@ -181,7 +181,7 @@ def test_what_a_constructor_draws_depends_on_the_seed_the_kind_and_the_layer():
 def test_equal_members_are_one_scheme_prepared_once():
     model = built(interleaved(QK, QK, NOPE), "model.num_layers=6")
     assert [type(layer) for layer in model.scheme] == [Rotary, Rotary, Scheme] * 2
-    _, ats = model._embedded(random_tokens(9), 0, 0, 9, None)
+    _, ats = model._embed(random_tokens(9), 0, 0, 9, None)
     assert len({id(at) for at in ats}) == len(set(model.scheme)) == 2
 
 
