@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,6 +57,7 @@ class Ngram(Protocol):
     name = "ngram"
     rank = 7
     split: ClassVar[str] = "validation"
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {"order": ("n of an n-gram model", "")}
     follows_lengths: ClassVar[bool] = False
 
     def lengths(

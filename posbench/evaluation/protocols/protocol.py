@@ -71,6 +71,7 @@ class Protocol(ABC):
     figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
     headline_key: ClassVar[str] = ""  # of the header, where the headline is the mean of that and not a perplexity
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {}  # columns of its own in CSV files -> meaning and unit
 
     @abstractmethod
     def score(
@@ -147,6 +148,14 @@ class Protocol(ABC):
         Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
         """
         return []
+
+    def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
+        """Return the sections about the runs of one task. Arguments: length, the longest trained one, in items."""
+        return []
+
+    def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return columns of a run's summary, computed from the rows of its metrics.jsonl."""
+        return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""
