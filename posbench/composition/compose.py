@@ -20,6 +20,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,9 @@ def typed(composed: DictConfig) -> Config:
         config = Config.from_mapping(mapping)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
+    protocols = import_module("posbench.evaluation.protocols")  # a layer above: found by name, as schemes and tasks are
+    for name in config.evaluation.protocols:  # a stored run may name one that is no longer there: not a rule of Config
+        protocols.protocol_named(name).check(config)
     return config
 
 
