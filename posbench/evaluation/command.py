@@ -129,8 +129,7 @@ def _evaluate(
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
-        for variant in request.variants:
-            evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say, headers)
+        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:

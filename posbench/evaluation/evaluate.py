@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -75,7 +75,7 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
-    All runs of an experiment share one anchor. If it is longer than the anchor of results that the run already has,
+    With options it is scored as trained first. All runs of an experiment share one anchor. If it is longer than the anchor of results that the run already has,
     those are scored again, so that all stay comparable; `notice` is called with a line that says so.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
@@ -85,12 +85,31 @@ def evaluate_run(
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
     _check(run, corpus, request)
+    stored = {result.key: result for result in run.results()[0]}
+    results = []
+    for variant in request.variants:
+        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, experiment):
+            stored[result.key] = result
+            tell(result, is_new)
+            results.append(result)
+    return results
+
+
+def _evaluate_variant(
+    run: Run,
+    corpus: Dataset,
+    request: Request,
+    results: Mapping[ResultKey, Result],
+    advance: Advance,
+    notice: Say,
+    experiment: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Result, bool]]:
+    """Yield each result under the request's options, and whether it is new. Arguments: results, of the run so far."""
     if isinstance(corpus, Problems):
         corpus = corpus.under(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
-    stored, _ = run.results()
+    stored = [results[key] for key in sorted(results)]
     headers = [*experiment, *(result.header for result in stored)]
-    results = []
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         wanted = _lengths(protocol, run.config, corpus, request, notice)
@@ -114,10 +133,7 @@ def evaluate_run(
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
-                result = have.get(length) or one.score(protocol, length, anchor, advance)
-                tell(result, length not in have)
-                results.append(result)
-    return results
+                yield have.get(length) or one.score(protocol, length, anchor, advance), length not in have
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:

@@ -27,6 +27,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,6 +86,11 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
     stored is scored once more.
     """
     done = set()
+
+    @cache
+    def finished_in(folder: Path) -> list[tuple[str | None, Run]]:  # each run.json is read once
+        return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
+
     for run in runs:
         folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
         if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
@@ -91,10 +98,8 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         if (folder, batches) in done:
             continue
         done.add((folder, batches))
-        beside = [
-            each for each in find_runs(folder) if each.is_finished and each.manifest.fingerprints.batches == batches
-        ]
-        holder = next((each for each in beside if _has_ngrams(each)), run)
+        alike = [other for fingerprint, other in finished_in(folder) if fingerprint == batches]
+        holder = next((other for other in alike if _has_ngrams(other)), run)
         if _has_ngrams(holder) and not again:
             continue
         which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
