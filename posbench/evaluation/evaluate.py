@@ -75,8 +75,9 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
-    With options it is scored as trained first. All runs of an experiment share one anchor. If it is longer than the anchor of results that the run already has,
-    those are scored again, so that all stay comparable; `notice` is called with a line that says so.
+    With options it is scored as trained first. All runs of an experiment share one anchor. If it is longer than the
+    anchor of results that the run already has, those are scored again, so that all stay comparable; `notice` is called
+    with a line that says so.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
     the headers of the results that the runs of its experiment have.
