@@ -36,6 +36,13 @@ def _together(leaders: Sequence[str]) -> str:
     return count.get(len(leaders), f"All {len(leaders)} beat")
 
 
+def _verdicts(claims: Sequence[str]) -> str:
+    """Return `2 hold, 1 fails and 5 are open`."""
+    forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
+    counts = {word: claims.count(word) for word in forms}
+    return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])
+
+
 def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -49,6 +56,7 @@ def environment() -> Environment:
         "are": lambda names: "is" if len(names) == 1 else "are",
         "have": lambda names: "has" if len(names) == 1 else "have",
         "together": _together,
+        "verdicts": _verdicts,
         "table": tables.markdown,
         "number": number,
         "length_text": short_length,
