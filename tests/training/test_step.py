@@ -42,7 +42,7 @@ def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: l
     assert steps == list(range(12))
     steps.clear()
     bench_training(words, ["nope"], rounds=1, steps=2)
-    assert len(steps) == 3 + 2 + 2 + 1  # to warm up, of the first scheme and its own in the round, and by phase
+    assert len(steps) == 3 + 2 + 2  # to warm up, of the first scheme and its own in the round
     steps.clear()
     Ours(replace(SHAPES["A"], layers=1), "nope", "float32", compiled=False).step(torch.randint(4096, (1, 9)))
     assert len(steps) == 1
