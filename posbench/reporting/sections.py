@@ -85,18 +85,18 @@ def costs(c: Comparison) -> Section:
 
 def published(c: Comparison) -> list[Section]:
     """Return a section for each published column that has a counterpart here."""
-    if c.published is None or not (found := agreements(c.published, c)):
+    if c.published is None or not (columns := agreements(c.published, c)):
         return []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
-    stated = pd.concat([a.table.assign(measurement=a.theirs.what) for a in found]).reset_index()
+    stated = pd.concat([a.table.assign(measurement=a.theirs.what) for a in columns]).reset_index()
     return [
         Section(
-            f"Compared with {c.published.title}" + (f": {agreement.theirs.what}" if found[1:] else ""),
+            f"Compared with {c.published.title}" + (f": {agreement.theirs.what}" if columns[1:] else ""),
             table=tables.published_table(agreement),
-            note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(found) - 1),
+            note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1),
             files={"against.csv": stated},
         )
-        for n, agreement in enumerate(found)
+        for n, agreement in enumerate(columns)
     ]
 
 
