@@ -16,16 +16,14 @@ import pandas as pd
 from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
-from posbench.config.units import DASH, number, short_count
-from posbench.evaluation.protocols.section import text_table
+from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.against import link_verdict
 from posbench.reporting.comparison import Comparison, build, choose, finished, has_other_rates
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import at_best_rates, scored, with_searches
-from posbench.reporting.sections import models, sections_of
+from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import MARGIN, conclusions, decided, verdict
 from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
@@ -95,7 +93,7 @@ def report(
         content, files = _by_content(groups, by, published, margin)
         named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
         names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
-        first = content["tables"]["loss" if by == "train.lr" else "gap"]
+        first = content["sections"][0 if by == "train.lr" else 1].table
     else:
         chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
         comparison = build(chosen, rows, baseline, published, margin, tried=tried)
@@ -301,14 +299,6 @@ def _by_content(
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
     edges = {scheme: (row.dropna().index[0], row.dropna().index[-1]) for scheme, row in tried.iterrows()}
-    links = published.links(means.index) if published else []
-    claims = [
-        {
-            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
-            **{tables.text_of(value): link_verdict(c, link) or DASH for value, c in groups.items()},
-        }
-        for link in links
-    ]
     every = pd.concat([c.runs for c in groups.values()])
     shared = [column for column in settings_of(every) if not column.startswith("scheme.")]
     differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
@@ -316,25 +306,19 @@ def _by_content(
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
     is_rate = by == "train.lr"
-    losses, gaps = tables.by_tables(groups, is_rate)
+    sections = by_sections(groups, by, published, margin)
     content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
         "column": by,
-        "margin": margin,
-        "published": published,
         "is_rate": is_rate,
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "across": _across(groups),
         "lowest": [(s, tables.text_of(means.loc[s].idxmin())) for s in means.min(axis=1).nsmallest(3).index],
         "figures": pictures.trend(groups, by, is_rate),
-        "tables": {
-            "loss": losses,
-            "gap": gaps,
-            "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
-        },
-        "claims": text_table(claims) if any(c.can_rank for c in groups.values()) and claims else None,
+        "sections": sections,
+        "latex": {section.latex[0]: (section.table, section.latex[1]) for section in sections if section.latex},
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",
         "setup": [(tables.text_of(value), models(c)) for value, c in groups.items()],
@@ -342,10 +326,6 @@ def _by_content(
             *notes,
             *(note for c in groups.values() for note in (*c.left_out, *c.notes, *chain(*c.holes.values()))),
         ],
-    }
-    content["latex"] = {
-        "loss": (losses, f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
-        "gap": (gaps, f"Gap to the baseline by scheme and {by}, nats/token."),
     }
     files = {
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),

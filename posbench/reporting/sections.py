@@ -6,18 +6,20 @@ draws the pictures; the notes are in `templates/notes.j2`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import pandas as pd
 
-from posbench.config.units import count_of, short_count
+from posbench.config.units import DASH, count_of, short_count
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.section import Plot, Section, joined
+from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
 from posbench.reporting import tables
 from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.pages import environment
+from posbench.reporting.published import Published
 from posbench.reporting.statistics import conclusions
 
 
@@ -98,6 +100,30 @@ def published(c: Comparison) -> list[Section]:
         )
         for n, agreement in enumerate(columns)
     ]
+
+
+def by_sections(groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float) -> list[Section]:
+    """Return the sections of a report about groups of runs: losses, gaps, those of protocols, published claims."""
+    names, is_rate = {value: tables.text_of(value) for value in groups}, by == "train.lr"
+    loss, gap = tables.by_tables(groups, is_rate)
+    by_name = {names[value]: c for value, c in groups.items()}
+    claims = [
+        {
+            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
+            **{names[value]: link_verdict(c, link) or DASH for value, c in groups.items()},
+        }
+        for link in (published.links({scheme for c in groups.values() for scheme in c.schemes}) if published else ())
+        if any(c.can_rank for c in groups.values())
+    ]
+    latex = ("loss", f"Loss by scheme and {by}, nats/token; bold: the best of each row.")
+    sections = [Section(f"Loss by scheme and {by}", table=loss, note=_note("losses_by", is_rate), latex=latex)]
+    latex = ("gap", f"Gap to the baseline by scheme and {by}, nats/token.")
+    sections += [Section(f"Gap to the baseline by scheme and {by}", table=gap, note=_note("gaps_by"), latex=latex)]
+    sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
+    if published and claims:
+        note = _note("claims_by", published, margin)
+        sections.append(Section(f"Published claims by {by}", table=text_table(claims), note=note))
+    return sections
 
 
 def _note(name: str, *content: Any) -> str:

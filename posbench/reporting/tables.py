@@ -167,17 +167,6 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
     return text_table(losses), text_table(gaps)
 
 
-def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
-    """Mean tokens until distant order is used, one that does not at its end, and how many seeds do: a row a group."""
-    rows = []
-    for value, c in groups.items():
-        means = c.onsets.clip(upper=float(c.runs["tokens"].iloc[0])).mean()
-        row = {"group": text_of(value)}
-        row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(means.dropna().index)}
-        rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
-    return text_table(rows)
-
-
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
     return float(
         np.mean([(c.losses[scheme] - c.losses[c.baseline]).mean() for c in groups.values() if scheme in c.losses])

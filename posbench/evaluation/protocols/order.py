@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 FAR = "order_beyond_32"  # in the rows of metrics.jsonl: what the onset is read from
 ONSET = 0.05  # nats a token that FAR is worth to a model that has begun to use distant order
+ONSETS = "When schemes begin to use distant order"  # title of a section
 NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
 WINDOWS = 64  # of the validation text, for these scores
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
@@ -152,8 +153,22 @@ class Order(Protocol):
             "test of all signs of the differences over seeds, one that has not caught on counted at the end; not "
             "corrected. With n seeds that differ it cannot be below 2/2^n."
         )
-        title = "When schemes begin to use distant order"
-        return [Section(title, plots=[plot], table=onset_table(found), note=note, is_last=True)]
+        return [Section(ONSETS, plots=[plot], table=onset_table(found), note=note, is_last=True)]
+
+    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
+        if not all(group.has_onsets for group in groups.values()):
+            return []
+        rows = []
+        for name, group in groups.items():
+            means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
+            tokens = {s: f"{short_count(round(means[s]))} ({caught_on(group.onsets[s])})" for s in means.dropna().index}
+            row = {"group": name} | {scheme: tokens[scheme] for scheme in sorted(tokens)}
+            rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
+        note = (
+            f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets the seeds that get "
+            "there. A seed that does not counts at its end."
+        )
+        return [Section(ONSETS, table=text_table(rows), note=note)]
 
 
 def onset_table(found: ComparedRuns) -> pd.DataFrame:

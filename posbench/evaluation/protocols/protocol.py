@@ -153,6 +153,10 @@ class Protocol(ABC):
         """Return the sections about the runs of one task. Arguments: length, the longest trained one, in items."""
         return []
 
+    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
+        """Return the sections of a report about groups of runs. Arguments: groups, by the value that they share."""
+        return []
+
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return columns of a run's summary, computed from the rows of its metrics.jsonl."""
         return {}
