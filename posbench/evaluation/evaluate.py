@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Dataset, Problems, Split
+from posbench.data import Dataset
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
@@ -85,8 +85,8 @@ def evaluate_run(
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
     _check(run, corpus, request)
-    if isinstance(corpus, Problems):
-        corpus = corpus.under(run.config_under(request.under).data)
+    if request.under:
+        corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
     stored, _ = run.results()
     headers = [*experiment, *(result.header for result in stored)]
@@ -110,7 +110,7 @@ def evaluate_run(
             longest = one.architecture.scheme.longest  # tokens up to which the scheme is defined; None: any length
             have = {} if request.again else one.usable(protocol, anchor, stored)
             for length in sorted(of_options):
-                tokens = corpus.window(length) if isinstance(corpus, Problems) else length
+                tokens = corpus.window(length)
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
@@ -140,7 +140,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
     Raises: ConfigError if it is too short for a length that was asked for, or for all.
     """
     split = corpus.splits[protocol.split]
-    if isinstance(split, Split) and not split.num_documents:
+    if split.num_tokens == 0:
         raise ConfigError(
             f"data={config.data.name} has no {protocol.split} text, which protocol {protocol.name} scores: evaluate "
             "another text (--data files --data data.path=FOLDER)"
@@ -152,7 +152,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
     refused = {}
-    for length in lengths if isinstance(split, Split) else ():
+    for length in lengths if split.num_tokens else ():
         try:
             protocol.check_length(split, length, protocol.settings(config))
         except ConfigError as error:
