@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 import posbench
+from posbench.reporting.options import MARGIN
 from posbench.reporting.statistics import (
     ALLOWED,
     ENOUGH_SEEDS,
     LEVEL,
-    MARGIN,
     SIGNS,
     document_error,
     holm,

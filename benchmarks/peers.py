@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from benchmarks.shapes import SHAPES, Shape, config_of, ffn
 from posbench import build_model
 from posbench.catalogue.choices import choices
+from posbench.config import Config
 from posbench.data import Batch
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
@@ -236,7 +237,7 @@ def contenders(
     fused: bool | None,
     only: str,
     device: Device,
-    builders: Executor | None = None,
+    builders: Executor,
     words: Sequence[str] = (),
 ) -> dict[str, Callable[[], Any]]:
     """Name -> what makes the contender, posbench's schemes first; peers that are not installed are named and skipped.
@@ -246,14 +247,19 @@ def contenders(
     of one core for a billion. words, overrides of our configuration.
     """
     makers: dict[str, Callable[[], Any]] = {}
+    chosen: list[tuple[str, Config]] = []
     parts = only.split(",")
     named = [part.removeprefix("posbench ") for part in parts if part.startswith("posbench ")]
     for scheme in dict.fromkeys((*SCHEMES, *(name for name in named if name in choices("scheme")))):
         if any(part in f"posbench {scheme}" for part in parts):
-            for how in compiled[-1:]:
-                config = config_of(shape, scheme, dtype, how)
-                model = None if builders is None else builders.submit(build_model, config, shape.vocab)
-                makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model, words)
+            chosen.append((scheme, config_of(shape, scheme, dtype, compiled[-1])))
+    # All schemes are built before the first weights are drawn: building one changes torch's default dtype for a moment,
+    # and so for every thread.
+    architectures = [build_architecture(config) for _, config in chosen]
+    for (scheme, config), architecture in zip(chosen, architectures, strict=True):
+        model = builders.submit(build_model, config, shape.vocab, architecture)
+        how = compiled[-1]
+        makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model, words)
     for name, (package, make) in PEERS.items():
         if not any(part in name for part in parts):
             continue
@@ -328,7 +334,7 @@ def compare(
     device = choose_device(config_of(shape, "nope", dtype, False).train)
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
-    builders = None if alone else ThreadPoolExecutor(4)
+    builders = ThreadPoolExecutor(4)
     makers = contenders(shape, dtype, compiled, fused, only, device, builders, words)
     together = Measured()
     for names in [[name] for name in makers] if alone else [list(makers)]:

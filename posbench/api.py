@@ -11,9 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from posbench.composition.compose import compose
-from posbench.config import Config, scored_length
+from posbench.config import Config
+from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.system.console import console
+from posbench.system.options import takes
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
@@ -30,54 +32,29 @@ def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
     return train_here(config, console(quiet=True) if quiet else None)
 
 
+@takes(Request)
 def evaluate(
-    runs: str | Path | Run | Iterable[str | Path | Run],
-    lengths: Iterable[int | str] = (),
-    protocols: Iterable[str] = (),
-    under: Iterable[str] = (),
-    at_step: int | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    again: bool = False,
-    jobs: int = 1,
-    quiet: bool = False,
-    data: str | Iterable[str] = (),
-    scheme_files: Iterable[str | Path] = (),
-    scheme_changed: bool = False,
+    runs: str | Path | Run | Iterable[str | Path | Run], *, options: Request, quiet: bool = False
 ) -> pd.DataFrame:
     """Score finished runs at lengths that have no result yet, and return all requested results.
 
-    Arguments: runs, folders of runs or experiments; lengths, tokens or words such as `8k`, by default those of the
-    run's experiment; protocols, by default also those; under, options of the scheme for this evaluation only
-    (`rescale=yarn`), scored beside the runs as trained; data, a text that the runs were not trained on:
-    `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by default scored only at the training
-    length; the others as in `posbench eval`.
+    Arguments: runs, folders of runs or experiments; the others as in `posbench eval` (`posbench.evaluation.request`):
+    lengths, tokens or words such as `8k`, by default those of the run's experiment; protocols, by default also those;
+    under, options of the scheme for this evaluation only (`rescale=yarn`), scored beside the runs as trained; data, a
+    text that the runs were not trained on: `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by
+    default scored only at the training length.
     Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
     name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
     no bytes), targets, and of tasks accuracy and exact (None of text).
     Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
     """
     from posbench.evaluation.command import evaluate_runs
-    from posbench.evaluation.request import Request
-    from posbench.evaluation.texts import text_named
     from posbench.runs.finding import runs_named
     from posbench.runs.results import perplexity
 
-    request = Request(
-        lengths=tuple(scored_length("lengths", length) for length in lengths),
-        protocols=tuple(protocols),
-        under=tuple(under),
-        data=text_named([data] if isinstance(data, str) else list(data)),
-        at_step=at_step,
-        device=device,
-        dtype=dtype,
-        again=again,
-        scheme_files=tuple(map(Path, scheme_files)),
-        scheme_changed=scheme_changed,
-    )
     several = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     found = runs_named([str(each.path if isinstance(each, Run) else each) for each in several], Path("runs"))
-    evaluations = evaluate_runs(found, request, console(quiet=quiet), jobs=jobs)
+    evaluations = evaluate_runs(found, options, console(quiet=quiet))
     return pd.DataFrame(
         {
             "experiment": run.config.experiment_name,

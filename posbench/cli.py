@@ -16,7 +16,9 @@ from typing import Annotated
 import typer
 
 from posbench.catalogue.own_files import place_of, trust_file
-from posbench.config import Config, ConfigError, scored_length
+from posbench.config import Config, ConfigError
+from posbench.evaluation.request import Request
+from posbench.reporting.options import ReportOptions
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
     only_experiment,
@@ -27,6 +29,7 @@ from posbench.runs.finding import (
     search_folder,
 )
 from posbench.system.console import console, say
+from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, takes
 from posbench.system.signals import end_with, is_worker
 
 app = typer.Typer(
@@ -44,27 +47,6 @@ _GROUPS = (
     "unknown name lists the choices of its group; posbench schemes lists schemes; --cfg job shows every setting."
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
-AtStep = Annotated[
-    int | None,
-    typer.Option(help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False),
-]
-
-
-SchemeFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--scheme-file",
-        metavar="FILE",
-        help="A Python file that a run's scheme or task comes from, where it lies outside of the working directory.",
-        show_default=False,
-    ),
-]
-SchemeChanged = Annotated[
-    bool,
-    typer.Option(
-        "--scheme-changed", help="Go on where the file of the run's scheme or task has changed; results are marked."
-    ),
-]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
 Names = Annotated[
     list[str] | None,
@@ -132,19 +114,6 @@ Overrides = Annotated[
         metavar="OVERRIDES",
         help="Hydra overrides and flags: scheme=vo_rope train.lr=1e-3, -m for a sweep, --cfg job to see them all.",
         autocompletion=_complete_override,
-        show_default=False,
-    ),
-]
-
-
-ConfigDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--config-dir",
-        exists=True,
-        file_okay=False,
-        metavar="FOLDER",
-        help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.",
         show_default=False,
     ),
 ]
@@ -257,10 +226,6 @@ def prepare(
     from posbench.composition.compose import compose
 
     config = compose(_words(words, ctx, config_dir))
-    if config.is_task:
-        raise ConfigError(
-            f"data={config.data.name} is a task, whose problems are drawn while training: nothing to prepare"
-        )
     from posbench.data import prepare as prepare_text
     from posbench.data.text.copying import copying_lines
     from posbench.data.text.overlap import overlap_lines
@@ -281,65 +246,11 @@ def prepare(
 
 
 @app.command(name="eval")
+@takes(Request, on_command_line=True)
 def evaluate(
     runs: Names = None,
-    length: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--length",
-            "-l",
-            help="Tokens: 4096, 8k (8192); of tasks items. Repeat it, or separate by commas. Default: those of the "
-            "run's experiment.",
-            show_default=False,
-        ),
-    ] = None,
-    protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--protocol",
-            "-p",
-            help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: "
-            "those of the run's experiment.",
-            show_default=False,
-        ),
-    ] = None,
-    under: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Change an option for this evaluation only. Of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
-            "yarn_code (factor=4; default: length / training length), base=1e6. The scheme itself: "
-            "scheme=nope, or another that learns nothing of its own. Of the task: ignored=0.98. Values separated by "
-            "commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A text that the runs were not trained on, cut by their own tokenizers: a choice of conf/data, such "
-            "as wikitext103. Its validation and test splits are scored, or all of it where it has none. Give "
-            "its settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
-            show_default=False,
-        ),
-    ] = None,
-    at_step: AtStep = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Rescore even where a result exists.")] = False,
-    piece: Annotated[
-        int | None,
-        typer.Option(
-            help="Split sequences longer than this many tokens into pieces, to use less memory. Default: the run's.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1,
-    scheme_files: SchemeFiles = None,
-    scheme_changed: SchemeChanged = False,
-    config_dir: ConfigDir = None,
+    *,
+    options: Request,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Score finished runs at lengths other than the training length, or on other text.
@@ -347,26 +258,12 @@ def evaluate(
     `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
     """
     from posbench.evaluation.command import evaluate_runs
-    from posbench.evaluation.request import Request
-    from posbench.evaluation.texts import text_named
 
-    request = Request(
-        lengths=tuple(scored_length("--length", word) for words in length or [] for word in words.split(",")),
-        protocols=tuple(word for words in protocol or [] for word in words.split(",")),
-        under=tuple(under or []),
-        data=text_named([*(data or []), *([f"--config-dir={config_dir}"] if config_dir else [])]),
-        at_step=at_step,
-        device=device,
-        dtype=dtype,
-        again=again,
-        piece=piece,
-        scheme_files=tuple(scheme_files or ()),
-        scheme_changed=scheme_changed,
-    )
-    evaluate_runs(runs_named(runs or [], runs_dir), request, console(), named=bool(runs), jobs=jobs)
+    evaluate_runs(runs_named(runs or [], runs_dir), options, console(), named=bool(runs))
 
 
 @app.command()
+@takes(ReportOptions, on_command_line=True)
 def report(
     experiments: Annotated[
         list[str] | None,
@@ -377,60 +274,8 @@ def report(
             show_default=False,
         ),
     ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="Published results to compare with ours, such as kexue-10862; an unknown name lists all.",
-            show_default=False,
-        ),
-    ] = None,
-    beside: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Put these runs into the tables of a reference, such as demo_cpu, where they are comparable; it says "
-            "what differs elsewhere, and how to train a comparable row.",
-            show_default=False,
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Group runs by a setting: train.lr, tokens, model.name (several with commas).",
-            show_default=False,
-        ),
-    ] = None,
-    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = 0.01,
-    schemes: Annotated[
-        str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Only these seeds, separated by commas. Default: all.", show_default=False)
-    ] = None,
-    every_length: Annotated[
-        bool, typer.Option("--every-length", help="Also show lengths just past the training length (T+1, T+10, ...).")
-    ] = False,
-    title: Annotated[
-        str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
-    ] = None,
-    latex: Annotated[
-        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
-    ] = False,
-    wandb: Annotated[bool, typer.Option("--wandb", help="Also log the folder to wandb as an artifact.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            parser=os.path.expanduser,
-            metavar="PATH",
-            help="Where the files go. Default: report (or report-by-COLUMN) in the experiment's folder.",
-            show_default=False,
-        ),
-    ] = None,
+    *,
+    options: ReportOptions,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Which scheme is best, and how sure that is: the table, and report.html with pictures, lengths and costs.
@@ -439,8 +284,7 @@ def report(
     """
     from posbench.reporting.report import report as write_report
 
-    numbers = _seeds(seeds or "")
-    reference = place_named(beside, runs_dir) if beside else None
+    reference = place_named(str(options.beside), runs_dir) if options.beside else None
     try:
         folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
     except ConfigError as error:
@@ -452,32 +296,7 @@ def report(
         say(str(error))
         console().out(how_to_train(reference))
         return
-    write_report(
-        list(dict.fromkeys(folders)),
-        against=against,
-        baseline=baseline,
-        output=output,
-        console=console(),
-        by=by,
-        margin=margin,
-        schemes=[name.strip() for name in (schemes or "").split(",") if name.strip()],
-        seeds=numbers,
-        title=title,
-        every_length=every_length,
-        latex=latex,
-        wandb=wandb,
-        open_page=open_page,
-        beside=reference,
-    )
-
-
-def _seeds(words: str) -> list[int]:
-    """The numbers of `--seeds 0,1,2`. Raises: ConfigError."""
-    listed = [word.strip() for word in words.split(",") if word.strip()]
-    for word in listed:
-        if not word.isdecimal():
-            raise ConfigError(f"--seeds {word} is not a seed: give whole numbers with commas, such as 0,1,2")
-    return list(map(int, listed))
+    write_report(list(dict.fromkeys(folders)), console=console(), **vars(options) | {"beside": reference})
 
 
 @app.command(name="ls")

@@ -169,10 +169,12 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     """The words, and `experiment=task` where they name a task and no experiment: the demo's settings are of text."""
     named = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    return [*words] if has_experiment or not any(_is_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
+    return (
+        [*words] if has_experiment or not any(_names_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
+    )
 
 
-def _is_task(name: str, *folders: Path) -> bool:
+def _names_task(name: str, *folders: Path) -> bool:
     file = choices("data", *folders).get(name)
     return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
@@ -276,14 +278,14 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
     Raises: ConfigError where another number is given, and for what the task refuses.
     """
-    from posbench.data.tasks import context_lengths
+    from posbench.data import Problems
 
     mapping["data"] = tidy(mapping["data"])
     trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
-    places = (("train", "context_length"), ("data", "window"))
-    for (group, name), computed in zip(places, context_lengths(task), strict=True):
-        given = mapping[group].setdefault(name, None)
+    problems = Problems(task)
+    for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
+        given, computed = mapping[group].setdefault(name, None), problems.window(length)
         if given not in (None, "???", computed):
             raise ConfigError(
                 f"{group}.{name}={given} is given, but a problem of data={task.task} has {computed} tokens to read "
@@ -299,7 +301,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     and no others are given.
     """
     from posbench.data.text.tokenizer import CONVERT
-    from posbench.runs.origin import origin_of
+    from posbench.runs.start import start_of
 
     words = HydraConfig.get().overrides.task
     given = {word.lstrip("+").partition("=")[0] for word in words}
@@ -312,12 +314,12 @@ def _continue(mapping: dict[str, Any]) -> None:
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
     from_run = mapping["train"]["from_run"]
-    origin = origin_of(from_run, mapping["seed"], mapping["runs_dir"])
-    assert origin is not None
-    mapping["model"] = origin.model
-    if origin.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
-        if origin.tokenizer_file.is_file() or "tokenizer.path" in given:
-            mapping["tokenizer"] = {"kind": "file", "path": str(origin.tokenizer_file)} | options_of("tokenizer")
+    start = start_of(from_run, mapping["seed"], mapping["runs_dir"])
+    assert start is not None
+    mapping["model"] = start.model
+    if start.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
+        if start.tokenizer_file.is_file() or "tokenizer.path" in given:
+            mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
@@ -325,12 +327,12 @@ def _continue(mapping: dict[str, Any]) -> None:
             )
     if "scheme" not in given and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         length = parse_length("train.context_length", mapping["train"]["context_length"])
-        row = {key: value for key, value in origin.positions.row_at(length, from_run).items() if key != "lr"}
+        row = {key: value for key, value in start.positions.row_at(length, from_run).items() if key != "lr"}
         mapping["scheme"] = row | options_of("scheme")
     if "scheme.name" not in given:
         # A run that itself began with another has a name such as `a_then_b`: the last part is its scheme.
         name = mapping["scheme"]["name"].rpartition("_then_")[2]
-        mapping["scheme"]["name"] = f"{origin.scheme}_then_{name}"
+        mapping["scheme"]["name"] = f"{start.scheme}_then_{name}"
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:

@@ -18,7 +18,7 @@ from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -30,20 +30,19 @@ from posbench.system.console import Say, plain_table
 
 
 def evaluate_runs(
-    runs: Sequence[Run], request: Request, console: Console, named: bool = True, jobs: int = 1
+    runs: Sequence[Run], request: Request, console: Console, named: bool = True
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
 
     With options (`request.under`) all runs are scored as trained too, on the same windows.
 
     Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
-    `runs/reference`, are skipped; jobs, how many runs are scored side by side, each in a process of its own (-1: as
-    many as there are cores).
+    `runs/reference`, are skipped. `request.jobs` runs are scored side by side, each in a process of its own.
     Returns: the results that were asked for, those that were there already included.
     Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
     others from being scored.
     """
-    if jobs < 1 and jobs != -1:
+    if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # what would be the same for every run is said for the first
     scorable = _scorable(runs, named, console.out)
@@ -69,10 +68,9 @@ def evaluate_runs(
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
-            own_text = partial(corpus_for, data=None, notice=say_once)
             failed = [name for names in failures.values() for name in names]
-            of_text = [run for run in scorable if run.name not in failed and not run.config.is_task]
-            add_ngrams(of_text, own_text, console.out, request.again)
+            read = [run for run in scorable if run.name not in failed and NGRAM.reads(run.config)]
+            add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     finally:
         tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
         for run, result in evaluations:

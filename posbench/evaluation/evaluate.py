@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Dataset, Problems, Split
+from posbench.data import Dataset
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
@@ -106,8 +106,8 @@ def _evaluate_variant(
     experiment: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Result, bool]]:
     """Yield each result under the request's options, and whether it is new. Arguments: results, of the run so far."""
-    if isinstance(corpus, Problems):
-        corpus = corpus.under(run.config_under(request.under).data)
+    if request.under:
+        corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
     stored = [results[key] for key in sorted(results)]
     headers = [*experiment, *(result.header for result in stored)]
@@ -130,7 +130,7 @@ def _evaluate_variant(
             longest = one.architecture.scheme.longest  # tokens up to which the scheme is defined; None: any length
             have = {} if request.again else one.usable(protocol, anchor, stored)
             for length in sorted(of_options):
-                tokens = corpus.window(length) if isinstance(corpus, Problems) else length
+                tokens = corpus.window(length)
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
@@ -157,7 +157,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
     Raises: ConfigError if it is too short for a length that was asked for, or for all.
     """
     split = corpus.splits[protocol.split]
-    if isinstance(split, Split) and not split.num_documents:
+    if split.num_tokens == 0:
         raise ConfigError(
             f"data={config.data.name} has no {protocol.split} text, which protocol {protocol.name} scores: evaluate "
             "another text (--data files --data data.path=FOLDER)"
@@ -169,7 +169,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
     refused = {}
-    for length in lengths if isinstance(split, Split) else ():
+    for length in lengths if split.num_tokens else ():
         try:
             protocol.check_length(split, length, protocol.settings(config))
         except ConfigError as error:

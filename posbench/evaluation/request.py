@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from posbench.config import Config, ConfigError, DataConfig, check_name
-from posbench.data import ProblemSplit, Split
-from posbench.evaluation.protocols import NGRAM, VALIDATION, Protocol, protocol_named
+import typer
+
+from posbench.config import Config, ConfigError, DataConfig, check_name, scored_length
+from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles
+
+if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no torch
+    from posbench.evaluation.protocols import Protocol
 
 _COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a run. No lengths, or no protocols: those of the run's own configuration.
+    """Options of `posbench eval` and `posbench.evaluate`. No lengths, or no protocols: as in the run's configuration.
 
     Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`), and of no
     others. Of another text the loss at the training length is asked and, where lengths are given, perplexity by the
@@ -26,23 +31,95 @@ class Request:
     Raises: ConfigError for an unknown protocol, words that cannot be options, or a text whose name cannot be used.
     """
 
-    lengths: tuple[int, ...] = ()  # tokens
-    protocols: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()  # options of the scheme or the task at evaluation alone; several values: `variants`
-    data: DataConfig | None = None  # another text than the run was trained on
-    at_step: int | None = None  # of older weights; None: the last step's
-    device: str = "auto"
-    dtype: str = "auto"
-    again: bool = False  # whether what is stored is scored once more
-    piece: int | None = None  # tokens, instead of the run's own `evaluation.piece`
-    scheme_files: tuple[Path, ...] = ()  # of schemes of one's own, that runs may import wherever these lie
-    scheme_changed: bool = False  # go on where the file of a scheme of one's own is another one than it was
+    lengths: Annotated[
+        tuple[int, ...],
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--length",
+                "-l",
+                help="Tokens: 4096, 8k (8192); of tasks items. Repeat it, or separate by commas. Default: those of the "
+                "run's experiment.",
+                show_default=False,
+            ),
+        ],
+    ] = ()
+    protocols: Annotated[
+        tuple[str, ...],
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--protocol",
+                "-p",
+                help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: "
+                "those of the run's experiment.",
+                show_default=False,
+            ),
+        ],
+    ] = ()
+    under: Annotated[
+        tuple[str, ...],
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="KEY=VALUE",
+                help="Change an option for this evaluation only. Of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
+                "yarn_code (factor=4; default: length / training length), base=1e6. The scheme itself: "
+                "scheme=nope, or another that learns nothing of its own. Of the task: ignored=0.98. Values separated "
+                "by commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
+                show_default=False,
+            ),
+        ],
+    ] = ()
+    data: Annotated[
+        DataConfig | None,
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="NAME",
+                help="A text that the runs were not trained on, cut by their own tokenizers: a choice of conf/data, "
+                "such as wikitext103. Its validation and test splits are scored, or all of it where it has none. Give "
+                "its settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
+                show_default=False,
+            ),
+        ],
+    ] = None
+    at_step: AtStep = None
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto"
+    again: Annotated[bool, typer.Option("--again", help="Rescore even where a result exists.")] = False
+    piece: Annotated[
+        int | None,
+        typer.Option(
+            help="Split sequences longer than this many tokens into pieces, to use less memory. Default: the run's.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1
+    scheme_files: Annotated[tuple[Path, ...], SchemeFiles] = ()
+    scheme_changed: SchemeChanged = False
+    config_dir: ConfigDir = None
 
     def __post_init__(self) -> None:
-        for name in self.protocols:
-            protocol_named(name)
-        if self.data is not None:
-            check_name("data.name", self.data.name)
+        from posbench.evaluation.protocols import protocol_named
+        from posbench.evaluation.texts import text_named
+
+        data, folder = self.data, [f"--config-dir={self.config_dir}"] if self.config_dir else []
+        if not isinstance(data, DataConfig):
+            data = text_named([*([data] if isinstance(data, str) else data or ()), *folder])
+        lengths = [word for length in self.lengths for word in str(length).split(",")]
+        checked = {
+            "lengths": tuple(scored_length("--length", word) for word in lengths),
+            "protocols": tuple(protocol_named(name).name for names in self.protocols for name in names.split(",")),
+            "under": tuple(self.under),
+            "data": data,
+            "scheme_files": tuple(map(Path, self.scheme_files)),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if data is not None:
+            check_name("data.name", data.name)
 
     @property
     def variants(self) -> list[Request]:
@@ -57,26 +134,30 @@ class Request:
     @property
     def wants_ngrams(self) -> bool:
         """Whether n-gram models are scored too: by name, or where all that belongs to a run is asked for."""
+        from posbench.evaluation.protocols import NGRAM
+
         return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, own: Sequence[str]) -> Sequence[str]:
-        """The names of those to score by; `own`, of the run's configuration."""
+        """Return the names of the protocols to score by. Arguments: own, names in the run's configuration."""
+        from posbench.evaluation.protocols import VALIDATION, protocol_named
+
         if self.protocols:
             return self.protocols
         if self.data is not None:
             return [VALIDATION.name, *(name for name in own if self.lengths and protocol_named(name).is_by_length)]
         return [name for name in own if not self.lengths or protocol_named(name).follows_lengths]
 
-    def lengths_of(self, protocol: Protocol, config: Config, split: Split | ProblemSplit) -> list[int]:
+    def lengths_of(self, protocol: Protocol, config: Config, split: Any) -> list[int]:
         """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
 
         With lengths and no protocols the training length is scored too, so that there is a change to see.
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)
-        if asked and not self.protocols and self.data is None and (protocol.is_by_length or config.is_task):
+        if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
             asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
         lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
-        if lengths and lengths[0] < 2 and not config.is_task:
+        if lengths and lengths[0] < config.data.shortest:
             raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")
         return lengths

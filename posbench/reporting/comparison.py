@@ -19,11 +19,11 @@ import pandas as pd
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.evaluation.protocols.section import ComparedRuns, curves
+from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
-    MARGIN,
     Floats,
     best_rate,
     compare,

@@ -20,105 +20,88 @@ from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
 from posbench.reporting.comparison import Comparison, build, choose, finished, has_other_rates
+from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import at_best_rates, scored, with_searches
 from posbench.reporting.sections import by_sections, models, sections_of
-from posbench.reporting.statistics import MARGIN, conclusions, decided, verdict
+from posbench.reporting.statistics import conclusions, decided, verdict
 from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.runs.tracking import log_report
+from posbench.system.options import takes
 
 
+@takes(ReportOptions)
 def report(
-    places: str | Path | Sequence[str | Path],
-    against: str | None = None,
-    baseline: str | None = None,
-    output: str | Path | None = None,
-    console: Console | None = None,
-    by: str | None = None,
-    margin: float = MARGIN,
-    schemes: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    title: str | None = None,
-    every_length: bool = False,
-    latex: bool = False,
-    wandb: bool = False,
-    open_page: bool = False,
-    beside: str | Path | None = None,
+    places: str | Path | Sequence[str | Path], *, options: ReportOptions, console: Console | None = None
 ) -> list[Path]:
     """Print the report of the runs at these places, write its files, and return their paths.
 
-    Arguments: against, published results to compare with ours (default: the experiment's own); baseline, the scheme
-    that gaps are measured against (default: the experiment's own); output, the folder for files (default: `report` in
-    the first place, or `report-by-<column>`); by, a column of `posbench.results` that runs are grouped by, such as
-    train.lr, or several with commas; margin, below which losses count as equal, in nats a token; schemes and seeds,
-    only these; title, default the experiment's name; every_length, whether lengths that are neither a multiple nor a
-    part of the training length are shown too; latex, whether tables are also written as LaTeX and pictures as PDF;
-    wandb, whether the folder is logged to wandb as an artifact; open_page, whether the page is opened in a browser;
-    beside, a reference whose runs stand in the same tables (`posbench.reporting.beside`).
+    Arguments: as the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
+    compare with ours (default: the experiment's own); output, the folder for files (default: `report` in the first
+    place, or `report-by-<column>`); beside, a reference whose runs stand in the same tables
+    (`posbench.reporting.beside`); schemes and seeds, only these.
     Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
     """
-    console = console or Console()
-    if not 0 < margin < math.inf:
-        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")
+    console, by, margin = console or Console(), options.by, options.margin
     places = [places] if isinstance(places, str | Path) else list(places)
     first_place = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
-    target = Path(output) if output else first_place / (f"report-by-{by}" if by else "report")
-    if beside:
+    target = Path(options.output) if options.output else first_place / (f"report-by-{by}" if by else "report")
+    if options.beside:
         from posbench.reporting.beside import check_same_losses, how_to_train, joined  # it computes: torch, Hydra
 
-        reference = folder_of(Path(beside))
+        reference = folder_of(Path(options.beside))
         check_same_losses(reference, console)
         places = [reference, *places]  # the first run says what the experiment is
     summary, rows = read(with_searches(places))
     summary, is_searched = scored(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
-    chosen = choose(summary, schemes, seeds)
-    if beside:
+    chosen = choose(summary, options.schemes, options.seeds)
+    if options.beside:
         chosen = joined(chosen, reference, console)
     target.mkdir(parents=True, exist_ok=True)
-    published = load_published(against) if against else _own_published(chosen)
+    published = load_published(options.against) if options.against else _own_published(chosen)
     if is_of_tasks(chosen):
-        if against:
+        if options.against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         runs, left_out = finished(chosen)
         content, files = content_of_tasks(runs, rows, by, left_out)
         content |= {"setup": _setup(runs), "continued": dict(_continued(runs))}
         names, first = content["names"], content["tables"]["summary"]
     elif by:
-        groups = _groups(chosen, rows, by, baseline, published, margin)
+        groups = _groups(chosen, rows, by, options.baseline, published, margin)
         content, files = _by_content(groups, by, published, margin)
         named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
         names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
         first = content["sections"][0 if by == "train.lr" else 1].table
     else:
         chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
-        comparison = build(chosen, rows, baseline, published, margin, tried=tried)
-        content, files = _content(comparison, margin, every_length)
+        comparison = build(chosen, rows, options.baseline, published, margin, tried=tried)
+        content, files = _content(comparison, margin, options.every_length)
         names, first = comparison.experiment, content["sections"][0].table
     files["runs.csv"] = chosen
-    content["title"] = f"posbench: {title or names}"
+    content["title"] = f"posbench: {options.title or names}"
     templates = environment()
     said = " ".join(templates.get_template(content["paragraph"]).render(content).split())
     page = templates.get_template(content["page"]).render(content | {"conclusions": said})
     page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
-    paths = write(target, page, content, files, latex)
+    paths = write(target, page, content, files, options.latex)
     show(console, content["title"], first, said)
     for line in content.get("holes", ()):
         console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
     )
-    if beside:
+    if options.beside:
         console.out(how_to_train(reference))
-    if wandb:
+    if options.wandb:
         run = finished(chosen)[0].iloc[0]
         told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
         console.print(told, highlight=False, soft_wrap=True)
-    if open_page:
+    if options.open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
 

@@ -23,12 +23,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import bdtrc, nctdtrinc, stdtr, stdtrit
 
+from posbench.reporting.options import MARGIN
+
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95  # of intervals
 LEVEL = 0.05  # chance of any false claim in a family
 POWER = 0.80  # of the smallest detectable difference
-MARGIN = 0.01  # nats a token: losses closer than this, 1 % in perplexity, count as equal
 FEWEST_SEEDS = 3  # to rank schemes
 ALLOWED = 2.0  # of the spread of a difference, for a choice of rates by one pilot seed
 ENOUGH_SEEDS = 5  # to rank schemes where seeds of one split in two

@@ -81,9 +81,9 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
     Those of the steps `branching` stay. If the process is killed meanwhile, a checkpoint is whole, or has a name that
     is removed when the run is resumed.
     """
-    behind = [each for each in _folders(folder) if _step(each) > _step(newest)]
+    behind = [each for each in _folders(folder) if step_of(each) > step_of(newest)]
     old = [each for each in _folders(folder) if each not in behind][max(2, keep) :]
-    for unwanted in [*behind, *(each for each in old if _step(each) not in branching)]:
+    for unwanted in [*behind, *(each for each in old if step_of(each) not in branching)]:
         rest = unwanted.with_name(f".{unwanted.name}.tmp")
         with suppress(OSError):
             unwanted.rename(rest)
@@ -158,7 +158,7 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
     try:
         check(checkpoint, {MODEL: manifest.weights} if step == manifest.num_steps and manifest.weights else None)
     except TornCheckpoint as why:
-        others = ", ".join(str(_step(other)) for other in reversed(_folders(folder)) if other != checkpoint)
+        others = ", ".join(str(step_of(other)) for other in reversed(_folders(folder)) if other != checkpoint)
         raise ConfigError(
             f"the weights of step {step} in {folder} cannot be used: {why}. Use those of another step with --at-step "
             f"(there are: {others or 'none'}), or delete the folder {folder.parent} and train it again"
@@ -191,14 +191,15 @@ def _folders(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     if not folder.is_dir():
         return []
-    return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=_step, reverse=True)
+    return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=step_of, reverse=True)
 
 
 def _name(step: int) -> str:
     return f"step={step:08d}"
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("step="))
 
 

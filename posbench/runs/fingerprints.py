@@ -15,7 +15,7 @@ from posbench.config import Config, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:  # a report reads fingerprints and needs no torch
     from posbench.model.decoder import Decoder
-    from posbench.runs.origin import Origin
+    from posbench.runs.start import Start
 
 # Not part of what a run computes: names, places, and what only watches. The data of a task are.
 _ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
@@ -45,11 +45,11 @@ def digest(content: bytes | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
 
-def identity(config: Config, device: dict[str, Any], origin: Origin | None = None) -> dict[str, Any]:
+def identity(config: Config, device: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
     """What a run computes, as flat `group.field` -> value: its configuration without names, places and watching.
 
     The text and the tokenizer are not in it (they have fingerprints of their own), a task and its lengths are, and the
-    device's number format. Arguments: origin, the model that the run begins with (`train.from_run`).
+    device's number format. Arguments: start, the model that the run begins with (`train.from_run`).
     """
     mapping = config.to_mapping()
     train = mapping["train"]
@@ -58,11 +58,8 @@ def identity(config: Config, device: dict[str, Any], origin: Origin | None = Non
     }
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
-    fields = {key: value for key, value in mapping.items() if key not in _ASIDE} | {"train": train}
-    if config.is_task:
-        fields["data"] = mapping["data"]
-    elif config.masks_documents:
-        fields["data"] = {"document_mask": True}
+    fields = {key: value for key, value in mapping.items() if key not in _ASIDE}
+    fields |= {"train": train, "data": config.data.identity}
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model
@@ -70,30 +67,30 @@ def identity(config: Config, device: dict[str, Any], origin: Origin | None = Non
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    if origin is not None:
-        _continued(fields, config, origin)
+    if start is not None:
+        _continued(fields, config, start)
     return dict(json.loads(json.dumps(flat(fields))))
 
 
-def _continued(fields: dict[str, Any], config: Config, origin: Origin) -> None:
+def _continued(fields: dict[str, Any], config: Config, start: Start) -> None:
     """Make `fields` those of a run that continues another: it stands in a table with runs trained as that one was.
 
     So `train` is that run's with the tokens of both, and what differs is a setting of the row, `scheme.continued`. With
     other windows than that run's it stands in no table with it.
     """
-    own, before = fields["train"], origin.identity or {}
+    own, before = fields["train"], start.identity or {}
     was = {key: value if key in _WINDOWS else before.get(f"train.{key}", value) for key, value in own.items()}
-    tokens = origin.tokens + own["tokens"]
+    tokens = start.tokens + own["tokens"]
     differing = {key: value for key, value in own.items() if value != was[key] and key not in ("lr", "trunk_tokens")}
     fields["scheme"] |= {
         "lr": config.row_train.lr,
-        "continued": {"scheme": origin.scheme, **differing, "tokens": own["tokens"]},
+        "continued": {"scheme": start.scheme, **differing, "tokens": own["tokens"]},
     }
     per_step = own["tokens"] // own["num_steps"]
     fields["train"] = was | {
         "tokens": tokens,
         "num_steps": tokens // per_step,
-        "trunk_tokens": origin.tokens + own["trunk_tokens"],
+        "trunk_tokens": start.tokens + own["trunk_tokens"],
     }
 
 

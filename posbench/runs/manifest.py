@@ -72,7 +72,7 @@ class Manifest:
     text_tokens: int | None = None  # of the train split; None where not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished
     branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
-    continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.origin.Origin.record`)
+    continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.start.Start.record`)
     wandb: dict[str, Any] | None = None
     scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own, by path as recorded: SHA-256
 

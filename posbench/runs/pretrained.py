@@ -7,7 +7,6 @@ or has an older form. Nothing in the folder is run, and transformers is not need
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,25 +56,10 @@ class Positions:
         )
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A decoder of one of `FAMILIES`."""
-
-    name: str  # of the folder, as part of a row's name
-    sizes: dict[str, Any]  # the fields of ModelConfig
-    positions: Positions
-    files: Sequence[Path]  # the weights
-    tokenizer_file: Path  # may not exist
-
-    def load(self) -> dict[str, Tensor]:
-        """Return the weights by our names, float32. An unknown name stays, and `begin_with` refuses it."""
-        return _weights(self.files, self.sizes["tied_embeddings"])
-
-
-def read_pretrained(folder: Path) -> Pretrained:
-    """Read what the folder says of its model. Raises: ConfigError for a model that posbench's decoder cannot be."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return `config.json`. Raises: ConfigError for a model that posbench's decoder cannot be."""
     config = _read_json(folder / "config.json")
-    family, files = config.get("model_type"), _weight_files(folder)
+    family = config.get("model_type")
     architectures = config.get("architectures") or ["ForCausalLM"]
     if family not in FAMILIES:
         raise ConfigError(f"{folder}/config.json has model_type={family}, and posbench has {', '.join(FAMILIES)}")
@@ -87,13 +71,7 @@ def read_pretrained(folder: Path) -> Pretrained:
     needed = ("sizes", "scheme", "vocab_size") if family == "posbench" else (*_SIZES.values(), "vocab_size")
     if missing := [key for key in needed if key not in config]:
         raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({_SAVE})")
-    if not files:
-        raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({_SAVE})")
-    name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes = config["sizes"] if family == "posbench" else _sizes(config, name)
-    return Pretrained(
-        name, sizes | {"vocab_size": config["vocab_size"]}, _positions(config), files, folder / "tokenizer.json"
-    )
+    return config
 
 
 def described(row: Mapping[str, Any]) -> str:
@@ -108,25 +86,15 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads, or all if neither `model.safetensors` nor an index says which."""
-    index = folder / "model.safetensors.index.json"
-    if (single := folder / "model.safetensors").is_file():
-        return [single]
-    if not index.is_file():
-        return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    files = sorted({folder / name for name in _read_json(index)["weight_map"].values()})
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise ConfigError(f"{index} names {missing[0]}, which is not in the folder: download it")
-    return files
-
-
 # ---------------------------------------------------------------- what config.json says
 
 
-def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    family = config["model_type"]
-    return {
+def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the fields of ModelConfig. Arguments: name, the model's."""
+    family, entries = config["model_type"], {"vocab_size": config["vocab_size"]}
+    if family == "posbench":
+        return config["sizes"] | entries
+    return entries | {
         "name": name,
         **{ours: config[theirs] for ours, theirs in _SIZES.items()},
         "num_kv_heads": config.get("num_key_value_heads"),
@@ -138,7 +106,7 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _positions(config: Mapping[str, Any]) -> Positions:
+def positions(config: Mapping[str, Any]) -> Positions:
     """Return the scheme of every layer: rotations, or none in some layers of SmolLM3, within a window or without."""
     if config["model_type"] == "posbench":
         row = config["scheme"]
@@ -212,7 +180,28 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
 # ---------------------------------------------------------------- weights
 
 
-def _weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads, or all if neither `model.safetensors` nor an index says which.
+
+    Raises: ConfigError if there are none, or if one that the index names is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    if index.is_file():
+        files = sorted({folder / name for name in _read_json(index)["weight_map"].values()})
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise ConfigError(f"{index} names {missing[0]}, which is not in the folder: download it")
+    elif not (files := sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))):
+        raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({_SAVE})")
+    return files
+
+
+def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
+    """Return the weights by our names, float32. An unknown name stays, and loading it into a model refuses it.
+
+    Arguments: is_tied, whether both tables are one tensor.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -103,6 +103,7 @@ class Scheme(nn.Module):
 
     is_relative: bool = True  # do the logits depend on differences of positions alone? measured by `posbench verify`
     keeps_norms: bool = True  # do q, k, v and o leave their hooks as long as they came in? measured too
+    has_kinks: bool = False  # is the bias piecewise linear in the scores or gates, so that its gradient has steps?
     is_streaming: bool = True  # do the tokens before a position decide its logits, however many come after it? measured
     per_layer: bool | tuple[str, ...] = False  # own parameters that each layer has for itself: none, all, or the names
     reads_keys: bool = False  # does `bias` look at the keys? A kind of attention without keys refuses it

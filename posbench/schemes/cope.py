@@ -21,6 +21,7 @@ class Cope(Scheme):
 
     per_layer = True
     reads_keys = True
+    has_kinks = True
 
     def __init__(self, shape: Shape, positions: int = 64) -> None:
         super().__init__(shape)

@@ -24,6 +24,7 @@ class Dape(Alibi):
 
     per_layer = True
     reads_keys = True
+    has_kinks = True
     decayed = frozenset({"inner", "outer"})
 
     def __init__(self, shape: Shape, width: int = 32) -> None:

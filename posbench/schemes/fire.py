@@ -46,13 +46,16 @@ class Fire(Scheme):
         c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
         by_distance = torch.log1p(c * at.distances(q))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
+        rows = by_distance.expand(self.shape.num_heads, -1)
         knots, constants, slopes = self._pieces()
         constants_of_heads, slopes_of_heads = constants.t().contiguous(), slopes.t().contiguous()  # [H, pieces]
 
         def mlp(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            share = by_distance[at.distance(b, i, j).clamp(min=0)] / at.of_query(
-                by_query, b, i
-            )  # later keys are masked
+            distance = at.distance(b, i, j).clamp(min=0)  # later keys are masked
+            # FlexAttention, which has no dimension of heads here, cannot compile the gradient of a vector that is read
+            # at differences of positions, only that of a matrix.
+            log = rows[h, distance] if h.ndim == 0 else by_distance[distance]
+            share = log / at.of_query(by_query, b, i)
             piece = torch.zeros_like(share, dtype=torch.long)
             for knot in knots:
                 piece = piece + (share > knot)

@@ -26,10 +26,14 @@ class SelectiveRope(Scheme):
 
     per_layer = True
     decayed = frozenset({"V", "u"})
+    frequency_bits: Tensor
 
     def __init__(self, shape: Shape, base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(shape)
-        self.base = number("base", base, 1.001, 1e15, "500000 is the authors'")
+        frequencies = inverse_frequencies(shape.head_dim, number("base", base, 1.001, 1e15, "500000 is the authors'"))
+        # Their bits, so that a model in float32 keeps them in float64. torch 2.11 does not compile them computed anew
+        # behind a running sum on a GPU.
+        self.register_buffer("frequency_bits", frequencies.view(torch.int64), persistent=False)
         self.V = self.normal(whole("rank", rank, 1, "16 is the authors'"), shape.d_model)
         self.u = self.normal(shape.num_kv_heads * shape.head_dim // 2, rank)
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
@@ -43,7 +47,7 @@ class SelectiveRope(Scheme):
         selected, Hkv = gates.sum_at_query, self.shape.num_kv_heads
         each = self.b.double().exp().unflatten(-1, (Hkv, 1, -1)).repeat_interleave(selected.shape[1] // Hkv, dim=0)
         turns = pos.double()[..., None] * each + selected  # [B, heads, T, D/2]
-        angles = turns * inverse_frequencies(self.shape.head_dim, self.base, selected.device)
+        angles = turns * self.frequency_bits.view(torch.float64)
         return Turn(angles.cos(), angles.sin())
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import Config
-from posbench.data import Batch, ProblemBatches, Problems
+from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.size import cache_size, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.size import cache_size, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.training.step import TrainingStep
@@ -78,10 +78,9 @@ class Contender:
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
     """A batch to train on: random tokens, or problems of the task."""
-    train = config.train
     if config.is_task:
-        return ProblemBatches(Problems(config.data), train.batch_size, config.seed).batch(0).each(device.send)
-    size, generator = (train.batch_size, train.context_length + 1), torch.Generator().manual_seed(0)
+        return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
+    size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
     return Batch(torch.randint(vocab_size, size, generator=generator).to(device.torch))
 
 

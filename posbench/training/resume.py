@@ -1,11 +1,6 @@
-"""How a run begins: its manifest, and resuming from its newest checkpoint, or from its trunk's where a branch begins.
+"""How a run begins: its manifest, and how it starts from other weights or at a checkpoint (`posbench.runs.start`).
 
-The files of a checkpoint are those of `posbench.runs.checkpoint`. `LoopState` is what the loop keeps in one beside
-weights and moments.
-
-A branch is a shorter run of a family (`train.branch_tokens`): until its decay begins it is the same run as its trunk.
-So a branch that begins at the trunk's checkpoint of that step ends with the same bytes as one that is trained from its
-first step: weights, moments and rows of metrics (but for times).
+`LoopState` is what the loop keeps in a checkpoint beside weights and moments.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +18,12 @@ from torch import Tensor
 from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
-from posbench.data import Dataset, Problems
+from posbench.data import Dataset
 from posbench.model.decoder import Decoder
 from posbench.model.size import num_parameters, training_flops_per_token
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
-from posbench.runs.origin import Origin
+from posbench.runs.start import Start
 from posbench.system.console import Say
 from posbench.system.device import Device
 from posbench.training.step import Died, TrainingStep
@@ -45,11 +39,6 @@ _SAVED = (
     "timed_steps",
     "first_step_seconds",
 )
-# What a branch may differ in from its trunk, of the identity, and what it may not, of fingerprints and settings: the
-# last four say which rows are logged.
-_LENGTH = {"train.tokens", "train.num_steps", "scheme.continued.tokens", "scheme.continued.num_steps"}
-_SAME_PRINTS = ("data", "tokenizer", "code", "initial_weights")
-_SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens", "order_every")
 
 
 @dataclass
@@ -115,22 +104,22 @@ def first_manifest(
     model: Decoder,
     device: Device,
     before: Manifest | None,
-    origin: Origin | None = None,
+    start: Start | None = None,
 ) -> Manifest:
     """What `run.json` says of a run before its first step. `model` holds the initial weights.
 
     A run that was cut off keeps when it began, and its wandb run.
     """
-    identity = fingerprints.identity(config, device.describe(), origin)
+    identity = fingerprints.identity(config, device.describe(), start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
     commit = fingerprints.commit()
     flops = tokens * training_flops_per_token(model.architecture, entries) if has_stated_flops else None
     initial_weights = fingerprints.weights_fingerprints(model)
-    if origin is not None:
-        tokens += origin.tokens
-        flops = None if flops is None or origin.training_flops is None else flops + origin.training_flops
-        initial_weights = origin.initial_weights or {"train.from_run": origin.digest[:16]}
+    if start is not None:
+        tokens += start.tokens
+        flops = None if flops is None or start.training_flops is None else flops + start.training_flops
+        initial_weights = start.initial_weights or {"train.from_run": start.digest[:16]}
     return Manifest(
         format=runs.FORMAT,
         status=runs.RUNNING,
@@ -158,19 +147,17 @@ def first_manifest(
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
-        text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
+        text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
-        continued=None
-        if origin is None
-        else {"name": origin.name, "scheme": origin.scheme, "tokens": origin.tokens, "weights": origin.digest},
+        continued=None if start is None else start.record,
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
-        scheme_files=own_files.recorded_files(config.class_mappings),
+        scheme_files=own_files.recorded_files(config.to_mapping()),
     )
 
 
 def manifest_before(
-    run: Run, config: Config, corpus: Dataset, device: Device, say: Say, origin: Origin | None = None
+    run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
     """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
 
@@ -184,9 +171,9 @@ def manifest_before(
             return None
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         before = checkpoint.manifest_in(newest)
-    identity = fingerprints.identity(config, device.describe(), origin)
-    files = own_files.recorded_files(config.class_mappings)
-    digest: str | None = None if origin is None else origin.digest
+    identity = fingerprints.identity(config, device.describe(), start)
+    files = own_files.recorded_files(config.to_mapping())
+    digest: str | None = None if start is None else start.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
     prints = before.fingerprints
     digest = before.continued["weights"] if before.continued else None
@@ -229,44 +216,15 @@ def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
         )
 
 
-def take_over(found: Path, step: TrainingStep, state: LoopState) -> None:
-    """Take weights, moments and the loop's state from an intact checkpoint. Raises: ConfigError, of another model."""
-    checkpoint.put_weights(step.model, checkpoint.load_tensors(found, checkpoint.MODEL))
-    step.optimizer.load_state(checkpoint.load_tensors(found, checkpoint.OPTIMIZER))
-    state.restore(checkpoint.read_state(found))
+def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
+    """Set the weights; from a checkpoint that is continued exactly, set the moments and the loop's state too.
 
-
-def trunk_checkpoint(config: Config, manifest: Manifest, say: Say) -> Path | None:
-    """The trunk's checkpoint from which the run of `config` begins; None where it begins with its first step.
-
-    Arguments: manifest, of the run before its first step; say, which prints which it is, or why there is none.
+    Returns: as `Start.load_into`. Raises: ConfigError if it is another model.
     """
-    if not config.train.is_branch:
-        return None
-    step, found, why = config.train.decay_begins, None, "its name is not that of a branch"
-    if config.trunk_name is not None:
-        trunk = Run(Path(config.runs_dir) / config.trunk_name / config.scheme.name / f"seed={config.seed}")
-        try:
-            found = checkpoint.at_step(trunk.path / "checkpoints", step)
-            why = f"{trunk.path} has no checkpoint of step {step}"
-            if found is not None:
-                differing = _disagreements(trunk.config, checkpoint.manifest_in(found), config, manifest)
-                why = f"{trunk.path} differs in {'; '.join(differing)}" if differing else ""
-        except (checkpoint.TornCheckpoint, ConfigError) as error:
-            why = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
-    if why:
-        say(f"{manifest.run_name}: trained from its first step ({why})")
-        return None
-    say(f"{manifest.run_name}: begins at step {step} of {config.trunk_name}/{manifest.scheme}/seed={manifest.seed}")
-    return found
-
-
-def _disagreements(trunk: Config, before: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """What a trunk at the branch's first step differs in from the branch; empty where they are the same run."""
-    there, here = ({k: v for k, v in each.identity.items() if k not in _LENGTH} for each in (before, manifest))
-    prints, trains = (before.fingerprints, manifest.fingerprints), (trunk.train, config.train)
-    return [
-        *fingerprints.changes(there, here),
-        *(f"fingerprint of {name}" for name in _SAME_PRINTS if getattr(prints[0], name) != getattr(prints[1], name)),
-        *(f"train.{name}" for name in _SAME_SETTINGS if getattr(trains[0], name) != getattr(trains[1], name)),
-    ]
+    differences = start.load_into(step.model)
+    if start.checkpoint is None:
+        state.batches = start.batches
+    else:
+        step.optimizer.load_state(checkpoint.load_tensors(start.checkpoint, checkpoint.OPTIMIZER))
+        state.restore(checkpoint.read_state(start.checkpoint))
+    return differences

@@ -33,18 +33,18 @@ from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.config.units import short_count
-from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
-from posbench.data.batches import chained
+from posbench.data import Batches, Dataset, dataset_of
+from posbench.data.dataset import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
-from posbench.runs.origin import Origin, begin_with, origin_of
 from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
+from posbench.runs.start import Start, start_at, start_of, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
 from posbench.schemes.building import seed_of, unreached
 from posbench.system.console import RunBar, Say
@@ -57,11 +57,10 @@ from posbench.training.processes import Processes, check_divides, joined_process
 from posbench.training.resume import (
     LoopState,
     first_manifest,
+    load,
     manifest_before,
     now,
     say_what_changed,
-    take_over,
-    trunk_checkpoint,
 )
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 
@@ -93,10 +92,10 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             # Whatever can be known to be wrong is refused before any text is read.
             architecture = checked_architecture(config)
             corpus = _prepared_data(config, processes, console.out)
-            origin = origin_of(config.train.from_run, config.seed, config.runs_dir)
-            if origin is not None:
-                origin.check_tokenizer(config, corpus.tokenizer_fingerprint)
-            before = manifest_before(run, config, corpus, device, console.out, origin)
+            start = start_of(config.train.from_run, config.seed, config.runs_dir)
+            if start is not None:
+                start.check_tokenizer(config, corpus.tokenizer_fingerprint)
+            before = manifest_before(run, config, corpus, device, console.out, start)
             if before is not None and before.status == runs.FINISHED:
                 console.out(f"{run.name} is finished (loss {before.loss or math.nan:.4f}): nothing to do")
                 return run
@@ -104,10 +103,10 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             keep_freed_memory()
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
-                batches = batches_of(config, corpus)
+                batches = corpus.batches(config.train, config.seed)
                 model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
                 manifest = processes.broadcast(
-                    first_manifest(config, corpus, model, device, before, origin) if processes.is_first else None
+                    first_manifest(config, corpus, model, device, before, start) if processes.is_first else None
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
@@ -130,7 +129,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     )
                 if before is not None:
                     say_what_changed(before, manifest, console.out)
-                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, origin)
+                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)
                 with training.reason_recorded(), exhaustion_explained(device, training_advice(config.train)):
                     training.begin()
                     training.take_steps()
@@ -149,25 +148,16 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
     corpus = dataset_of(config, say)
     if processes.is_first:
         processes.announce("text")
-    if isinstance(corpus, Problems):
-        return corpus
-    if corpus.validation.num_tokens <= config.train.context_length:
+    validation, length = corpus.splits["validation"], config.train.context_length
+    if validation.num_tokens is not None and validation.num_tokens <= length:
         raise ConfigError(
-            f"the validation split has {corpus.validation.num_tokens} tokens "
-            f"({corpus.validation.num_documents} documents), less than one context of {config.train.context_length}: "
-            "raise data.validation_fraction, give longer text, or shorten train.context_length"
+            f"the validation split has {validation.num_tokens} tokens ({validation.num_documents} documents), less "
+            f"than one context of {length}: raise data.validation_fraction, give longer text, or shorten "
+            "train.context_length"
         )
     if config.train.order_every is not None:
-        order.window_starts(corpus.validation, config.train.context_length, order.WINDOWS)
+        order.window_starts(validation, length, order.WINDOWS)
     return corpus
-
-
-def batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
-    """The batches of a run: windows of its text, or problems of its task."""
-    train = config.train
-    if isinstance(corpus, Problems):
-        return ProblemBatches(corpus, train.batch_size, config.seed)
-    return Batches(corpus.train, train.context_length, train.batch_size, config.seed)
 
 
 @contextmanager
@@ -187,18 +177,18 @@ class Training:
         run: Run,
         manifest: Manifest,
         corpus: Dataset,
-        batches: Batches | ProblemBatches,
+        batches: Batches,
         step: TrainingStep,  # the model on its device, its optimizer, and the processes that share them
         signals: StopSignals,
         console: Console,
         observe: Observer,
-        origin: Origin | None = None,
+        start: Start | None = None,
     ) -> None:
         self.config, self.run, self.manifest, self.corpus, self.batches = config, run, manifest, corpus, batches
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
-        self.state, self.origin = LoopState(), origin
-        self.tokens_before = 0 if origin is None else origin.tokens
+        self.state, self.start = LoopState(), start
+        self.tokens_before = 0 if start is None else start.tokens
         self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
@@ -206,8 +196,8 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the first files; resume the newest intact checkpoint, or begin at the trunk's, where there is one."""
-        folder, newest, trunk = self.run.path, None, None
+        """Write the first files; start at the newest intact checkpoint, at the trunk's, or from other weights."""
+        folder, own, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
             self.run.write_manifest(self.manifest)
@@ -216,39 +206,39 @@ class Training:
             for name in self.manifest.scheme_files:
                 write_text(folder / Path(name).name, own_files.source(Path(name)))  # to read: it is never imported
             newest = checkpoint.newest(folder / "checkpoints", self.console.out)
-            if newest is None:
-                trunk = trunk_checkpoint(self.config, self.manifest, self.console.out)
-        newest, trunk = self.processes.broadcast((newest, trunk))
-        if self.origin is not None and newest is None:
-            fresh, left = begin_with(self.step.model, self.origin.load())
-            self.state.batches = self.origin.batches
-            tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
-            self.console.out(
-                f"{self.run.name}: begins with the weights of {self.origin.name}{tokens}, which has positions "
-                f"{self.origin.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
-                "AdamW's moments begin at zero, the schedule anew"
-                + (f"; from the seed: {', '.join(fresh)}" if fresh else "")
-                + (f"; not taken over: {', '.join(left)}" if left else "")
-            )
-        if found := newest or trunk:
-            before, versions = checkpoint.manifest_in(found), self.manifest.versions.items()
-            take_over(found, self.step, self.state)
+            own = start_at(newest) if newest else None
+            trunk = None if own else trunk_start(self.config, self.manifest, self.console.out)
+        own, trunk = self.processes.broadcast((own, trunk))
+        start = own or trunk or self.start
+        exact = start.checkpoint if start else None  # continued with its moments, as if the run had never stopped
+        fresh, unused = load(start, self.step, self.state) if start else ([], [])
+        if exact:
+            before, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
             prints = self.manifest.fingerprints
             code = fingerprints.mixed(before.fingerprints.code, prints.code)
             self.manifest = replace(
                 self.manifest,
                 versions={key: fingerprints.mixed(before.versions.get(key), version) for key, version in versions},
-                fingerprints=replace(before.fingerprints, code=code) if newest else prints,
-                branched_at=before.branched_at if newest else self.state.steps_done,
+                fingerprints=replace(before.fingerprints, code=code) if own else prints,
+                branched_at=before.branched_at if own else self.state.steps_done,
             )
             self.processes.broadcast(None)  # before the first process changes what the others read
+        elif start:
+            tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
+            self.console.out(
+                f"{self.run.name}: begins with the weights of {start.name}{tokens}, which has positions "
+                f"{start.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
+                "AdamW's moments begin at zero, the schedule anew"
+                + (f"; from the seed: {', '.join(fresh)}" if fresh else "")
+                + (f"; not taken over: {', '.join(unused)}" if unused else "")
+            )
         if self.is_first:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
-            if found:
-                write_text(folder / "metrics.jsonl", (found / checkpoint.METRICS).read_text(encoding="utf-8"))
-            if newest:
+            if exact:
+                write_text(folder / "metrics.jsonl", (exact / checkpoint.METRICS).read_text(encoding="utf-8"))
+            if own and exact:
                 train = self.config.train
-                checkpoint.prune(newest.parent, newest, train.keep_checkpoints, train.branching_steps)
+                checkpoint.prune(exact.parent, exact, train.keep_checkpoints, train.branching_steps)
                 self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
             self.tracker = open_tracker(self.config, self.run, self.manifest, self.console.out)
             self.tracker.log_missing(self.run.logged)
@@ -390,10 +380,11 @@ class Training:
 
     def _score_order(self) -> None:
         """Log what distant order is worth, scored on the same few windows of the validation text each time."""
-        assert not isinstance(self.corpus, Problems)
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
-            worth = order.worth_beyond_near(model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
+            worth = order.worth_beyond_near(
+                model, self.corpus.splits["validation"], length, self.config.evaluation.batch_tokens
+            )
         if not all(map(math.isfinite, worth.values())):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
@@ -463,13 +454,13 @@ class Training:
             bits_per_byte=bits_per_byte,
         )
         self.tracker.summary(self.run.manifest.figures)
-        of_text = f"token, perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
+        per_byte = f", perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
         self.console.out(
-            f"{self.run.name}: loss {loss:.4f} nats/{'answer' if config.is_task else of_text}"
+            f"{self.run.name}: loss {loss:.4f} nats/{self.corpus.unit}{per_byte * (self.corpus.unit == 'token')}"
             f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
         )
         initial = initial_loss(self.run.logged)
-        if initial is not None and loss > initial and self.origin is None:
+        if initial is not None and loss > initial and self.start is None:
             self.console.out(
                 f"{self.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
                 "Lower train.lr"

@@ -12,7 +12,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
 from posbench.model.decoder import build_model
-from posbench.runs.origin import begin_with, origin_of
+from posbench.runs.start import start_of
 from posbench.training import train
 from tests.conftest import small_run
 from tests.huggingface.test_export import written
@@ -85,11 +85,11 @@ def composed(folder, *words):
 
 def begun(folder, *words):
     """The decoder with the folder's weights."""
-    origin = origin_of(str(folder), 0, "runs")
+    start = start_of(str(folder), 0, "runs")
     config = composed(folder, *words)
-    assert config.model == ModelConfig(**origin.model)
-    model = build_model(config, origin.model["vocab_size"], bos_id=256).eval()
-    left = begin_with(model, origin.load())
+    assert config.model == ModelConfig(**start.model)
+    model = build_model(config, start.model["vocab_size"], bos_id=256).eval()
+    left = start.load_into(model)
     return model, left
 
 

@@ -34,7 +34,6 @@ from posbench.runs import run_at
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posbench.data import Corpus, Problems
     from posbench.model.decoder import Decoder
     from posbench.model.layers import Block
     from posbench.schemes import Bias
@@ -75,7 +74,7 @@ class Mechanism(Protocol):
     def score(
         self,
         model: Decoder,
-        corpus: Corpus | Problems,
+        corpus: Any,
         split: Any,
         length: int,
         settings: EvaluationConfig,
@@ -83,7 +82,7 @@ class Mechanism(Protocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         positions = repeated = None
-        if corpus.bos_id is None:
+        if split.num_tokens is None:
             problems = split.at_length(length, WINDOWS)
             starts, tokens, positions = list(range(WINDOWS)), problems.tokens, problems.positions
         else:

@@ -36,8 +36,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Batches, Corpus, Split
-from posbench.data.batches import chained
+from posbench.data import Corpus, Split
+from posbench.data.dataset import chained
 from posbench.evaluation.protocols.protocol import Protocol
 from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
@@ -162,11 +162,10 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
     """Where the windows of a run begin, ascending, each once; and the fingerprint of its batches."""
-    train = config.train
-    batches = Batches(corpus.train, train.context_length, train.batch_size, config.seed)
+    batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
     chain = ""
-    for n in range(train.num_steps):
+    for n in range(config.train.num_steps):
         starts.update(batches.starts(n))
         chain = chained(chain, batches.batch(n))
     return np.array(sorted(starts), np.int64), chain[:16]

@@ -86,13 +86,19 @@ class Protocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
 
+    def reads(self, config: Config) -> bool:
+        """Return whether it scores what `config` trains on."""
+        return self.of_tasks if config.is_task else self.of_text
+
     def check(self, config: Config) -> None:
-        """Raises: ConfigError where it does not score what `config` trains on."""
-        if not (self.of_tasks if config.is_task else self.of_text):
-            what, other = ("a task", "accuracy") if config.is_task else ("text", "fixed")
+        """Raise ConfigError if it does not score what `config` trains on."""
+        if not self.reads(config):
+            scored, data, other = (
+                ("text", "a task", "accuracy") if self.of_text else ("problems of tasks", "text", "fixed")
+            )
             raise ConfigError(
-                f"protocol {self.name} scores {'text' if config.is_task else 'problems of tasks'}, and data="
-                f"{config.data.name} is {what}: take another, such as {other}"
+                f"protocol {self.name} scores {scored}, and data={config.data.name} is {data}: take another, such as "
+                f"{other}"
             )
 
     def settings(self, config: Config) -> EvaluationConfig:

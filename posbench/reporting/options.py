@@ -1,0 +1,103 @@
+"""What a report is asked for: the options of `posbench report` and of `posbench.report`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbench.config import ConfigError
+
+MARGIN = 0.01  # nats a token: losses closer than this, 1 % in perplexity, count as equal
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What to compare, and what to write.
+
+    Raises: ConfigError for a margin that is not above 0, and for words that are no seeds.
+    """
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Published results to compare with ours, such as kexue-10862; an unknown name lists all.",
+            show_default=False,
+        ),
+    ] = None
+    beside: Annotated[
+        str | Path | None,
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Put these runs into the tables of a reference, such as demo_cpu, where they are comparable; it "
+                "says what differs elsewhere, and how to train a comparable row.",
+                show_default=False,
+            ),
+        ],
+    ] = None
+    baseline: Annotated[
+        str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
+    ] = None
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Group runs by a setting: train.lr, tokens, model.name (several with commas).",
+            show_default=False,
+        ),
+    ] = None
+    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
+    schemes: Annotated[
+        Sequence[str],
+        Annotated[
+            str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
+        ],
+    ] = ()
+    seeds: Annotated[
+        Sequence[int],
+        Annotated[
+            str | None, typer.Option(help="Only these seeds, separated by commas. Default: all.", show_default=False)
+        ],
+    ] = ()
+    every_length: Annotated[
+        bool, typer.Option("--every-length", help="Also show lengths just past the training length (T+1, T+10, ...).")
+    ] = False
+    title: Annotated[
+        str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
+    ] = None
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
+    ] = False
+    wandb: Annotated[bool, typer.Option("--wandb", help="Also log the folder to wandb as an artifact.")] = False
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
+    output: Annotated[
+        str | Path | None,
+        Annotated[
+            str | None,
+            typer.Option(
+                parser=os.path.expanduser,
+                metavar="PATH",
+                help="Where the files go. Default: report (or report-by-COLUMN) in the experiment's folder.",
+                show_default=False,
+            ),
+        ],
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < math.inf:
+            raise ConfigError(
+                f"--margin {self.margin} must be above 0: it is a difference in nats per token, such as {MARGIN}"
+            )
+        for name in ("schemes", "seeds"):
+            if isinstance(words := getattr(self, name), str):
+                object.__setattr__(self, name, [word.strip() for word in words.split(",") if word.strip()])
+        if wrong := [seed for seed in self.seeds if not str(seed).isdecimal()]:
+            raise ConfigError(f"--seeds {wrong[0]} is not a seed: give whole numbers with commas, such as 0,1,2")
+        object.__setattr__(self, "seeds", list(map(int, self.seeds)))
