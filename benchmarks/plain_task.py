@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from posbench import build_model, compose
-from posbench.data import Batch, ProblemBatches, Problems
+from posbench.data import Batch, Problems
 from posbench.evaluation.protocols.accuracy import Accuracy
 from posbench.training.optimizer import decayed_parameters
 
@@ -24,7 +24,7 @@ def main(overrides: list[str]) -> None:
     """Train and test the run that the overrides describe."""
     config = compose(overrides)
     problems, train = Problems(config.data), config.row_train
-    batches, model = ProblemBatches(problems, train.batch_size, config.seed), build_model(config, problems.vocab_size)
+    batches, model = problems.batches(train, config.seed), build_model(config, problems.vocab_size)
     decayed = decayed_parameters(model)
     groups = [
         {"params": [p for name, p in model.named_parameters() if (name in decayed) == decays], "weight_decay": weight}

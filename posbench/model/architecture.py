@@ -77,8 +77,7 @@ class Architecture:
 
 def build_architecture(config: Config) -> Architecture:
     """Build the architecture that `config` describes. Raises: ConfigError as `Architecture.build` does."""
-    longest = config.data.window if config.is_task else None
-    return Architecture.build(config.model, config.scheme, config.train.context_length, longest, config.seed)
+    return Architecture.build(config.model, config.scheme, config.train.context_length, config.data.window, config.seed)
 
 
 def checked_architecture(config: Config) -> Architecture:
@@ -94,9 +93,9 @@ def checked_architecture(config: Config) -> Architecture:
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length={length} is "
             "longer: lower train.context_length, or choose another scheme"
         )
-    if config.masks_documents and not all(kind.takes_windows for kind in architecture.kinds):
+    if config.data.document_mask and not all(kind.takes_windows for kind in architecture.kinds):
         raise ConfigError("data.document_mask=true needs scheme.attention={kind: softmax}: leave it out")
-    if config.is_task or config.masks_documents:
+    if config.data.window or config.data.document_mask:
         check_positions(architecture)
     return architecture
 

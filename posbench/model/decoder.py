@@ -280,6 +280,6 @@ def build_model(
     """
     config.check_vocabulary(vocab_size)
     model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)
-    model.bos_id = bos_id if config.masks_documents else None
+    model.bos_id = bos_id if config.data.document_mask else None
     initialise(model, config.seed)
     return model

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from posbench.attention import Kind
-from posbench.config import Config
 from posbench.model.architecture import Architecture, call_hooks
 from posbench.schemes import Scheme
 
@@ -22,24 +21,6 @@ class CacheSize:
 
     bytes_per_token: float  # keys, values, gates
     state_bytes: float  # of any length: the states of recurrences, and full windows
-
-
-def vocab_size(config: Config) -> int:
-    """Return V, the rows of the embedding table, without reading any text; this may open a tokenizer file.
-
-    Raises: ConfigError if the tokenizer cannot be read.
-    """
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    if config.is_task:
-        from posbench.data.tasks import build_task
-
-        return len(build_task(config.data).tokens)
-    if config.tokenizer.kind in ("file", "hub"):
-        from posbench.data.text import tokenizer
-
-        return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
-    return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:

@@ -28,7 +28,6 @@ from posbench.runs.fingerprints import flat
 from posbench.system.console import Console
 from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep
-from posbench.training.train import batches_of
 
 TOLERANCE = 1e-5  # nats a token, between the mean of the first losses as recorded and as computed anew
 # Settings that do not decide what a run computes or what is scored.
@@ -98,7 +97,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     device = choose_device(config.train)
     model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
     step = TrainingStep(config, model, device)
-    batches = batches_of(config, corpus)
+    batches = corpus.batches(config.train, config.seed)
     losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
     mean, recorded = math.fsum(losses) / len(losses), row["loss"]
     what = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
@@ -143,16 +142,14 @@ def words_of(config: Config) -> list[str]:
     """The words of the command line that make what this configuration computes, but for the scheme and the seed."""
     name = config.experiment.name
     words = [f"experiment={name}"] if name in choices("experiment") else []
-    if config.is_task:
-        words.append(f"data={config.data.name}")
+    words += [f"data={config.data.name}"] * config.is_task
     composed = compose(words)
     for group in ("model", "data"):
         chosen = getattr(config, group).name
         if chosen != getattr(composed, group).name and chosen in choices(group):
             words.append(f"{group}={chosen}")
-    if not config.is_task:  # without the place of its files, data=files cannot be composed
-        files = {f"data.{name}": getattr(config.data, name) for name in ("path", "train_path", "validation_path")}
-        words += [f"{key}={path}" for key, path in files.items() if path]
+    data = config.data.to_mapping()  # data=files cannot be composed without the place of its files
+    words += [f"data.{name}={data[name]}" for name in ("path", "train_path", "validation_path") if data.get(name)]
     there, here = _settings(config), _settings(compose(words))
     return words + [f"{key}={_word(value)}" for key, value in there.items() if value != here.get(key)]
 

@@ -28,7 +28,7 @@ STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences; a smaller step may avoid a 
 ALLOWANCE = {torch.float32: 8.0, torch.bfloat16: 4.0}
 # The allowance grows by this factor if scores are piecewise linear, because a rounding that crosses a kink changes the
 # gradient by a step. On an H200, CoPE and DAPE were measured to need a factor of 83 in fp32; in float64 their gradients
-# agree with the CPU's to 1e-14. A wrong gradient is off by a factor of a million.
+# agree with the CPU's to 1e-14. A wrong gradient is off by a million roundings.
 KINKED = 128.0
 # Errors of small gradients are relative to this part of the mean size (a shift of all scores has a gradient of zero).
 FLOOR = 1.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from posbench import __version__
 from posbench.composition.compose import compose
 from posbench.reporting.beside import baseline_of, words_of
 from posbench.runs import find_runs
@@ -74,4 +75,7 @@ def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     next(row for row in rows if row["kind"] == "train")["loss"] += 2e-5
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert "Use the release that trained it: posbench 0.1.0" in posbench("report", "mine", "--beside", "demo").error
+    assert (
+        f"Use the release that trained it: posbench {__version__}"
+        in posbench("report", "mine", "--beside", "demo").error
+    )
