@@ -134,7 +134,7 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Count one update and one read of two states, D x D and D, or else the work of softmax, once per sum."""
+        """Count updates and reads of states, D x D and D, or for other biases scores for each sum and the output."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
