@@ -27,8 +27,8 @@ STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences: a smaller step may miss a k
 # 14 (learned frequencies).
 ALLOWANCE = {torch.float32: 8.0, torch.bfloat16: 4.0}
 # A further factor for schemes whose scores are piecewise linear in what the model computes: a rounding that crosses a
-# kink changes the gradient by a step. On an H200 CoPE and DAPE needed 83 in fp32, while in float64 their gradients agree
-# with the CPU's to 1e-14. A wrong gradient misses by a million roundings.
+# kink changes the gradient by a step. On an H200 CoPE and DAPE needed 83 in fp32, while in float64 their gradients
+# agree with the CPU's to 1e-14. A wrong gradient misses by a million roundings.
 KINKED = 128.0
 FLOOR = 1.0  # of the mean size of gradients: smaller ones are held to it (what is added to all scores has none)
 
