@@ -255,8 +255,8 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
-    given = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
-    if "train.lr" in given and "train.lr_of" not in given:
+    keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
+    if "train.lr" in keys and "train.lr_of" not in keys:
         mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
     trust_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
     if mapping["data"].get("source") == "task":
@@ -270,6 +270,7 @@ def typed(composed: DictConfig) -> Config:
     protocols = import_module("posbench.evaluation.protocols")  # a layer above: found by name, as schemes and tasks are
     for name in config.evaluation.protocols:  # a stored run may name one that is no longer there: not a rule of Config
         protocols.protocol_named(name).check(config)
+    config.command = tuple(HydraConfig.get().overrides.task)
     return config
 
 

@@ -54,6 +54,7 @@ class Config(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.command: tuple[str, ...] = ()  # the overrides that composed it, as typed; no setting
         if not isinstance(self.scheme, SchemeConfig):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if isinstance(self.data, dict):

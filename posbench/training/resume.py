@@ -153,6 +153,7 @@ def first_manifest(
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
         scheme_files=own_files.recorded_files(config.to_mapping()),
+        command=list(config.command) or None,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from posbench import __version__
 from posbench.composition.compose import compose
-from posbench.reporting.beside import baseline_of, words_of
+from posbench.reporting.beside import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give
@@ -25,9 +25,9 @@ class Steep(Alibi):
 
 
 @pytest.mark.parametrize("name", ["ladder_m-1.02M", "tasks/copy"])
-def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
+def test_the_recorded_command_computes_what_the_reference_did(name: str) -> None:
     run = baseline_of(REFERENCE / name)
-    config = compose([*words_of(run.config), f"scheme={run.manifest.scheme}"])
+    config = compose(run.manifest.command or [])
     assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
 
 
