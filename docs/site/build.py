@@ -178,7 +178,7 @@ def heads_of(ours: list[Comparison]) -> dict[str, str]:
 def drawn(plot: Plot, scheme: str) -> str:
     """Return the picture of a scheme's heads, as an element of the page."""
     with style():
-        figure = by_head(plot.points, plot.name)
+        figure = by_head(plot)
     return inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{plot.name}")
 
 

@@ -20,6 +20,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,12 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     """The words, and `experiment=task` where they name a task and no experiment: the demo's settings are of text."""
     named = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    return [*words] if has_experiment or not any(_is_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
+    return (
+        [*words] if has_experiment or not any(_names_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
+    )
 
 
-def _is_task(name: str, *folders: Path) -> bool:
+def _names_task(name: str, *folders: Path) -> bool:
     file = choices("data", *folders).get(name)
     return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
@@ -252,8 +255,8 @@ def typed(composed: DictConfig) -> Config:
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
-    given = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
-    if "train.lr" in given and "train.lr_of" not in given:
+    keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
+    if "train.lr" in keys and "train.lr_of" not in keys:
         mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
     trust_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
     if mapping["data"].get("source") == "task":
@@ -264,6 +267,10 @@ def typed(composed: DictConfig) -> Config:
         config = Config.from_mapping(mapping)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
+    protocols = import_module("posbench.evaluation.protocols")  # a layer above: found by name, as schemes and tasks are
+    for name in config.evaluation.protocols:  # a stored run may name one that is no longer there: not a rule of Config
+        protocols.protocol_named(name).check(config)
+    config.command = tuple(HydraConfig.get().overrides.task)
     return config
 
 
@@ -272,14 +279,14 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
     Raises: ConfigError where another number is given, and for what the task refuses.
     """
-    from posbench.data.tasks import context_lengths
+    from posbench.data import Problems
 
     mapping["data"] = tidy(mapping["data"])
     trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
-    places = (("train", "context_length"), ("data", "window"))
-    for (group, name), computed in zip(places, context_lengths(task), strict=True):
-        given = mapping[group].setdefault(name, None)
+    problems = Problems(task)
+    for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
+        given, computed = mapping[group].setdefault(name, None), problems.window(length)
         if given not in (None, "???", computed):
             raise ConfigError(
                 f"{group}.{name}={given} is given, but a problem of data={task.task} has {computed} tokens to read "

@@ -113,7 +113,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     distances = np.concatenate(([0], rows))
     keys = torch.from_numpy(longest - distances)  # positions
     everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
-    gates, located, _ = Softmax(shape).placed(stream, scheme, everywhere, None)
+    gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
     here, there = _rows(located, torch.tensor([longest])), _rows(located, keys)
 
     q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)

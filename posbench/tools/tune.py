@@ -121,7 +121,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
         *given,
         f"runs_dir={quoted(f'{folder}-tune')}",
         "experiment_name='lr=${train.lr}'",
-        *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
+        *config.data.tuning_words(fraction),
         "train.branch_tokens=[]",
         "train.lr_of=null",
     )
@@ -190,11 +190,9 @@ def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, cons
     for row in table.to_numpy().tolist():
         shown.add_row(*row)
     console.print(shown)
-    is_task = tuning.config.is_task
-    scored = "answer, on problems whose accuracy is not scored" if is_task else "token, on text that is not scored"
     own = ",".join(f"{s}:{best_rate(rates)!r}" for s, rates in losses.items() if min(rates.values()) < math.inf)
     for line in (
-        f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{scored}. "
+        f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{tuning.config.data.tuned_on}. "
         "A difference as small as those between seeds means nothing.",
         f"wrote {tuning.folder / RATES}",
         "To train each scheme at its best rate:",

@@ -91,7 +91,7 @@ def test_gates_and_their_sums_reach_locate_and_bias_by_head(heads):
     q, k, v = (
         torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV)
     )
-    o = kind.mix(q, k, v, x, scheme, model._embedded(random_tokens(40), 0, 0, 40, None)[1][0], None)
+    o = kind.mix(q, k, v, x, scheme, model._embed(random_tokens(40), 0, 0, 40, None)[1][0], None)
     for b, h in ((0, 0), (1, 4), (0, 5)):
         n = 0 if heads == 1 else h // (H // HKV)  # of the head's gates
         gate = torch.nn.functional.softplus(x[b] @ scheme.w[2 * n : 2 * n + 2].T)  # [T, 2]
@@ -181,7 +181,7 @@ def test_what_a_constructor_draws_depends_on_the_seed_the_kind_and_the_layer():
 def test_equal_members_are_one_scheme_prepared_once():
     model = built(interleaved(QK, QK, NOPE), "model.num_layers=6")
     assert [type(layer) for layer in model.scheme] == [Rotary, Rotary, Scheme] * 2
-    _, ats = model._embedded(random_tokens(9), 0, 0, 9, None)
+    _, ats = model._embed(random_tokens(9), 0, 0, 9, None)
     assert len({id(at) for at in ats}) == len(set(model.scheme)) == 2
 
 
@@ -196,12 +196,12 @@ def test_what_does_not_fit_the_seam_is_refused():
     assert "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (key heads) or 6" in message(
         trial("Misshapen")
     )
-    assert "its locate also moves keys or values, which have 2: give G of 1 or 2" in message(trial("OfKeysToo"))
+    assert "its locate also moves keys or values, which have 2 heads: return G of 1 or 2" in message(trial("OfKeysToo"))
     for name in ("cope", "dape"):
         row = SchemeConfig("t", name, attention={"kind": "linear"})
-        assert "reads keys, which attention of the kind linear does not keep" in message(row)
+        assert "reads keys, which attention of the kind linear does not cache" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
-    with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
+    with pytest.raises(ConfigError, match="attention of the kind decay does not cache"):
         checked_architecture(replace(certificate_config("nope"), scheme=several))
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
     assert "path needs queries of 16 channels; another scheme in scheme.of made them 32 wide" in message(wider)
