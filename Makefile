@@ -43,9 +43,10 @@ style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/ruff check --fix posbench hydra_plugins tests benchmarks docs/site
 
-lint: $(VENV)/.developed ## Check format, lint, types and the layers of imports
+lint: $(VENV)/.developed ## Check format, lint, spelling, types and the layers of imports
 	$(BIN)/ruff format --check posbench hydra_plugins tests benchmarks docs/site
 	$(BIN)/ruff check posbench hydra_plugins tests benchmarks docs/site
+	$(BIN)/codespell *.md docs conf posbench hydra_plugins benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

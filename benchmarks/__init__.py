@@ -1,1 +1,1 @@
-"""Speed beside peers; not run by the tests."""
+"""Measure the speed of posbench and of other libraries, and check it on GPUs. The tests do not run these."""

@@ -5,10 +5,10 @@
     python -m benchmarks.gpu_session --output gpu --only 'speed*' --minutes 9
     python -m benchmarks.gpu_session --output gpu --only 'reference*' data.path='books/*.parquet'
 
-Each item runs in a process of its own with a time limit, and writes its figures to OUTPUT/<item>.json as it measures
-them; its output goes to OUTPUT/<item>.log. A failure does not stop the others. Repeat the command to run the items that
-are left; delete an item's JSON file to run it again. Items that measure no speed run `--jobs` at a time. Overrides at
-the end of the command are added to the reference runs (`experiment=kexue_25m`).
+Each item runs in its own process with a time limit, and writes its figures to OUTPUT/<item>.json as it measures them;
+its output goes to OUTPUT/<item>.log. A failure does not stop the others. Repeat the command to run the remaining items;
+delete an item's JSON file to run it again. Items that measure no speed run `--jobs` at a time. Overrides at the end of
+the command are added to the reference runs (`experiment=kexue_25m`).
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ Figures = dict[str, Any]
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
 RAGGED = 333  # tokens: no multiple of 128, the tile of FlexAttention
 BIASES = ("alibi", "t5", "kerple", "fire", "shaw", "transformer_xl", "fox", "fox_qk_rope", "cope", "dape")
-REFERENCE = ("qk_rope", "vo_rope", "nope", "qkvo_rope", "alibi")  # in order of worth
+REFERENCE = ("qk_rope", "vo_rope", "nope", "qkvo_rope", "alibi")  # the most important first
 SPEED = "posbench nope,posbench qk_rope,posbench alibi,transformers Llama,plain GPT-2"
 SHAPES = ("125m", "350m", "25m", "1b")
 LONG = 131_072  # tokens of the longest window that is scored
-SAME_LOSS = 0.01  # nats per token: a resumed run and one that was left alone
-NEAR_GRADIENT = 0.05  # of a gradient's norm: bfloat16 in two orders
-NEAR_LOSS = 0.05  # nats per token: the end of a run on the GPU and on the CPU, which sum in other orders
+SAME_LOSS = 0.01  # nats per token between a resumed run and an uninterrupted one
+NEAR_GRADIENT = 0.05  # relative error of a gradient between two orders of bfloat16 sums
+NEAR_LOSS = 0.05  # nats per token between the ends of a run on the GPU and on the CPU, which sum in other orders
 
 
 @dataclass(frozen=True)
 class Session:
-    """Where and how large."""
+    """The output folder and the size of this session."""
 
     output: Path
     rehearse: bool
@@ -73,16 +73,16 @@ class Session:
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to do. `run` yields figures as it finds them, and raises where something is wrong."""
+    """A task of the session. `run` yields figures as it measures them, and raises if something is wrong."""
 
     name: str
     run: Callable[[Session], Iterator[Figures]]
     limit: float  # seconds, after which its process is killed
-    alone: bool = False  # it measures speed: nothing runs beside it
+    alone: bool = False  # whether it measures speed, so that nothing else may run
 
 
 def items_of(session: Session) -> list[Item]:
-    """Return the items in order of worth."""
+    """Return the items, the most important first."""
     if session.rehearse:
         return [
             Item("certificates-alibi", partial(certificates, scheme="alibi"), 120),
@@ -124,14 +124,14 @@ def items_of(session: Session) -> list[Item]:
 
 
 def certificates(session: Session, scheme: str) -> Iterator[Figures]:
-    """Compare every way of attention on the device, pieces, hooks and gradients, eager and compiled, with float64.
+    """Compare all kernels, pieces, hooks and gradients on the device, eager and compiled, with float64.
 
-    Errors are root mean squares in roundings of the number format, as `posbench verify` gives them.
+    Errors are root mean squares in roundings of the number format, as in `posbench verify`.
     """
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        specimen = Specimen.of(certificate_config(scheme))
-        # Piecewise-linear biases have kinks, where roundings decide on the gradient: float64 shows that it is right.
+        specimen = Specimen.build(certificate_config(scheme))
+        # Roundings change the gradients of piecewise-linear biases at their kinks; float64 shows that they are right.
         yield {"largest_relative_error_of_a_float64_gradient": max(float64_errors(specimen, session.device))}
         for name, (dtype, rounding) in FORMATS.items():
             errors: dict[str, float] = {}
@@ -145,7 +145,7 @@ def certificates(session: Session, scheme: str) -> Iterator[Figures]:
 
 
 def float64_errors(specimen: Specimen, device: str) -> Iterator[float]:
-    """Yield how far each float64 gradient on the device is from the CPU's, as a part of the largest of a setting."""
+    """Yield the difference of each float64 gradient between device and CPU, relative to the setting's largest norm."""
     on_device = copy.deepcopy(specimen.wide).to(device)
     for setting in specimen.settings:
         expected, measured = (
@@ -157,9 +157,9 @@ def float64_errors(specimen: Specimen, device: str) -> Iterator[float]:
 
 
 def shape_gradients(session: Session, shape: str) -> Iterator[Figures]:
-    """Compare gradients of compiled and of eager bfloat16 blocks at a shape that is trained, with two layers of it.
+    """Compare gradients of compiled and eager bfloat16 blocks at a training shape, with two of its layers.
 
-    Large reductions compile to other kernels than a certificate's small ones.
+    Large reductions compile to other kernels than the small ones of certificates.
     """
     size = replace(SIZES[shape], layers=2)
     model = posbench.build_model(config_of(size, "qk_rope", "bfloat16", True), size.vocab).to(session.device)
@@ -175,8 +175,8 @@ def shape_gradients(session: Session, shape: str) -> Iterator[Figures]:
     compiled = gradients_now()
     names = [name for name, _ in model.named_parameters()]
     errors = {
-        name: round(float((one - other).norm() / other.norm()), 5)
-        for name, one, other in zip(names, compiled, eager, strict=True)
+        name: round(float((gradient - expected).norm() / expected.norm()), 5)
+        for name, gradient, expected in zip(names, compiled, eager, strict=True)
     }
     yield {"relative_errors": errors}
     if wrong := errors_above(errors, NEAR_GRADIENT):
@@ -184,10 +184,10 @@ def shape_gradients(session: Session, shape: str) -> Iterator[Figures]:
 
 
 def gradients(session: Session, scheme: str) -> Iterator[Figures]:
-    """Compare gradients of all weights with float64 in a window that is no multiple of FlexAttention's tile of 128."""
+    """Compare gradients of all weights with float64 in a window of `RAGGED` tokens, which ends within a tile."""
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        specimen = replace(Specimen.of(certificate_config(scheme)), tokens=random_tokens(RAGGED))
+        specimen = replace(Specimen.build(certificate_config(scheme)), tokens=random_tokens(RAGGED))
         for name, (dtype_name, rounding) in FORMATS.items():
             dtype = getattr(torch, dtype_name)
             narrow = copy.deepcopy(specimen.narrow).to(session.device)
@@ -201,12 +201,12 @@ def gradients(session: Session, scheme: str) -> Iterator[Figures]:
 
 
 def errors_above(errors: dict[str, float], limit: float) -> dict[str, float]:
-    """Return the paths whose error is above the limit, or no number."""
+    """Return the paths whose error is above the limit or NaN."""
     return {path: error for path, error in errors.items() if not error <= limit}
 
 
 def run_overrides(session: Session, name: str) -> list[str]:
-    """Of every run that the session trains."""
+    """Return the overrides of every run that the session trains."""
     overrides = [f"runs_dir={session.output / 'runs'}", f"data.cache_dir={session.output / 'cache'}", "tracking=none"]
     return [*overrides, f"experiment_name={name}", f"train.device={session.device}"]
 
@@ -216,10 +216,10 @@ TINY += ["train.compile=false", "train.validation_tokens=1024", "train.lr=1e-3"]
 
 
 def resume(session: Session, scheme: str) -> Iterator[Figures]:
-    """Kill a run after its first checkpoint and resume it; compare it with two runs that nobody interrupted.
+    """Kill a run after its first checkpoint and resume it; compare it with two uninterrupted runs.
 
-    If those two end with the same bytes, the resumed run must too. Otherwise kernels sum in an order of their own
-    (learned biases add their gradients atomically), and its loss must be within `SAME_LOSS`.
+    If the two end with the same bytes, the resumed run must too. Otherwise kernels sum in no fixed order (learned
+    biases add their gradients atomically), and its loss must be within `SAME_LOSS`.
     """
     size = ["model=25m", "train.context_length=1024", "train.batch_size=16", "train.dtype=bfloat16", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "train.compile=true", "train.validation_tokens=65536"]
@@ -236,8 +236,8 @@ def resume(session: Session, scheme: str) -> Iterator[Figures]:
     if process.wait() != -signal.SIGKILL:
         raise ValueError(f"training ended by itself, with exit status {process.returncode}")
     for name in names:  # the first of them is resumed
-        words = [*overrides, *run_overrides(session, name)]
-        subprocess.run([sys.executable, "-m", "posbench", "train", *words], check=True)
+        arguments = [*overrides, *run_overrides(session, name)]
+        subprocess.run([sys.executable, "-m", "posbench", "train", *arguments], check=True)
     manifests = [posbench.load_run(session.output / "runs" / name / scheme / "seed=0").manifest for name in names]
     losses = [float(manifest.loss or math.nan) for manifest in manifests]
     resumed, alone, again = [manifest.weights for manifest in manifests]
@@ -253,7 +253,7 @@ def resume(session: Session, scheme: str) -> Iterator[Figures]:
 
 
 def speed(session: Session, shape: str, rounds: int = 5, steps: int = 10) -> Iterator[Figures]:
-    """Time training steps of posbench in turn with Hugging Face's Llama and a plain GPT-2 (benchmarks.peers).
+    """Time training steps of posbench, Hugging Face's Llama and a plain GPT-2 in turn (benchmarks.peers).
 
     Llama starts from our weights, and its first loss must equal ours.
     """
@@ -264,7 +264,7 @@ def speed(session: Session, shape: str, rounds: int = 5, steps: int = 10) -> Ite
         only, compiled = only.replace("alibi", "alibi,posbench qkvo_rope"), [False, True]
     elif shape == "1b":
         rounds, steps = min(rounds, 3), min(steps, 5)
-    alone = is_warming or shape == "1b"  # one model at a time has room, and rounds do not alternate
+    alone = is_warming or shape == "1b"  # memory has room for one model at a time, and rounds do not alternate
     result = peers.compare(shape, dtype, compiled, rounds, steps, only, keep=True, alone=alone)
     peers.show(result)
     yield result
@@ -273,14 +273,14 @@ def speed(session: Session, shape: str, rounds: int = 5, steps: int = 10) -> Ite
 
 
 def profile(session: Session, shape: str, scheme: str) -> Iterator[Figures]:
-    """Keep the table of where one compiled training step spends its time (benchmarks.profile_step)."""
+    """Record the table of the time that each part of a compiled training step takes (benchmarks.profile_step)."""
     command = [sys.executable, "-m", "benchmarks.profile_step", "--shape", shape, "--scheme", scheme, "--operations"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     yield {"lines": output.splitlines()}
 
 
 def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
-    """300 steps of one float32 run on the device and on the CPU: how far do their losses part?"""
+    """Train 300 steps of one float32 run on the device and on the CPU, and compare their losses."""
     size = ["model=small", "train.context_length=256", "train.batch_size=4", "train.lr=1e-3"]
     size = TINY if session.rehearse else [*size, "tokenizer.vocab_size=4096", "train.validation_tokens=16384"]
     overrides = [f"scheme={scheme}", *size, "train.steps=300", "train.log_every=10", "train.dtype=float32"]
@@ -290,11 +290,10 @@ def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
         run = posbench.train([*overrides, *run_overrides(session, name), f"train.device={device}"])
         losses[f"{len(losses)} {device}"] = [float(loss) for loss in run.metrics["loss"]]
         yield {"losses": losses}
-    one, other = losses.values()
-    apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    yield {"largest_difference": max(apart), "last_difference": apart[-1]}
-    if not apart[-1] < NEAR_LOSS:
-        raise ValueError(f"the last losses are {apart[-1]} nats per token apart")
+    differences = [abs(a - b) for a, b in zip(*losses.values(), strict=True)]
+    yield {"largest_difference": max(differences), "last_difference": differences[-1]}
+    if not differences[-1] < NEAR_LOSS:
+        raise ValueError(f"the last losses are {differences[-1]} nats per token apart")
 
 
 def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
@@ -312,7 +311,7 @@ def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
 
 
 def long_windows(session: Session, scheme: str) -> Iterator[Figures]:
-    """Score a window of `LONG` tokens with a model of `kexue_25m` that took two steps: seconds and peak memory."""
+    """Measure seconds and peak memory of scoring a window of `LONG` tokens with a `kexue_25m` after two steps."""
     length = 256 if session.rehearse else LONG
     tiny = [*TINY, "data.path=posbench"] if session.rehearse else []
     overrides = [f"scheme={scheme}", "experiment=kexue_25m", *tiny, "train.steps=2", "evaluation.windows=1"]
@@ -328,32 +327,32 @@ def long_windows(session: Session, scheme: str) -> Iterator[Figures]:
 
 
 def do(item: Item, session: Session) -> None:
-    """Run an item in this process, and keep its figures as they come."""
+    """Run an item in this process, and write its figures as they come."""
     file = session.output / f"{item.name}.json"
     gpu = "none" if session.rehearse else torch.cuda.get_device_name()
-    found: Figures = {"item": item.name, "status": "running", "gpu": gpu, "torch": torch.__version__}
+    record: Figures = {"item": item.name, "status": "running", "gpu": gpu, "torch": torch.__version__}
     began = time.monotonic()
     try:
         for figures in item.run(session):
-            found |= figures
-            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        found["status"] = "done"
+            record |= figures
+            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        record["status"] = "done"
     except Exception as error:
         traceback.print_exc()
-        found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"[:2000]}
-    found["seconds"] = round(time.monotonic() - began, 1)
-    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"[:2000]}
+    record["seconds"] = round(time.monotonic() - began, 1)
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def supervise(item: Item, session: Session, words: list[str], until: float) -> str:
-    """Run an item in a process of its own. Returns its status."""
+def supervise(item: Item, session: Session, arguments: list[str], until: float) -> str:
+    """Run an item in its own process with `arguments`, until the time `until` at most, and return its status."""
     file = session.output / f"{item.name}.json"
     if file.exists() and json.loads(file.read_text(encoding="utf-8"))["status"] in ("done", "failed"):
         return "done before"
     limit = min(item.limit, until - time.monotonic())
     if limit < item.limit / 4:
         return "not begun: no time left"
-    command = [sys.executable, "-m", "benchmarks.gpu_session", "--item", item.name, *words]
+    command = [sys.executable, "-m", "benchmarks.gpu_session", "--item", item.name, *arguments]
     with (session.output / f"{item.name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -362,35 +361,35 @@ def supervise(item: Item, session: Session, words: list[str], until: float) -> s
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # and the runs that it started
             end = f"stopped after {limit:.0f} s"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"item": item.name}
+    record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"item": item.name}
     if end:
-        file.write_text(json.dumps(found | {"status": end}, indent=1) + "\n", encoding="utf-8")
-    return end or f"{found['status']} in {found['seconds']} s"
+        file.write_text(json.dumps(record | {"status": end}, indent=1) + "\n", encoding="utf-8")
+    return end or f"{record['status']} in {record['seconds']} s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="of the reference runs, as of posbench train")
-    parser.add_argument("--output", type=Path, required=True, help="the folder of results")
-    parser.add_argument("--rehearse", action="store_true", help="one small item of each sort, on the CPU")
+    parser.add_argument("overrides", nargs="*", help="overrides of the reference runs, as for posbench train")
+    parser.add_argument("--output", type=Path, required=True, help="the folder for results")
+    parser.add_argument("--rehearse", action="store_true", help="run one small item of each sort on the CPU")
     parser.add_argument(
-        "--only", default="*", help="items whose names match one of these patterns, separated by commas"
+        "--only", default="*", help="run items whose names match one of these patterns, separated by commas"
     )
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which nothing begins or runs on")
-    parser.add_argument("--jobs", type=int, default=4, help="items side by side, unless they measure speed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time limit: stop and begin nothing after it")
+    parser.add_argument("--jobs", type=int, default=4, help="items in parallel, unless they measure speed")
     parser.add_argument("--item", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    session = Session(given.output.absolute(), given.rehearse, tuple(given.overrides))
+    options = parser.parse_args()
+    session = Session(options.output.absolute(), options.rehearse, tuple(options.overrides))
     session.output.mkdir(parents=True, exist_ok=True)
     items = items_of(session)
-    if given.item:
-        return do(next(item for item in items if item.name == given.item), session)
-    words = ["--output", str(session.output), *(["--rehearse"] if session.rehearse else []), *session.overrides]
-    until = time.monotonic() + 60 * given.minutes
-    chosen = [item for item in items if any(fnmatch.fnmatch(item.name, name) for name in given.only.split(","))]
+    if options.item:
+        return do(next(item for item in items if item.name == options.item), session)
+    arguments = ["--output", str(session.output), *(["--rehearse"] if session.rehearse else []), *session.overrides]
+    until = time.monotonic() + 60 * options.minutes
+    chosen = [item for item in items if any(fnmatch.fnmatch(item.name, pattern) for pattern in options.only.split(","))]
     for alone, group in itertools.groupby(chosen, key=lambda item: item.alone):
-        with ThreadPoolExecutor(1 if alone else given.jobs) as pool:
-            for line in pool.map(lambda item: f"{item.name}: {supervise(item, session, words, until)}", group):
+        with ThreadPoolExecutor(1 if alone else options.jobs) as pool:
+            for line in pool.map(lambda item: f"{item.name}: {supervise(item, session, arguments, until)}", group):
                 print(line, flush=True)
 
 

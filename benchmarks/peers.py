@@ -1,4 +1,4 @@
-"""One training step of posbench beside other people's, in one alternating run.
+"""Time a training step of posbench and of other libraries' models in alternating rounds.
 
     python -m benchmarks.peers --shape A --rounds 5 --output peers.json
 
@@ -47,7 +47,7 @@ SCHEMES = ("nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi", "sinusoidal")
 
 
 class Ours:
-    """posbench's own step: the function that `posbench train` calls."""
+    """A contender: posbench's training step, the function that `posbench train` calls."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Ours:
         dtype: str,
         compiled: bool,
         model: Future[Decoder] | None = None,
-        words: Sequence[str] = (),
+        overrides: Sequence[str] = (),
     ) -> None:
-        config = config_of(shape, scheme, dtype, compiled, words)
+        config = config_of(shape, scheme, dtype, compiled, overrides)
         built = build_model(config, shape.vocab) if model is None else model.result()
         self.training_step = TrainingStep(config, built, choose_device(config.train))
 
@@ -67,7 +67,7 @@ class Ours:
 
 
 class Theirs:
-    """A peer: a module from tokens to logits, under autocast for bfloat16, with PyTorch's own AdamW."""
+    """A contender from another library: a module from tokens to logits, under autocast for bfloat16, and AdamW."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Theirs:
         self.autocast = dtype == "bfloat16"
         self.called = torch.compile(self.model) if compiled else self.model
         matrices = [p for p in model.parameters() if p.ndim >= 2]
-        others = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=fused)
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Theirs:
 
 
 def huggingface(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """transformers' Llama with the weights of our qk_rope."""
+    """Build the Llama of transformers with the weights of our qk_rope."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width, inner = shape.width, ffn(shape)
@@ -134,7 +134,7 @@ def huggingface(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
 
 
 def litgpt(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """litgpt's GPT with a Llama configuration."""
+    """Build the GPT of litgpt with a Llama configuration."""
     from litgpt import GPT, Config
 
     config = Config(
@@ -155,7 +155,7 @@ def litgpt(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
 
 
 def x_transformers(**options: Any) -> Callable[[Shape], tuple[nn.Module, Callable[[Any], Tensor]]]:
-    """x-transformers' decoder with RMSNorm and SwiGLU."""
+    """Return a function that builds the decoder of x-transformers with RMSNorm and SwiGLU."""
 
     def make(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
         from x_transformers import Decoder, TransformerWrapper
@@ -200,7 +200,7 @@ class PlainBlock(nn.Module):
 
 
 class Plain(nn.Module):
-    """A GPT-2 of the manner of nanoGPT: learned positions, tied embeddings."""
+    """A GPT-2 like nanoGPT's: learned positions, tied embeddings."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ PEERS: dict[str, tuple[str, Callable[[Shape], tuple[nn.Module, Callable[[Any], T
     "x-transformers ALiBi, no flash": ("x_transformers", x_transformers(alibi_pos_bias=True, attn_flash=False)),
 }
 NEVER_COMPILED = ("x-transformers rotary", "x-transformers ALiBi", "x-transformers ALiBi, no flash")
-BASE, OURS = "transformers Llama", "posbench qk_rope"  # of the same weights
+BASE, OURS = "transformers Llama", "posbench qk_rope"  # two contenders with the same weights
 WARMUP_STEPS = 2
 
 
@@ -238,19 +238,19 @@ def contenders(
     only: str,
     device: Device,
     builders: Executor,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> dict[str, Callable[[], Any]]:
-    """Name -> what makes the contender, posbench's schemes first; peers that are not installed are named and skipped.
+    """Return the functions that build the contenders, by name, posbench's first. Skip peers that are not installed.
 
-    Arguments: only, parts of names, separated by commas. A scheme of `conf/scheme` is a contender too where one of them
-    is its whole name, such as `posbench t5`. builders, which draw the weights of all our models at once: half a minute
-    of one core for a billion. words, overrides of our configuration.
+    Arguments: only, parts of names, separated by commas; a whole name such as `posbench t5` adds any scheme of
+    `conf/scheme`. builders, which draw the weights of all our models in parallel, because a billion of them take half a
+    minute of one core. overrides, of our configuration.
     """
     makers: dict[str, Callable[[], Any]] = {}
     chosen: list[tuple[str, Config]] = []
     parts = only.split(",")
-    named = [part.removeprefix("posbench ") for part in parts if part.startswith("posbench ")]
-    for scheme in dict.fromkeys((*SCHEMES, *(name for name in named if name in choices("scheme")))):
+    requested = [part.removeprefix("posbench ") for part in parts if part.startswith("posbench ")]
+    for scheme in dict.fromkeys((*SCHEMES, *(name for name in requested if name in choices("scheme")))):
         if any(part in f"posbench {scheme}" for part in parts):
             chosen.append((scheme, config_of(shape, scheme, dtype, compiled[-1])))
     # All schemes are built before the first weights are drawn: building one changes torch's default dtype for a moment,
@@ -258,8 +258,9 @@ def contenders(
     architectures = [build_architecture(config) for _, config in chosen]
     for (scheme, config), architecture in zip(chosen, architectures, strict=True):
         model = builders.submit(build_model, config, shape.vocab, architecture)
-        how = compiled[-1]
-        makers[f"posbench {scheme}" + _suffix(how)] = partial(Ours, shape, scheme, dtype, how, model, words)
+        makers[f"posbench {scheme}" + _suffix(compiled[-1])] = partial(
+            Ours, shape, scheme, dtype, compiled[-1], model, overrides
+        )
     for name, (package, make) in PEERS.items():
         if not any(part in name for part in parts):
             continue
@@ -268,9 +269,9 @@ def contenders(
         except ImportError as error:
             print(f"{name}: not installed ({error}), skipped", file=sys.stderr)
             continue
-        for how in compiled:
-            if not (how and name in NEVER_COMPILED):
-                makers[name + _suffix(how)] = partial(_peer, make, shape, dtype, how, fused, device)
+        for is_compiled in compiled:
+            if not (is_compiled and name in NEVER_COMPILED):
+                makers[name + _suffix(is_compiled)] = partial(_peer, make, shape, dtype, is_compiled, fused, device)
     return makers
 
 
@@ -290,12 +291,12 @@ class Warm:
 
     run: Any
     first_loss: float
-    first_seconds: float  # of the steps that warm it up: compilation included
-    peak_bytes: int | None  # of the device, beyond what contenders before it hold; None on a CPU
+    first_seconds: float  # of building and warming up, including compilation
+    peak_bytes: int | None  # on the device, without the memory of earlier contenders; None on a CPU
 
 
 def warmed(make: Callable[[], Any], tokens: Tensor, device: Device) -> Warm:
-    """A contender, made and warmed up."""
+    """Build a contender and warm it up."""
     held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0
     device.reset_peak_memory()
     began = time.perf_counter()
@@ -318,14 +319,15 @@ def compare(
     keep: bool,
     fused: bool | None = True,
     alone: bool = False,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     report: Callable[[dict[str, list[float]]], object] = lambda rates: None,
 ) -> dict[str, Any]:
-    """Tokens per second of every contender, medians over rounds, which alternate unless each is measured `alone`.
+    """Measure tokens per second of every contender, medians over rounds, which alternate between contenders.
 
-    Alone, one contender at a time stands in memory: large models leave no room for all of them. Arguments: words,
-    overrides of our configuration; report, which gets the rates so far after each round, in case it is the last.
-    Returns: what was measured; by name what `failed`, and why, which keeps no other from being measured.
+    Arguments: alone, whether to hold and measure one contender at a time, because large models do not fit into memory
+    together; overrides, of our configuration; report, called with the rates so far after each round, in case it is the
+    last.
+    Returns: the results. `failed` has the reason for each contender that failed; the others are measured all the same.
     """
     if keep:
         keep_freed_memory()
@@ -335,18 +337,18 @@ def compare(
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
     builders = ThreadPoolExecutor(4)
-    makers = contenders(shape, dtype, compiled, fused, only, device, builders, words)
-    together = Measured()
+    makers = contenders(shape, dtype, compiled, fused, only, device, builders, overrides)
+    results = Measured()
     for names in [[name] for name in makers] if alone else [list(makers)]:
-        measure({name: makers[name] for name in names}, rounds, steps, tokens, device, together, report)
+        measure({name: makers[name] for name in names}, rounds, steps, tokens, device, results, report)
         gc.collect()
         if device.is_cuda:
             torch.cuda.empty_cache()
-    first, rates = together.first_losses, together.rates
+    first, rates = results.first_losses, results.rates
     ours = next((loss for name, loss in first.items() if name.startswith("posbench qk_rope,") or name == OURS), None)
     if ours is not None and BASE in first and not abs(ours - first[BASE]) < (2e-5 if dtype == "float32" else 2e-3):
-        together.failed[BASE] = f"its first loss is {first[BASE]}, and that of {OURS} from the same weights {ours}"
-    product_rate = statistics.median(together.machine)
+        results.failed[BASE] = f"its first loss is {first[BASE]}, but {OURS} with the same weights has {ours}"
+    product_rate = statistics.median(results.machine)
     return {
         "shape": shape_name,
         **asdict(shape),
@@ -359,22 +361,22 @@ def compare(
         "steps_a_round": steps,
         "matmul_flops_per_second": product_rate,
         "first_losses": first,
-        "failed": together.failed,
+        "failed": results.failed,
         "contenders": {
-            name: _figures(of, rates.get(BASE), _flops(name, shape), product_rate, device) | together.starts[name]
-            for name, of in rates.items()
+            name: _figures(own_rates, rates.get(BASE), _flops(name, shape), product_rate, device) | results.starts[name]
+            for name, own_rates in rates.items()
         },
     }
 
 
 @dataclass
 class Measured:
-    """What was measured of all contenders, by name."""
+    """The measurements of all contenders, by name."""
 
     first_losses: dict[str, float] = field(default_factory=dict)
-    starts: dict[str, dict[str, Any]] = field(default_factory=dict)  # seconds and memory of warming up
-    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens a second, one a round
-    machine: list[float] = field(default_factory=list)  # of matrix products between rounds, FLOP/s
+    starts: dict[str, dict[str, Any]] = field(default_factory=dict)  # seconds and peak memory of warming up
+    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens per second, one per round
+    machine: list[float] = field(default_factory=list)  # rates of matrix products between rounds, FLOP/s
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -387,7 +389,7 @@ def measure(
     into: Measured,
     report: Callable[[dict[str, list[float]]], object] = lambda rates: None,
 ) -> None:
-    """Make, warm up and measure contenders, in turn round after round; one that fails is left out from there on."""
+    """Build and warm up contenders, then measure them in turn in each round. A contender that fails is dropped."""
     runs: dict[str, Any] = {}
     for name, make in makers.items():
         with _failures_named(name, into):
@@ -416,7 +418,7 @@ def _failures_named(name: str, into: Measured) -> Iterator[None]:
 
 
 def _rate(run: Any, steps: int, tokens: Tensor, device: Device) -> float:
-    """Tokens a second of so many steps."""
+    """Return the tokens per second of `steps` steps."""
     device.wait()
     began = time.perf_counter()
     for _ in range(steps):
@@ -426,7 +428,7 @@ def _rate(run: Any, steps: int, tokens: Tensor, device: Device) -> float:
 
 
 def _flops(name: str, shape: Shape) -> float | None:
-    """Model FLOPs of training a token, where the contender is ours."""
+    """Return the model FLOPs of training per token if the contender is ours, otherwise None."""
     if not name.startswith("posbench "):
         return None
     scheme = name.removeprefix("posbench ").partition(",")[0]
@@ -436,15 +438,15 @@ def _flops(name: str, shape: Shape) -> float | None:
 def _figures(
     rates: list[float], base: list[float] | None, flops: float | None, products: float, device: Device
 ) -> dict[str, Any]:
-    """Of one contender. Arguments: flops, of a token; products, the rate of matrix products, FLOP/s."""
-    rate, stated = statistics.median(rates), datasheet_rate(device.describe()["name"])
+    """Return the figures of one contender. Arguments: flops, per token; products, rate of matrix products, FLOP/s."""
+    rate, datasheet = statistics.median(rates), datasheet_rate(device.describe()["name"])
     return {
         "tokens_per_second": rate,
         "least": min(rates),
         "most": max(rates),
         "to_base": rate / statistics.median(base) if base else None,
         "mfu": rate * flops / products if flops else None,
-        "mfu_datasheet": rate * flops / stated if flops and stated else None,
+        "mfu_datasheet": rate * flops / datasheet if flops and datasheet else None,
     }
 
 
@@ -458,39 +460,43 @@ def show(result: dict[str, Any]) -> None:
         f"{result['rounds']} rounds of {result['steps_a_round']} steps\n"
     )
     print("| contender | tokens/s | least to most | to Llama | MFU | of datasheet |\n|---|---:|---:|---:|---:|---:|")
-    for name, of in result["contenders"].items():
-        ratio = f"{of['to_base']:.2f}" if of["to_base"] else "-"
-        shares = " | ".join(f"{of[key]:.1%}" if of[key] else "" for key in ("mfu", "mfu_datasheet"))
-        rates = f"{of['tokens_per_second']:,.0f} | {of['least']:,.0f} to {of['most']:,.0f}"
+    for name, row in result["contenders"].items():
+        ratio = f"{row['to_base']:.2f}" if row["to_base"] else "-"
+        shares = " | ".join(f"{row[key]:.1%}" if row[key] else "" for key in ("mfu", "mfu_datasheet"))
+        rates = f"{row['tokens_per_second']:,.0f} | {row['least']:,.0f} to {row['most']:,.0f}"
         print(f"| {name} | {rates} | {ratio} | {shares} |")
-    for name, why in result["failed"].items():
-        print(f"\n{name} failed: {why}")
+    for name, reason in result["failed"].items():
+        print(f"\n{name} failed: {reason}")
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="A")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="a round")
+    parser.add_argument("--steps", type=int, default=2, help="steps per round")
     parser.add_argument(
-        "--only", default="", help="contenders whose names hold one of these, by commas; `posbench SCHEME`, that scheme"
+        "--only",
+        default="",
+        help="contenders whose names contain one of these, by commas; `posbench SCHEME` adds a scheme",
     )
-    parser.add_argument("--alone", action="store_true", help="one contender in memory at a time: for large models")
-    parser.add_argument("--free", action="store_true", help="glibc's own settings: freed memory goes back")
-    parser.add_argument("--default-adamw", action="store_true", help="the peers' AdamW as torch chooses it, not fused")
+    parser.add_argument("--alone", action="store_true", help="hold one contender in memory at a time, for large models")
+    parser.add_argument("--free", action="store_true", help="use glibc's own settings, which return freed memory")
+    parser.add_argument(
+        "--default-adamw", action="store_true", help="use torch's default AdamW for peers, not the fused one"
+    )
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    compiled = [False] if given.eager else [False, True]
-    fused = None if given.default_adamw else True
+    args = parser.parse_args()
+    compiled = [False] if args.eager else [False, True]
+    fused = None if args.default_adamw else True
     result = compare(
-        given.shape, given.dtype, compiled, given.rounds, given.steps, given.only, not given.free, fused, given.alone
+        args.shape, args.dtype, compiled, args.rounds, args.steps, args.only, not args.free, fused, args.alone
     )
     show(result)
-    if given.output:
-        given.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     sys.exit(1 if result["failed"] else 0)
 
 

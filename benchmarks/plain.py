@@ -1,11 +1,11 @@
-"""A run of nope, vo_rope, qk_rope, qkvo_rope or alibi in plain PyTorch and NumPy: nothing of posbench is imported.
+"""Train a run of nope, vo_rope, qk_rope, qkvo_rope or alibi in plain PyTorch and NumPy, without importing posbench.
 
     python -m benchmarks.plain runs/demo/qk_rope/seed=0 CORPUS --steps 100
     python -m benchmarks.plain runs/reference/headline/qk_rope/seed=0 CORPUS --steps 100    # from a pack
 
 CORPUS is the folder of token shards that the run was trained on (`posbench prepare` prints it). The model, its initial
-weights, the batches, the loss, AdamW and the learning rate are written down here from the docstrings alone, and the
-losses are printed beside those that the run recorded in metrics.jsonl. It is what a sceptic reads first.
+weights, the batches, the loss, AdamW and the learning rate are written here from posbench's docstrings only. The losses
+are printed next to the ones that the run recorded in metrics.jsonl. It is the first file for a sceptic to read.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import torch.nn.functional as F
 
 
 def drawn(seed: int, name: str, shape: tuple[int, ...], std: float) -> torch.Tensor:
-    """Initial weights: normal, float64, from a generator whose seed is a hash of (seed, name)."""
+    """Draw initial weights: normal, in float64, from a generator whose seed is a hash of (seed, name)."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator).float()
 
 
 def initial_weights(s: dict, vocabulary: int) -> dict[str, torch.Tensor]:
-    """By name; what writes to the stream is smaller by sqrt(2 layers), norms are ones."""
+    """Return name -> initial weights. Matrices that write to the stream are divided by sqrt(2 layers); norms are 1."""
     C, layers, width, std = s["model.d_model"], s["model.num_layers"], s["model.ffn_dim"], s["model.init_std"]
     weights = {"embedding.weight": drawn(s["seed"], "embedding.weight", (vocabulary, C), std)}
     for n in range(layers):
@@ -48,7 +48,7 @@ def initial_weights(s: dict, vocabulary: int) -> dict[str, torch.Tensor]:
 
 
 def turn(x: torch.Tensor, base: float, back: bool = False) -> torch.Tensor:
-    """RoPE of x [B, H, T, D]: the pair (t, t + D/2) of position p turns by p * base ** (-2 t / D) radians."""
+    """Apply RoPE to x [B, H, T, D]: rotate the pair (t, t + D/2) at position p by p * base ** (-2 t / D) radians."""
     T, D = x.shape[-2:]
     angles = torch.arange(T).double()[:, None] * base ** (-torch.arange(0, D, 2).double() / D)
     cos, sin = angles.cos().float(), (-angles if back else angles).sin().float()
@@ -57,13 +57,13 @@ def turn(x: torch.Tensor, base: float, back: bool = False) -> torch.Tensor:
 
 
 def logits(w: dict[str, torch.Tensor], tokens: torch.Tensor, s: dict) -> torch.Tensor:
-    """[B, T, V] of tokens [B, T]: LLaMA's decoder, and in it the scheme."""
+    """Compute the logits [B, T, V] of tokens [B, T] by LLaMA's decoder with the run's scheme."""
     B, T = tokens.shape
     C, H, sites, base = s["model.d_model"], s["model.num_heads"], s.get("scheme.sites", []), s.get("scheme.base")
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     bias = torch.zeros(H, 1, 1)
     if s["scheme.kind"] == "alibi":
-        P = 2 ** (H.bit_length() - 1)  # more heads than a power of two: every second slope of the next power
+        P = 2 ** (H.bit_length() - 1)  # if H is no power of two, the other heads take every second slope of the next
         powers = [8 * h / P for h in range(1, P + 1)] + [4 * (2 * h + 1) / P for h in range(H - P)]
         bias = -torch.tensor([2.0**-power for power in powers])[:, None, None] * (i - j)
     bias = bias + torch.full((T, T), -math.inf).triu(1)
@@ -86,24 +86,24 @@ def logits(w: dict[str, torch.Tensor], tokens: torch.Tensor, s: dict) -> torch.T
 
 
 def batch(n: int, tokens: np.ndarray, s: dict) -> torch.Tensor:
-    """Windows of T + 1 tokens, [B, T + 1]: each once an epoch, its order and phase drawn from (seed, epoch)."""
+    """Return batch n, windows [B, T + 1]: each once per epoch; order and phase are drawn from (seed, epoch)."""
     T, B = s["train.context_length"], s["train.batch_size"]
     windows = (len(tokens) - T) // T
     rows = []
     for number in range(n * B, n * B + B):
-        epoch, place = divmod(number, windows)
+        epoch, index = divmod(number, windows)
         draws = np.random.Philox(np.random.SeedSequence([s["seed"], epoch])).random_raw(windows + 1)
         phase = int(draws[-1] % min(T, len(tokens) - windows * T))
-        start = phase + int(np.argsort(draws[:-1], kind="stable")[place]) * T
+        start = phase + int(np.argsort(draws[:-1], kind="stable")[index]) * T
         rows.append(tokens[start : start + T + 1].astype(np.int64))
     return torch.from_numpy(np.stack(rows))
 
 
 def rate(n: int, s: dict) -> float:
-    """Of step n, from 0: linear warm-up, then a cosine, or constant with a linear decay at the end (wsd)."""
+    """Return the learning rate of step n, from 0: linear warm-up, then cosine, or constant and linear decay (wsd)."""
     peak, total = s.get("scheme.lr", s["train.lr"]), s["train.num_steps"]
     end, trunk = peak * s["train.lr_end_ratio"], s["train.trunk_tokens"] // (s["train.tokens"] // total)
-    warm = math.ceil(s["train.warmup_ratio"] * trunk)  # a branch warms up as the run that it leaves
+    warm = math.ceil(s["train.warmup_ratio"] * trunk)  # a branch warms up like its trunk
     if n < warm:
         return peak * (n + 1) / warm
     if s["train.schedule"] == "cosine":
@@ -113,7 +113,7 @@ def rate(n: int, s: dict) -> float:
 
 
 def train(s: dict, tokens: np.ndarray, vocabulary: int, steps: int) -> list[float]:
-    """The losses of the first steps, nats per token."""
+    """Train and return the losses of the first steps, nats per token."""
     w = initial_weights(s, vocabulary)
     groups = [([p for p in w.values() if (p.ndim > 1) == is_matrix], is_matrix) for is_matrix in (True, False)]
     optimizer = torch.optim.AdamW(
@@ -136,7 +136,7 @@ def train(s: dict, tokens: np.ndarray, vocabulary: int, steps: int) -> list[floa
 
 
 def stored(run: Path) -> tuple[dict, list[dict]]:
-    """Return a run's manifest and the rows it logged, from its folder or from a pack beside its experiment's folder."""
+    """Return a run's manifest and logged rows, from its folder or from a pack next to its experiment's folder."""
     if (run / "run.json").is_file():
         lines = (run / "metrics.jsonl").read_text().splitlines()
         return json.loads((run / "run.json").read_text()), [json.loads(line) for line in lines]
@@ -150,7 +150,7 @@ def stored(run: Path) -> tuple[dict, list[dict]]:
                     r for r in rows if r["run"] == name
                 ]
     raise SystemExit(
-        f"{run}: there is no run.json, and no pack {experiment.name}*.zip beside {experiment} holds {name}"
+        f"{run}: there is no run.json, and no pack {experiment.name}*.zip next to {experiment} contains {name}"
     )
 
 
@@ -159,11 +159,14 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int)
-    words = parser.parse_args()
-    manifest, recorded = stored(words.run)
-    settings, shards = manifest["identity"], np.memmap(words.corpus / "train.tokens", dtype="<u2", mode="r")
-    ours = train(settings, shards, manifest["vocab_size"], words.steps or settings["train.num_steps"])
-    before = 0
+    args = parser.parse_args()
+    manifest, recorded = stored(args.run)
+    settings, shards = manifest["identity"], np.memmap(args.corpus / "train.tokens", dtype="<u2", mode="r")
+    ours = train(settings, shards, manifest["vocab_size"], args.steps or settings["train.num_steps"])
+    previous = 0  # the step of the previous row
     for row in (row for row in recorded if row["kind"] == "train" and row["step"] <= len(ours)):
-        mean, before = float(np.mean(ours[before : row["step"]])), row["step"]  # a row is of the steps since the last
+        mean, previous = (
+            float(np.mean(ours[previous : row["step"]])),
+            row["step"],
+        )  # a row averages the steps since then
         print(f"step {row['step']:6d}   here {mean:.7f}   recorded {row['loss']:.7f}   {mean - row['loss']:+.1e}")

@@ -1,9 +1,9 @@
-"""One cell of a table of tasks by a plain PyTorch loop: of posbench only the model, its settings and the problems.
+"""Compute one cell of a table of tasks by a plain PyTorch loop; only the model, settings and problems are posbench's.
 
     python benchmarks/plain_task.py data=copy scheme=alibi seed=3 train.lr=3e-3
 
-It prints accuracy by length, on the problems that `posbench eval` scores, after the training of `posbench train` with
-the same words. Sums are in another order, so the figures are those of another seed rather than the same.
+It trains like `posbench train` with the same overrides, and prints accuracy by length on the problems that `posbench
+eval` scores. Sums are in another order, so the figures differ as they would for another seed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from posbench import build_model, compose
-from posbench.data import Batch, ProblemBatches, Problems
+from posbench.data import Batch, Problems
 from posbench.evaluation.protocols.accuracy import Accuracy
 from posbench.training.optimizer import decayed_parameters
 
 
-def main(words: list[str]) -> None:
-    """Train and test the run that the words name."""
-    config = compose(words)
+def main(overrides: list[str]) -> None:
+    """Train and test the run that the overrides describe."""
+    config = compose(overrides)
     problems, train = Problems(config.data), config.row_train
-    batches, model = ProblemBatches(problems, train.batch_size, config.seed), build_model(config, problems.vocab_size)
+    batches, model = problems.batches(train, config.seed), build_model(config, problems.vocab_size)
     decayed = decayed_parameters(model)
     groups = [
         {"params": [p for name, p in model.named_parameters() if (name in decayed) == decays], "weight_decay": weight}
@@ -34,12 +34,12 @@ def main(words: list[str]) -> None:
     steps, warmup, end = train.num_steps, train.warmup_ratio * train.num_steps, train.lr_end_ratio
 
     def rate(n: int) -> float:
-        """The share of the learning rate at step `n`: linear warm-up, then a cosine."""
+        """Return the learning rate at step `n` relative to its peak: linear warm-up, then a cosine."""
         cosine = (1 + math.cos(math.pi * (n - warmup) / (steps - 1 - warmup))) / 2
         return (n + 1) / warmup if n < warmup else end + (1 - end) * cosine
 
     def answered(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits before each answer, and the answers."""
+        """Return the logits before each answer, and the answers."""
         batch = batch.each(torch.from_numpy)
         return model(batch.inputs, positions=batch.positions)[batch.answers >= 0], batch.answers[batch.answers >= 0]
 

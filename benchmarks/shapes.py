@@ -1,4 +1,4 @@
-"""The shapes at which steps are measured, and posbench's configuration of each."""
+"""Define the shapes at which steps are measured, and the posbench configuration of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posbench.config import Config
 
 @dataclass(frozen=True)
 class Shape:
-    """A LLaMA-like decoder with embeddings of its own at both ends, and a batch for it."""
+    """The size of a LLaMA-like decoder with untied embeddings, and of its batches."""
 
     layers: int
     width: int
@@ -19,17 +19,17 @@ class Shape:
     context: int  # tokens
     batch: int  # sequences
     vocab: int = 4096
-    ffn: int | None = None  # None: 8/3 of the width, as posbench has it
+    ffn: int | None = None  # None means 8/3 of the width, as in posbench
 
 
 SHAPES = {
     "A": Shape(6, 256, 4, 256, 16),
     "B": Shape(8, 512, 8, 512, 8),
-    # Of the experiments that run on a CPU: conf/experiment/demo and ladder_l, and tasks.
+    # Experiments that run on a CPU: conf/experiment/demo and ladder_l, and tasks.
     "demo": Shape(2, 64, 4, 128, 8, vocab=512),
     "ladder_l": Shape(4, 128, 8, 256, 4, vocab=512),
     "tasks": Shape(2, 64, 4, 40, 64, vocab=32),
-    # Of conf/model; batches for a GPU of 80 GB or more.
+    # Models of conf/model, with batches for a GPU of 80 GB or more.
     "small": Shape(6, 256, 4, 512, 64, vocab=16384),
     "25m": Shape(8, 512, 8, 1024, 64, vocab=16384),
     "125m": Shape(12, 768, 12, 1024, 32, vocab=16384),
@@ -39,15 +39,15 @@ SHAPES = {
 
 
 def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool, more: Sequence[str] = ()) -> Config:
-    """posbench's configuration of a shape. Arguments: more, overrides."""
-    words = [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
-    words += [f"model.num_heads={shape.heads}", f"train.context_length={shape.context}"]
-    words += [f"train.batch_size={shape.batch}", f"train.dtype={dtype}", f"train.compile={compiled}"]
-    return compose([*words, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else []), *more])
+    """Return the posbench configuration of a shape, with the overrides `more`."""
+    overrides = [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
+    overrides += [f"model.num_heads={shape.heads}", f"train.context_length={shape.context}"]
+    overrides += [f"train.batch_size={shape.batch}", f"train.dtype={dtype}", f"train.compile={compiled}"]
+    return compose([*overrides, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else []), *more])
 
 
 def ffn(shape: Shape) -> int:
-    """The feed-forward width of all LLaMA-like contenders."""
+    """Return the feed-forward width of all LLaMA-like contenders."""
     width = config_of(shape, "nope", "float32", False).model.ffn_width
     assert width is not None
     return int(width)

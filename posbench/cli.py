@@ -228,10 +228,6 @@ def prepare(
     from posbench.composition.compose import compose
 
     config = compose(_words(words, ctx, config_dir))
-    if config.is_task:
-        raise ConfigError(
-            f"data={config.data.name} is a task, whose problems are drawn during training: nothing to prepare"
-        )
     from posbench.data import prepare as prepare_text
     from posbench.data.text.copying import copying_lines
     from posbench.data.text.overlap import overlap_lines

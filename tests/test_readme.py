@@ -20,10 +20,19 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_files_and_headings() -> None:
     for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8")):
-            assert link.startswith("https://") or (document.parent / link).exists(), (document, link)
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text(encoding="utf-8")):
+            if not link.startswith("https://"):
+                target = document.parent / link if link else document
+                assert target.exists(), (document, link)
+                assert not anchor or anchor in anchors_of(target), (document, link, anchor)
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a Markdown file."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def test_files_that_documents_and_code_name_exist() -> None:

@@ -178,7 +178,7 @@ def heads_of(ours: list[Comparison]) -> dict[str, str]:
 def drawn(plot: Plot, scheme: str) -> str:
     """Return the picture of a scheme's heads, as an element of the page."""
     with style():
-        figure = by_head(plot.points, plot.name)
+        figure = by_head(plot)
     return inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{plot.name}")
 
 
@@ -232,7 +232,7 @@ def api_page() -> str:
 def prose(thing: Any) -> str:
     """A docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
     text = inspect.getdoc(thing) or ""
-    return re.sub(r"\n(Arguments|Returns|Raises|Example):", r"\n\n**\1:**", text)
+    return re.sub(r"\n(Arguments|Options|Returns|Raises|Example):", r"\n\n**\1:**", text)
 
 
 def fenced(language: str, text: str) -> str:

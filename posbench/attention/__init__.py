@@ -1,27 +1,29 @@
-"""How scores become weights: kinds of attention by name, and the kernels that softmax attention runs on (`kernels`).
+"""The kinds of attention by name (`scheme.attention.kind`), and the kernels of softmax attention (`kernels`).
 
-A position scheme says what happens to embeddings, q, k, v, o and scores; a kind applies its hooks. A kind of one's own
-is a class that extends `Kind`, named under the entry-point group `posbench.attention`.
+A position scheme changes embeddings, q, k, v, o and scores by its hooks, and a kind of attention calls these hooks. To
+add a kind, extend `Kind` and name the class under the entry-point group `posbench.attention`.
 """
 
 from __future__ import annotations
 
 from posbench.attention.kind import Kind, KVCache
-from posbench.attention.linear import Decay, Linear
+from posbench.attention.linear import DecayAttention, LinearAttention
 from posbench.attention.softmax import Softmax
 from posbench.catalogue.classes import Classes, check_options, class_named, with_packages
 from posbench.config import SchemeConfig
 from posbench.schemes import Shape
 
-__all__ = ["KINDS", "Decay", "KVCache", "Kind", "Linear", "Softmax", "build_kind"]
+__all__ = ["KINDS", "DecayAttention", "KVCache", "Kind", "LinearAttention", "Softmax", "build_kind"]
 
-KINDS: Classes[Kind] = with_packages({"softmax": Softmax, "linear": Linear, "decay": Decay}, "posbench.attention")
+KINDS: Classes[Kind] = with_packages(
+    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention}, "posbench.attention"
+)
 
 
 def build_kind(config: SchemeConfig, shape: Shape) -> Kind:
-    """The kind of attention that a row asks for under `scheme.attention`: softmax where it does not say.
+    """Build the kind of attention that `config.attention` names, softmax by default.
 
-    Raises: ConfigError for an unknown kind, an unknown or missing option, or a value the kind refuses.
+    Raises: ConfigError for an unknown kind, an unknown or missing option, or a value that the kind refuses.
     """
     options = {name: value for name, value in config.attention.items() if name != "kind"}
     name = config.attention.get("kind", "softmax")

@@ -1,23 +1,23 @@
-"""Kernels of causal softmax attention: five that give the same numbers, picked by what the scheme needs and the device.
+"""Compute causal softmax attention by one of five kernels, which give equal results; `attend` picks the fastest.
 
-    short    query blocks against their key prefixes, with a gradient of its own: any bias; it keeps the weights of all
-             pairs, so it is for short windows, in training on CPUs
-    fused    PyTorch's scaled_dot_product_attention: no bias, any length, nothing T x T in memory
-    blocks   query blocks against their key prefixes: any bias, memory linear in T; compiled, on CPUs, also the
-             fastest at short contexts
-    masked   query blocks on the fused kernel with the bias as its mask: any bias, on CPUs where nothing is compiled
+    short    blocks of queries against the keys before them, with a gradient written here: any bias. It keeps all
+             weights, so it serves short windows, in training on CPUs.
+    fused    PyTorch's scaled_dot_product_attention: no bias, any length, no T x T tensor in memory
+    blocks   blocks of queries against the keys before them: any bias, memory linear in T. Compiled on CPUs, it is also
+             the fastest at short contexts.
+    masked   blocks of queries on the fused kernel with the bias as its mask: any bias, on CPUs without compilation
     flex     FlexAttention with the bias as its score function: any bias on CUDA, compiled
 
-All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E] with H a multiple of Hkv, and give [B, H, T, E]. `scale`
-multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`). `blocks`
-and `masked` also take more keys than queries: the queries are then those of the last positions.
+All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E], H being a multiple of Hkv, and return [B, H, T, E].
+`scale` multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`).
+`blocks` and `masked` also take more keys than queries; the queries then belong to the last keys.
 
-`sink`, [H], is a logit in the softmax of each head whose value is zero (gpt-oss, arXiv 2508.10925). It needs no kernel
-of its own: with l, the logarithm of the sum of a row's exponentials, the output is that without a sink times
-sigmoid(l - sink).
+`sink`, [H], is one more logit in the softmax of each head, whose value is zero (gpt-oss, arXiv 2508.10925). It needs no
+special kernel: with l, the log-sum-exp of a row of scores, the output without a sink times sigmoid(l - sink) is the
+output with it.
 
-`window` is how many keys a query sees, its own among them; None: all before it. A block of queries reads the keys that
-one of them sees, so that time is linear in the window.
+`window` is the number of keys that a query sees, including its own; None means all earlier keys. A block of queries
+reads only keys that one of its queries sees, so time is linear in the window.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.schemes.base import Bias, added_by
+from posbench.schemes.base import Bias, evaluate_bias
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 # Measured on 2 CPU cores, see docs/internals/speed.md.
-BLOCK = 128  # queries a block
-MASKED_CELLS = 1 << 20  # of the mask that stands in memory at a time, for each head
-TILE = 128  # rows and columns of FlexAttention's tiles of scores, its own size
-FLEX_FROM = 16  # channels a head, the least that FlexAttention takes
-FUSED_ABOVE = 512  # tokens from which the CPU's fused kernel is faster than compiled blocks
-SHORT_BLOCK = 64  # queries a block of `short`: few scores above the diagonal are computed in vain
-SHORT_CELLS = 1 << 24  # weights of `short` that one layer keeps for its gradient, 64 MB in float32
-CUDA_SCORES = 1 << 27  # of a block, 512 MB in float32, that stand in a GPU's memory a few times over, uncompiled
-SCHEMES_A_PROCESS = 256  # whose attention is compiled: beyond it torch raises (its own limit is 8)
-COMPILED_FROM = 1024  # tokens of a window from which reading without a gradient compiles FlexAttention, on a GPU
+BLOCK = 128  # queries per block
+MASKED_CELLS = 1 << 20  # mask entries in memory at a time, per head
+TILE = 128  # rows and columns of FlexAttention's tiles of scores, its default
+FLEX_FROM = 16  # channels per head, the fewest that FlexAttention takes
+FUSED_ABOVE = 512  # tokens above which the CPU's fused kernel is faster than compiled blocks
+SHORT_BLOCK = 64  # queries per block of `short`, small because scores above the diagonal are wasted work
+SHORT_CELLS = 1 << 24  # weights that `short` keeps per layer for its gradient at most, 64 MB in float32
+CUDA_SCORES = 1 << 27  # scores of an uncompiled block on a GPU, 512 MB in float32, held a few times over
+SCHEMES_A_PROCESS = 256  # schemes with compiled attention in one process; torch raises beyond it (its default is 8)
+COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU compiles FlexAttention
 
 
-def beside_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
-    """Outputs [B, H, T, E] as they are where a row's weights, of this log-sum-exp [B, H, T], share with the sink."""
+def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
+    """Scale outputs `o` [B, H, T, E] as if a sink were in the softmax whose scores have this `logsumexp` [B, H, T]."""
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """The fused kernel of the device, for schemes without a bias."""
+    """Attend by the device's fused kernel, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
-        # Kernels for float32 know no grouped queries: every score would stand in memory.
+        # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     return _fused_kernel(q, k, v, None, scale, sink)
 
@@ -65,22 +65,23 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """PyTorch's kernel, causal where there is no mask. It wants q, k and v of one width: zeros change nothing.
+    """Call PyTorch's fused kernel, which is causal if there is no mask.
 
-    With a sink that of CPUs, whose log-sum-exp has no gradient.
+    The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
+    the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
     """
     width = max(q.shape[-1], v.shape[-1])
-    narrow = v.shape[-1]
+    value_width = v.shape[-1]
     q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     if sink is None:
         o = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        of_cpus = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        o, logsumexp = of_cpus(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
-        o = beside_sink(o, logsumexp, sink)
-    return o if narrow == width else o[..., :narrow]
+        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        o, logsumexp = cpu_kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+        o = scale_by_sink(o, logsumexp, sink)
+    return o if value_width == width else o[..., :value_width]
 
 
 def blocks(
@@ -93,32 +94,32 @@ def blocks(
     window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
-    """Query blocks against the keys they may see; bias and softmax in float32 (float64 where q is).
+    """Attend block by block of queries, with bias and softmax in float32 (in float64 if q is).
 
-    At most [B, H, block, T] stands in memory at a time (when no gradient is wanted).
+    Without a gradient, memory holds at most [B, H, block, T] scores at a time.
     """
     B, H, T = q.shape[:3]
-    before = k.shape[2] - T
+    num_cached = k.shape[2] - T  # keys before the first query
     groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    # Contiguous before slicing: torch 2.13 miscompiles transposed copies of several bf16 slices on CPUs.
+    # Make these contiguous before slicing: torch 2.13 miscompiles transposed copies of several bf16 slices on CPUs.
     k_t = k.transpose(-2, -1).contiguous()
     v = v.contiguous()
     dtype = torch.promote_types(q.dtype, torch.float32)
-    sequence, head = _sequences_and_heads(B, H, q.device)
+    sequence, head = _sequence_and_head(B, H, q.device)
     out = []
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(before + start, before + end, before + T, block, window)
+        keys = _key_range(num_cached + start, num_cached + end, num_cached + T, block, window)
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., keys]).to(dtype) * scale
         if bias is not None:
-            scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
-        scores = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
+            scores = scores + evaluate_bias(bias, sequence, head, i, j).to(dtype)
+        scores = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
         o = scores.softmax(-1).to(v.dtype) @ v[:, :, keys]
-        out.append(o if sink is None else beside_sink(o, scores.logsumexp(-1), sink))
+        out.append(o if sink is None else scale_by_sink(o, scores.logsumexp(-1), sink))
     return torch.cat(out, dim=2)
 
 
@@ -131,7 +132,7 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Query blocks against the keys they may see, [B * H] matrix products at a time, and the gradient likewise."""
+    """Attend block by block of queries, by batched products over B * H, with a gradient computed the same way."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
@@ -144,19 +145,19 @@ def short(
         if bias is not None:
             i = torch.arange(start, end, device=q.device)[:, None]
             j = torch.arange(first, end, device=q.device)[None, :]
-            mask = added_by(bias, *_sequences_and_heads(B, H, q.device), i, j).to(dtype) + mask
+            mask = evaluate_bias(bias, *_sequence_and_head(B, H, q.device), i, j).to(dtype) + mask
         masks.append(mask)
     q, k, v = (q.to(dtype) * scale).flatten(0, 1), k.to(dtype).flatten(0, 1), v.to(dtype).flatten(0, 1)
     o, logsumexp = _Short.apply(q, k, v, H, sink is not None, *masks)
     o = o.unflatten(0, (B, H))
-    return (o if sink is None else beside_sink(o, logsumexp.unflatten(0, (B, H)), sink)).to(o_dtype)
+    return (o if sink is None else scale_by_sink(o, logsumexp.unflatten(0, (B, H)), sink)).to(o_dtype)
 
 
 @functools.lru_cache(maxsize=64)
 def _causal_mask(
     start: int, end: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """0 where query `start` + row may see key `first` + column, else -inf: [end - start, end - first]."""
+    """Return the mask [end - start, end - first]: 0 if query `start` + row sees key `first` + column, else -inf."""
     i, j = torch.arange(start, end, device=device)[:, None], torch.arange(first, end, device=device)
     return torch.zeros((end - start, end - first), dtype=dtype, device=device).masked_fill(
         _is_hidden(i, j, window), -float("inf")
@@ -164,22 +165,22 @@ def _causal_mask(
 
 
 def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
-    """Whether query `i` does not see key `j`, rows of keys both."""
+    """Return whether query `i` may not see key `j`. Both count in rows of keys."""
     return j > i if window is None else (j > i) | (j <= i - window)
 
 
 class _Short(torch.autograd.Function):
-    """o = P v with P = softmax(q k' + mask), block by block of its rows, and the log-sum-exp l where it is asked.
+    """Compute o = P v with P = softmax(q k' + mask), block by block of rows, and on request the log-sum-exp l.
 
-    q is scaled already; a mask is [rows, keys] or has [H] or [B, H] before them. With g above o and h above l:
-    dv = P' g, and of the scores dS = P (g v' - sum(g o) + h), so dq = dS k, dk = dS' q.
+    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. With g the gradient of o and h
+    the gradient of l: dv = P' g; the scores have dS = P (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, with_sum: bool, *masks: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        o, start, kept, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
+        o, start, block_weights, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
         k_t = k.transpose(1, 2)
         for mask in masks:
             end = start + mask.shape[-2]
@@ -189,45 +190,45 @@ class _Short(torch.autograd.Function):
             sums += [weights.logsumexp(-1)] if with_sum else []
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, keys], out=o[:, start:end])
-            kept.append(weights)
+            block_weights.append(weights)
             start = end
-        ctx.save_for_backward(q, k, v, o, *kept)
+        ctx.save_for_backward(q, k, v, o, *block_weights)
         ctx.heads, ctx.shapes = heads, [mask.shape for mask in masks]
         return o, torch.cat(sums, dim=1) if with_sum else None
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, *kept = ctx.saved_tensors
-        g = above[0].contiguous()
-        of_q, of_k, of_v, of_masks = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), []
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, o, *block_weights = ctx.saved_tensors
+        g = gradients[0].contiguous()
+        dq, dk, dv, dmasks = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), []
         v_t, sums, start = v.transpose(1, 2), -(g * o).sum(-1, keepdim=True), 0
-        if above[1] is not None:
-            sums += above[1][..., None]
-        for n, (weights, shape) in enumerate(zip(kept, ctx.shapes, strict=True)):
+        if gradients[1] is not None:
+            sums += gradients[1][..., None]
+        for n, (weights, shape) in enumerate(zip(block_weights, ctx.shapes, strict=True)):
             end = start + weights.shape[-2]
             keys = slice(end - weights.shape[-1], end)
             part = g[:, start:end]
-            of_v[:, keys] += torch.bmm(weights.transpose(1, 2), part)
-            of_scores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
-            torch.bmm(of_scores, k[:, keys], out=of_q[:, start:end])
-            of_k[:, keys] += torch.bmm(of_scores.transpose(1, 2), q[:, start:end])
+            dv[:, keys] += torch.bmm(weights.transpose(1, 2), part)
+            dscores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
+            torch.bmm(dscores, k[:, keys], out=dq[:, start:end])
+            dk[:, keys] += torch.bmm(dscores.transpose(1, 2), q[:, start:end])
             is_learned = ctx.needs_input_grad[5 + n]
-            of_masks.append(of_scores.unflatten(0, (-1, ctx.heads)).sum_to_size(shape) if is_learned else None)
+            dmasks.append(dscores.unflatten(0, (-1, ctx.heads)).sum_to_size(shape) if is_learned else None)
             start = end
-        return of_q, of_k, of_v, None, None, *of_masks
+        return dq, dk, dv, None, None, *dmasks
 
 
-def _sequences_and_heads(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first two arguments of a bias, [B, 1, 1, 1] and [H, 1, 1]: one that ignores the sequence stays [H, T, T]."""
+def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return b [B, 1, 1, 1] and h [H, 1, 1] to call a bias with. A bias that ignores b then stays [H, T, T]."""
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
-def _keys(start: int, end: int, length: int, block: int, window: int | None) -> slice:
-    """The keys that a block of queries reads, rows `start` to `end` of `length`: all before it, or those in the window.
+def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
+    """Return the keys that queries `start` to `end` of `length` read: all up to `end`, or those in the window.
 
-    All before it in at most 16 different numbers. Blocks that each want a little more memory than the one before leave
-    holes that no later one fits into: with sixteen sizes memory grows with the length, not with its square, and at most
-    a sixteenth more is computed.
+    Without a window, the number of keys is rounded up to one of 16 sizes. If each block needed a little more memory
+    than the previous one, the allocator could not reuse any freed block. With 16 sizes memory grows with the length,
+    not with its square, and at most a sixteenth more is computed.
     """
     if window is not None:
         return slice(max(0, start + 1 - window), end)
@@ -245,50 +246,54 @@ def masked(
     window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
-    """Query blocks on the CPU's fused kernel, with bias and causality as its mask in float32 (float64 where q is).
+    """Attend by the CPU's fused kernel, with bias and causality as its mask in float32 (in float64 if q is).
 
-    At most H x `cells` of the mask stand in memory at a time, B times that where the bias differs by sequence. Where a
-    gradient passes a sink, by `blocks`.
+    Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence. With a
+    sink and a gradient, `blocks` does the work.
     """
     if sink is not None and torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
     B, H, T = q.shape[:3]
-    before = k.shape[2] - T
-    sequence, head = _sequences_and_heads(B, H, q.device)
+    num_cached = k.shape[2] - T  # keys before the first query
+    sequence, head = _sequence_and_head(B, H, q.device)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    reach, most = (k.shape[2], T) if window is None else (min(k.shape[2], 2 * window), max(window, BLOCK))
-    block = max(16, min(T, most, cells // reach))
-    # Not a list of parts: between the masks they would leave holes too small for the next.
+    num_keys, most = (k.shape[2], T) if window is None else (min(k.shape[2], 2 * window), max(window, BLOCK))
+    block = max(16, min(T, most, cells // num_keys))
+    # Allocate the result once: a list of parts would leave gaps between the masks, too small for the next mask.
     out = q.new_empty(B, H, T, v.shape[-1])
     for start in range(0, T, block):
         end = min(start + block, T)
-        keys = _keys(before + start, before + end, before + T, block, window)
+        keys = _key_range(num_cached + start, num_cached + end, num_cached + T, block, window)
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         zero = torch.zeros(1, 1, *torch.broadcast_shapes(i.shape, j.shape), dtype=dtype, device=q.device)
-        scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
-        mask = scores.masked_fill(_is_hidden(i + before, j, window), float("-inf"))
+        scores = (
+            zero.expand(1, H, -1, -1) if bias is None else zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
+        )
+        mask = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
         out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scale, sink)
     return out
 
 
 def causal_tiles(length: int, device: torch.device) -> BlockMask:
-    """Which tiles of the scores of `length` tokens FlexAttention computes, and in which of them it asks for the mask.
+    """Return the tiles of scores that FlexAttention computes for `length` tokens under a causal mask.
 
-    Those on the diagonal are cut by it, those of a last row that is not full too, and those before it are whole.
-    PyTorch's `create_block_mask` finds them from every pair of tokens; written down they are two small kernels.
+    Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
+    diagonal are computed whole. PyTorch's `create_block_mask` tests every pair of tokens to find them; writing them
+    down takes two small kernels.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     n = -(-length // TILE)
     row = torch.arange(n, dtype=torch.int32, device=device)
-    is_ragged = min(length % TILE, 1)  # the last row
+    is_ragged = min(length % TILE, 1)  # 1 if the last row is not full
     last = (row == n - 1).int() * is_ragged
-    from_here = (row[:, None] + row) % n  # row r lists r, r + 1, ...
-    # Of each row the cut and the whole ones, then the same tiles column by column.
+    from_diagonal = (row[:, None] + row) % n  # row r lists r, r + 1, ...
+    # Masked and whole tiles of each row of queries, then masked and whole tiles of each column of keys.
     counts = (1 + last * (n - 1), row * (1 - last), 1 + is_ragged - last, n - 1 - row - is_ragged + last)
-    cut_keys, cut_queries = torch.where(last[:, None] == 1, row, from_here), torch.where(row == 1, n - 1, from_here)
-    indices = (cut_keys, row.expand(n, n), cut_queries, (from_here + 1) % n)
+    masked_keys = torch.where(last[:, None] == 1, row, from_diagonal)
+    masked_queries = torch.where(row == 1, n - 1, from_diagonal)
+    indices = (masked_keys, row.expand(n, n), masked_queries, (from_diagonal + 1) % n)
     count, index = (torch.stack(lists).to(torch.int32)[:, None, None] for lists in (counts, indices))
     return BlockMask(
         seq_lengths=(length, length),
@@ -301,16 +306,16 @@ def causal_tiles(length: int, device: torch.device) -> BlockMask:
         full_q_num_blocks=count[3],
         full_q_indices=index[3],
         BLOCK_SIZE=(TILE, TILE),
-        mask_mod=_is_seen,
+        mask_mod=_is_visible,
     )
 
 
-def _is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def later_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """... where each query sees a window, or keys from `first` [B, T] on: tiles from a row's first query's, all cut."""
+def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
+    """Return FlexAttention's tiles if each query sees a window, or only keys from `first` [B, T] on. All are masked."""
     from torch.nn.attention.flex_attention import BlockMask
 
     n = -(-length // TILE)
@@ -321,7 +326,7 @@ def later_tiles(length: int, window: int | None, first: Tensor | None, device: t
         (row - begin + 1)[:, None].int(),
         ((begin[..., None] + row) % n)[:, None].int(),
         BLOCK_SIZE=TILE,
-        mask_mod=_is_seen if window is None else lambda b, h, i, j: (i >= j) & (j > i - window),
+        mask_mod=_is_visible if window is None else lambda b, h, i, j: (i >= j) & (j > i - window),
         seq_lengths=(length, length),
     )
 
@@ -337,16 +342,16 @@ def flex(
     reads_rows: bool = True,
     first: Tensor | None = None,
 ) -> Tensor:
-    """FlexAttention with the bias as score function; compiled by the caller, on CUDA.
+    """Attend by FlexAttention with the bias as its score function. On CUDA the caller compiles this function.
 
     Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`); first, the first
-    key [B, T] that each query sees, where the bias hides those before it: their tiles are left out.
+    key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then left out.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
-        return s + bias(b, h, i, j)  # promoted: slopes times positions need float32
+        return s + bias(b, h, i, j)  # in float32, which slopes times positions need
 
     T, is_causal = q.shape[2], window is None and first is None
     result: Any = flex_attention(
@@ -354,22 +359,22 @@ def flex(
         k,
         v,
         score_mod=None if bias is None else score,
-        block_mask=causal_tiles(T, q.device) if is_causal else later_tiles(T, window, first, q.device),
+        block_mask=causal_tiles(T, q.device) if is_causal else windowed_tiles(T, window, first, q.device),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),
         return_aux=None if sink is None else AuxRequest(lse=True),
     )
-    return result if sink is None else beside_sink(result[0], result[1].lse, sink)
+    return result if sink is None else scale_by_sink(result[0], result[1].lse, sink)
 
 
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
-    """How many tiles of keys FlexAttention's kernels fetch ahead, where its own choice does not fit into a GPU.
+    """Return how many tiles FlexAttention prefetches, if its default needs more shared memory than a GPU has.
 
-    A kernel fetches what a bias reads at (query, key) ahead too, a tile of float32 each time. On an H200 the default of
-    three stages then asks for 245,760 bytes of shared memory forward at 64 channels and 233,472 backward at 128, of
-    232,448 that there are; two stages for 147,456 and less. A bias that reads numbers of
-    heads alone (ALiBi's slopes) fetches no tile. float32 has smaller tiles, and fits.
+    A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
+    232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
+    233,472 backward at 128; two stages need at most 147,456. A bias that reads only one number per head (ALiBi's
+    slopes) prefetches no tile, and float32 fits because its tiles are smaller.
     """
     if not reads_rows or q.dtype == torch.float32:
         return {}
@@ -378,7 +383,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """`flex` for any length, for code that is not compiled itself: one kernel a scheme, whatever was read before."""
+    """Compile `flex` for callers that are not compiled: one kernel per scheme for all lengths, in whatever order."""
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
@@ -396,12 +401,12 @@ def attend(
     may_compile: bool = False,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention by the fastest of the kernels above that can carry `bias`, `sink` and `window`.
+    """Attend causally by the fastest kernel above that supports `bias`, `sink` and `window`.
 
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more of them where keys before the first query
-    are kept; bias, None or a function of rows; scale, what multiplies q . k; sink, None or [H]; window, tokens that a
+    Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more rows if keys before the first query are
+    cached; bias, None or a function of rows; scale, which multiplies q . k; sink, None or [H]; window, tokens that a
     query sees, or None; reads_rows and first, as in `flex`; may_compile, whether long windows may compile their
-    attention on CUDA where the code around it is not compiled.
+    attention on CUDA although the calling code is not compiled.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
@@ -434,7 +439,7 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """`flex` uncompiled would hold every score at once, and so do blocks whose gradient is wanted."""
+    """Attend on a GPU, if possible by a kernel that does not hold all scores at once, as uncompiled `flex` does."""
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:
@@ -446,7 +451,7 @@ def _attend_on_cuda(
             return _compiled_flex()(q, k, v, bias, scale, sink, window, reads_rows, first)
     if torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
-    # Few and large blocks: each costs a dozen launches.
+    # Use few, large blocks, because each costs a dozen kernel launches.
     most = T if window is None else max(window, BLOCK)
     block = max(BLOCK, min(T, most, CUDA_SCORES // (B * H * k.shape[2])))
     return blocks(q, k, v, bias, scale, sink, window, block=block)

@@ -1,4 +1,4 @@
-"""A kind of attention: how scores become weights, which of a scheme's hooks apply, and what is cached."""
+"""Define a kind of attention: how scores become weights, which hooks apply, and what is cached."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from posbench.schemes.composite import Combined
 
 
 class KVCache:
-    """What one layer keeps of the tokens before, as a window is read piece by piece.
+    """The cache of one layer for reading a window piece by piece.
 
-    Rows of each token (`extended`: keys, values), or a state of fixed size that a recurrence carries on. Gates have a
-    cache of their own, `gates`: their rows where a bias reads them, or their last sums.
+    It holds one row per token (keys and values, by `append`) or a state of fixed size, which a recurrence updates.
+    Gates have their own caches in `gates`: one row per token if a bias reads them, otherwise only their running sums.
     """
 
     def __init__(self, length: int) -> None:
         self.length, self.filled = length, 0  # tokens
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
         self.state: tuple[Tensor, ...] = ()  # of fixed size
-        self.gates: dict[tuple[int, ...], KVCache] = {}  # by member where schemes are combined
-        self.positions: Tensor | None = None  # [B, filled], in the first layer's where each document is read alone
+        self.gates: dict[tuple[int, ...], KVCache] = {}  # path of a member in combined schemes -> its cache
+        self.positions: Tensor | None = None  # [B, filled], in the first layer if documents are masked
 
     def advance(self, tokens: int) -> None:
-        """So many more tokens are in. Raises: ConfigError where they are more than the cache was made for."""
+        """Count `tokens` more tokens as cached. Raises: ConfigError if they exceed the length of the cache."""
         self.filled += tokens
         if self.filled > self.length:
             raise ConfigError(f"{self.filled} tokens do not fit a cache made for {self.length}: make it longer")
 
-    def extended(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
-        """All rows so far of each tensor, the `new` ones [B, heads, t, .] included. None stays None.
+    def append(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
+        """Append `new` [B, heads, t, .] to each cached tensor and return everything cached so far. None stays None.
 
-        With a window: those that one of the new rows sees, of which the last `window` are kept.
+        With a window, return the rows that any new row sees, and keep the last `window` of them.
         """
         if window is not None:
             self.advance(next(x.shape[2] for x in new if x is not None))
-            before = self.tensors or len(new) * (None,)
+            cached = self.tensors or len(new) * (None,)
             rows = tuple(
-                x if old is None or x is None else torch.cat((old, x), 2) for old, x in zip(before, new, strict=True)
+                x if old is None or x is None else torch.cat((old, x), 2) for old, x in zip(cached, new, strict=True)
             )
             self.tensors = tuple(None if x is None else x[:, :, -window:].clone() for x in rows)
             return rows
@@ -58,7 +58,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, for all sequences of the batch."""
+        """Return the size of the cache, bytes, for all sequences of the batch."""
         tensors = [x for x in (*self.tensors, *self.state) if x is not None]
         return sum(x.numel() * x.element_size() for x in tensors) + sum(
             cache.num_bytes for cache in self.gates.values()
@@ -66,9 +66,9 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """The gates for so many heads, where they are of fewer; those of one head as they are, unless `also_one`."""
+    """Repeat gates of fewer heads for `heads` heads. Gates of one head stay as they are unless `also_one`."""
     if gates is None or not isinstance(gates, Gates):
-        return gates if gates is None else tuple(_with_heads(each, heads, also_one) for each in gates)
+        return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]
     if heads <= G or (G == 1 and not also_one):
         return gates
@@ -76,17 +76,17 @@ def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
 
 
 class Kind(nn.Module, ABC):
-    """How a head mixes values. A subclass says which parts it projects, and mixes them under a scheme's hooks.
+    """A kind of attention: which parts it projects (`parts`), and how it mixes values under a scheme's hooks (`mix`).
 
-    Arguments of the constructor after `shape` are the options under `scheme.attention`, by name. `shared_kv` makes the
-    value the key BEFORE the hooks: there is then no projection of values.
+    The constructor's arguments after `shape` are the options of `scheme.attention`, by name. `shared_kv` makes the
+    value equal to the key BEFORE the hooks; there is then no projection for values.
     """
 
-    has_keys: bool = True  # may a bias read them?
-    takes_windows: bool = False  # may a query see a part of the tokens before it alone, a window or a document?
-    parts: tuple[str, ...] = ("q", "k", "v")  # of the packed projection, in this order; a kind may lack some
-    kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None: the best for the scheme and the device
-    may_compile: bool = False  # may it compile a part of its own where the code around it is not compiled?
+    has_keys: bool = True  # whether a bias may read keys
+    takes_windows: bool = False  # whether it supports sliding windows and document masks
+    parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
+    kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device
+    may_compile: bool = False  # whether it may compile its own code while the code around it is not compiled
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:
         super().__init__()
@@ -96,10 +96,12 @@ class Kind(nn.Module, ABC):
             raise ConfigError("scheme.attention.shared_kv=true needs a kind of attention that has keys and values")
         self.shape, self.shared_kv = shape, shared_kv
 
-    def placed(self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None) -> tuple[Any, Any, Any]:
-        """The scheme's gates as `bias` takes them, what q and o get as `pos`, and what k and v get.
+    def gates_and_positions(
+        self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
+    ) -> tuple[Any, Any, Any]:
+        """Return the scheme's gates for its `bias`, the `pos` of its hooks q and o, and the `pos` of its hooks k and v.
 
-        Arguments: x, the stream behind the norm, [B, T, C]. Raises: ConfigError for gates of another form.
+        Arguments: x, the normalised stream, [B, T, C]. Raises: ConfigError if the gates have another shape.
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
@@ -109,26 +111,26 @@ class Kind(nn.Module, ABC):
             self.shape.num_kv_heads,
         )
         pos = scheme.locate(at.pos, _with_heads(gates, H))
-        of_keys = pos if Hkv == H else scheme.locate(at.pos, _with_heads(gates, Hkv))
-        return _with_heads(gates, H, also_one=True), pos, of_keys
+        key_pos = pos if Hkv == H else scheme.locate(at.pos, _with_heads(gates, Hkv))
+        return _with_heads(gates, H, also_one=True), pos, key_pos
 
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
-        """`Gates` of what `gate` gave, in tuples where that is in tuples, with sums over all tokens so far."""
+        """Return `Gates` with sums over all tokens so far. A nested tuple of gates gives a nested tuple of `Gates`."""
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
-            each = enumerate(zip(gate, members, strict=True))
-            return tuple(self._gates(own, member, cache, (*path, n)) for n, (own, member) in each)
+            pairs = enumerate(zip(gate, members, strict=True))
+            return tuple(self._gates(part, member, cache, (*path, n)) for n, (part, member) in pairs)
         if gate is None:
             return None
         self._check_gate(gate, scheme)
-        own = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
-        if own is None or scheme.overrides("bias"):
-            rows = gate if own is None else cast(Tensor, own.extended(gate)[0])
+        gate_cache = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
+        if gate_cache is None or scheme.overrides("bias"):
+            rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])
             sums = rows.cumsum(2)
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
         sums = gate.cumsum(2)
-        sums = sums + own.state[0] if own.state else sums
-        own.state = (sums[:, :, -1:],)
+        sums = sums + gate_cache.state[0] if gate_cache.state else sums
+        gate_cache.state = (sums[:, :, -1:],)
         return Gates(gate, gate, sums, sums)
 
     def _check_gate(self, gate: Tensor, scheme: Scheme) -> None:
@@ -140,31 +142,32 @@ class Kind(nn.Module, ABC):
             )
         if gate.shape[1] not in (1, Hkv) and scheme.overrides("locate") and {"k", "v"} & scheme.acts_on:
             raise ConfigError(
-                f"{type(scheme).__name__}.gate gives numbers of {gate.shape[1]} heads, but its locate also moves keys "
-                f"or values, which have {Hkv}: give G of 1 or {Hkv}"
+                f"{type(scheme).__name__}.gate gives numbers for {gate.shape[1]} heads, but its locate also moves keys "
+                f"or values, which have {Hkv} heads: return G of 1 or {Hkv}"
             )
 
     @property
-    def heads(self) -> dict[str, int]:
-        """Heads of each part that is projected: q has num_heads, k and v num_kv_heads each."""
+    def heads_by_part(self) -> dict[str, int]:
+        """Return the number of heads of each projected part: num_heads for q, num_kv_heads for k and for v."""
         counts = {"q": self.shape.num_heads, "k": self.shape.num_kv_heads, "v": self.shape.num_kv_heads}
         return {part: counts[part] for part in self.parts if not (part == "v" and self.shared_kv)}
 
     @property
     def scale(self) -> float:
-        """What multiplies q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
+        """Return the factor of q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
         return self.shape.head_dim**-0.5
 
     def new_cache(self, length: int) -> KVCache:
-        """Room for what one layer keeps of a window of `length` tokens."""
+        """Return an empty cache for one layer and a window of `length` tokens."""
         return KVCache(length)
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """The kernels this kind may run on, by name: `posbench verify` sets `kernel` to each. None: the usual one.
+        """Return the kernels that this kind may run on, by name. None means the default choice.
 
-        Arguments: schemes, the distinct ones of the layers; has_bias, whether any of them adds to its scores.
+        `posbench verify` sets `kernel` to each of them in turn.
+        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores.
         """
         return {"mix": None}
 
@@ -179,17 +182,17 @@ class Kind(nn.Module, ABC):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Values mixed for every query, with the hooks of the scheme applied.
+        """Apply the scheme's hooks and mix the values for each query, causally.
 
         Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
-        stream behind the norm, [B, T, C]; scheme, of this layer; at, where the queries stand; cache, what was kept of
-        the tokens before, to be extended, or None where the window is whole.
-        Returns: [B, H, T, D], causal.
+        normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the positions of the queries; cache, of
+        earlier tokens, to append to, or None if the window is whole.
+        Returns: [B, H, T, D].
         """
 
     @abstractmethod
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Model FLOPs of mixing in one layer's forward pass over windows of `length` tokens, per token.
+        """Return the model FLOPs per token of mixing in one layer's forward pass over windows of `length` tokens.
 
-        Those that the definition needs: in causal attention each query meets half the keys on average.
+        Only FLOPs that the definition needs count: in causal attention a query meets half the keys on average.
         """

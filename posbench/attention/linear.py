@@ -1,22 +1,22 @@
-"""Kinds of attention without a softmax: `Linear`, with queries and keys, and `Decay`, without.
+"""The kinds of attention without a softmax: `LinearAttention` and `DecayAttention`, which has no queries and keys.
 
-Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; RoFormer, arXiv 2104.09864, eq. 19).
+Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; RoFormer, arXiv 2104.09864, eq. 19):
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme's hooks rotate behind phi and in the numerator alone: the denominator stays positive. In linear time and with a
-state of fixed size where the scheme knows its bias as a decay of each head (`Scheme.log_decay`; none is a decay of 0),
-so ALiBi here is retention's decay; quadratic, with all rows kept, under any other bias.
+A scheme's hooks rotate after phi and only in the numerator, so that the denominator stays positive. If the scheme
+states its bias as one decay per head (`Scheme.log_decay`; no bias is a decay of 0), time is linear and the state has a
+fixed size; ALiBi then is retention's decay. Under any other bias time is quadratic and all rows are cached.
 
-Attention without content: what a token hears of another depends on their distance alone, or on gates.
+Decay attention has no queries and no keys, so weights depend only on distance, or on gates:
 
     o_i = sum_{j<=i} e^bias v_j
 
-There are no queries and no keys. Under a decay of each head (ALiBi's: gamma_h = exp(-m_h)) it is a linear recurrence,
-`o_i = gamma_h o_(i-1) + v_i`; with values and outputs rotated a complex one on pairs of channels,
-`o_i = gamma_h exp(-1j theta) o_(i-1) + v_i`, computed in real numbers by turning each value on and the output back
-(kexue.fm/archives/10862). In linear time there, and where nothing is added; quadratic, with all rows kept, under any
-other bias.
+With one decay per head (ALiBi: gamma_h = exp(-m_h)) it is a linear recurrence, `o_i = gamma_h o_(i-1) + v_i`. If the
+scheme also rotates values and outputs, the recurrence is complex on pairs of channels,
+`o_i = gamma_h exp(-1j theta) o_(i-1) + v_i`; it is computed in real numbers by rotating each value and rotating the
+output back (kexue.fm/archives/10862). Time is linear with a decay or without a bias; under any other bias it is
+quadratic and all rows are cached.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from posbench.schemes.base import apply_hook
 
 
 def features(x: Tensor) -> Tensor:
-    """`elu(x) + 1`, which as a sum is exactly 0 in bfloat16 below -8; unclamped its gradient at large x is NaN."""
+    """Return `elu(x) + 1`, written without the sum, which bfloat16 would round to 0 below -8."""
+    # Without the clamp, the gradient at large x would be NaN.
     return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())
 
 
-class WithoutSoftmax(Kind):
-    """What both share: sums in at least float32, in linear time under a decay of each head."""
+class NonSoftmax(Kind):
+    """The common base: sums in at least float32, computed in linear time if the scheme states one decay per head."""
 
     has_keys = False
     _chunks: Callable[..., Tensor]
@@ -57,15 +58,15 @@ class WithoutSoftmax(Kind):
         return self.kernel or (self._chunks if in_chunks else self._quadratic)
 
     def _wide(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """In at least float32, one for each query head."""
+        """Convert tensors to at least float32 and repeat each key head for its query heads, [B, H, T, .]."""
         H = self.shape.num_heads
         return tuple(
             x.to(torch.promote_types(x.dtype, torch.float32)).repeat_interleave(H // x.shape[1], dim=1) for x in tensors
         )
 
 
-class Linear(WithoutSoftmax):
-    """Linear attention."""
+class LinearAttention(NonSoftmax):
+    """Linear attention, with queries and keys."""
 
     def mix(
         self,
@@ -79,7 +80,7 @@ class Linear(WithoutSoftmax):
     ) -> Tensor:
         assert q is not None and k is not None
         q, k = features(q), features(k)
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
+        gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel = self._kernel_for(scheme, at)
         turned_q, turned_k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
         values = apply_hook(scheme, "v", v, pos_of_keys)
@@ -96,18 +97,18 @@ class Linear(WithoutSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """In linear time. qs [B, H, T, .], ks [B, Hkv, T, .]: as the denominator has them, and behind their hooks."""
+        """Attend in linear time. qs [B, H, T, .] and ks [B, Hkv, T, .] are pairs: before and after their hooks."""
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None
-        a = sums.heads_of(log_decay, self.shape.num_heads, q)
+        a = sums.decay_per_head(log_decay, self.shape.num_heads, q)
         state, total = cache.state if cache is not None and cache.state else (None, None)
-        above, state = sums.products(turned_q, turned_k, v, a, state)
+        numerator, state = sums.products(turned_q, turned_k, v, a, state)
         totals, total = sums.running_sum(k, a, total)
         if cache is not None:
             cache.advance(q.shape[2])
             cache.state = (state, total)
-        return above / (q * totals).sum(-1, keepdim=True)
+        return numerator / (q * totals).sum(-1, keepdim=True)
 
     def _quadratic(
         self,
@@ -119,31 +120,31 @@ class Linear(WithoutSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """The same under any bias, by blocks of queries."""
-        k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # one is kept where they are one
+        """Attend under any bias, by blocks of queries. Arguments as in `_chunks`."""
+        k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
-            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.extended(k, turned_k, v))
+            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, turned_k, v))
         bias = scheme.bias(qs[1], k if turned_k is None else turned_k, gates, at)
         q, turned_q, k, turned_k, v = self._wide(*qs, k, k if turned_k is None else turned_k, v)
         rows = []
         blocks = sums.weight_blocks(bias, len(q), q.shape[1], q.shape[2], k.shape[2], q, relative_to_largest=True)
         for queries, keys, weights in blocks:
-            above = ((turned_q[:, :, queries] @ turned_k[:, :, keys].mT) * weights) @ v[:, :, keys]
-            rows.append(above / ((q[:, :, queries] @ k[:, :, keys].mT) * weights).sum(-1, keepdim=True))
+            numerator = ((turned_q[:, :, queries] @ turned_k[:, :, keys].mT) * weights) @ v[:, :, keys]
+            rows.append(numerator / ((q[:, :, queries] @ k[:, :, keys].mT) * weights).sum(-1, keepdim=True))
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """In linear time a state is written and read, D x D and D; otherwise as softmax, with scores for each sum."""
+        """Count updates and reads of states, D x D and D, or for other biases scores for each sum and the output."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
         return (3.0 if {"q", "k"} & scheme.acts_on else 2.0) * self.shape.num_heads * D * length
 
 
-class Decay(WithoutSoftmax):
-    """Weights of distance alone. A bias that looks at queries finds them to be 0.
+class DecayAttention(NonSoftmax):
+    """Attention whose weights do not depend on content. A bias that reads queries gets zeros.
 
-    Options: `normalise`, whether the weights of a query are divided by their sum.
+    Options: `normalise`, whether the weights of each query are divided by their sum.
     """
 
     parts = ("v",)
@@ -164,16 +165,16 @@ class Decay(WithoutSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
+        gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel = self._kernel_for(scheme, at)
         o = kernel(apply_hook(scheme, "v", v, pos_of_keys), gates, scheme, at, cache)
         return apply_hook(scheme, "o", o.to(v.dtype), pos)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """In linear time. v [B, Hkv, T, D], behind its hook."""
+        """Attend in linear time. v [B, Hkv, T, D] is after its hook."""
         (v,), log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
-        a = sums.heads_of(log_decay, self.shape.num_heads, v)
+        a = sums.decay_per_head(log_decay, self.shape.num_heads, v)
         if self.normalise:
             v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the last channel sums the weights
         state = cache.state[0] if cache is not None and cache.state else None
@@ -184,10 +185,10 @@ class Decay(WithoutSoftmax):
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
     def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """The same under any bias, by blocks of queries."""
+        """Attend under any bias, by blocks of queries. v [B, Hkv, T, D] is after its hook."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
-            v = cast(Tensor, cache.extended(v)[0])
+            v = cast(Tensor, cache.append(v)[0])
         bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), torch.zeros_like(v), gates, at)
         (v,) = self._wide(v)
         rows = []
@@ -197,6 +198,6 @@ class Decay(WithoutSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """In linear time a multiplication and an addition a channel; otherwise a product for half the keys."""
-        each = 2.0 if scheme.log_decay() is not None else float(length)
-        return each * self.shape.num_heads * self.shape.head_dim
+        """Count a multiplication and an addition per channel in linear time, or else a product with half the keys."""
+        per_channel = 2.0 if scheme.log_decay() is not None else float(length)
+        return per_channel * self.shape.num_heads * self.shape.head_dim

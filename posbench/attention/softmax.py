@@ -1,4 +1,4 @@
-"""Softmax attention (Vaswani et al. 2017, arXiv 1706.03762), causal, grouped-query where num_kv_heads < num_heads."""
+"""Softmax attention (Vaswani et al. 2017, arXiv 1706.03762): causal, and grouped-query if num_kv_heads < num_heads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from posbench.attention import kernels
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
-from posbench.schemes.base import added_by, apply_hook
+from posbench.schemes.base import apply_hook, evaluate_bias
 
 
 class Softmax(Kind):
-    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`; keys and values are kept.
+    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`, with keys and values cached.
 
-    A shared key and value that stay equal behind their hooks are one tensor, kept once (kexue.fm/archives/10862).
+    A shared key and value that stay equal after their hooks are one tensor, cached once (kexue.fm/archives/10862).
 
-    Options: `sink`, whether each head's softmax has one learned logit more, whose value is zero (gpt-oss, arXiv
-    2508.10925). It begins at 0.
+    Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
+    2508.10925). It starts at 0.
     """
 
     def __init__(self, shape: Shape, shared_kv: bool = False, sink: bool = False) -> None:
@@ -44,7 +44,7 @@ class Softmax(Kind):
         reads_rows: bool = True,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Attention behind the hooks, by `kernel` or the best there is: see `posbench.attention.kernels`."""
+        """Attend after the hooks, by `self.kernel` or else the fastest kernel: see `posbench.attention.kernels`."""
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
         return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)
@@ -54,7 +54,7 @@ class Softmax(Kind):
     ) -> Mapping[str, Callable[..., Tensor] | None]:
         usual = {"masked": kernels.masked, "short": kernels.short} if device.type == "cpu" else {}
         is_plain = not has_bias and self.sink is None and not any(scheme.window for scheme in schemes)
-        # Uncompiled it holds every score, on a GPU by other code than what training compiles: see `posbench.verify`.
+        # Uncompiled flex holds every score; on a GPU training compiles it to other code: see `posbench.verify`.
         flex = {} if is_plain or self.shape.head_dim < kernels.FLEX_FROM else {"flex": kernels.flex}
         fused = {} if has_bias else {"fused": kernels.attend}
         return {**fused, **({} if is_plain else usual), "blocks": kernels.blocks, **flex}
@@ -70,27 +70,27 @@ class Softmax(Kind):
         cache: KVCache | None,
     ) -> Tensor:
         assert q is not None and k is not None
-        gates, pos, pos_of_keys = self.placed(x, scheme, at, cache)
-        is_one = self.shared_kv and scheme.moves_k_and_v_alike
+        gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
+        is_one_tensor = self.shared_kv and scheme.moves_k_and_v_alike
         q, k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
-        values = None if is_one else apply_hook(scheme, "v", v, pos_of_keys)
+        values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys)
         dropped = 0  # keys that no query sees any more
         if cache is not None:
             window = None if scheme.reads_keys else scheme.window
-            k, values = cast(tuple[Tensor, Tensor | None], cache.extended(k, values, window=window))
+            k, values = cast(tuple[Tensor, Tensor | None], cache.append(k, values, window=window))
             dropped = cache.filled - k.shape[2]
-        bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else slopes of heads alone
+        bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(
-                f"{type(scheme).__name__}.q gives {q.shape[-1]} channels and .k {k.shape[-1]}: they must be as many"
+                f"{type(scheme).__name__}.q gives {q.shape[-1]} channels and .k {k.shape[-1]}: they must be equal"
                 if q.shape[-1] != k.shape[-1]
                 else f"{type(scheme).__name__}.bias must return None or a function (b, h, i, j), such as "
                 "lambda b, h, i, j: tensor[b, h, i, j]"
             )
         if at.documents is not None:
-            bias, reads_rows = partial(_within_documents, bias, at.documents, at.query - at.key), True
+            bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.first_query - at.first_key), True
         if bias is not None and dropped:
-            bias = partial(_of_kept, bias, dropped)
+            bias = partial(_bias_of_cached_keys, bias, dropped)
         o = self.attend(
             q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
         )
@@ -98,18 +98,21 @@ class Softmax(Kind):
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         window = min(length, scheme.window or length)
-        keys = window - window**2 / (2 * length)  # that a query meets on average
+        keys = window - window**2 / (2 * length)  # average number of keys that a query sees
         return 4.0 * self.shape.num_heads * self.shape.head_dim * keys
 
 
-def _within_documents(
-    bias: Bias | None, documents: Tensor, before: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+def _bias_within_documents(
+    bias: Bias | None, documents: Tensor, num_cached: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
-    """The bias where query and key are of one document, [B, keys], else -inf. `before`: keys before the first query."""
-    added = torch.zeros((), device=documents.device) if bias is None else added_by(bias, b, h, i, j)
-    return torch.where(documents[b, i + before] == documents[b, j], added, -float("inf"))
+    """Return the bias if query and key belong to one document, else -inf.
+
+    Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
+    """
+    added = torch.zeros((), device=documents.device) if bias is None else evaluate_bias(bias, b, h, i, j)
+    return torch.where(documents[b, i + num_cached] == documents[b, j], added, -float("inf"))
 
 
-def _of_kept(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The bias where row 0 of the keys is row `dropped` of the window."""
-    return added_by(bias, b, h, i, j + dropped)
+def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return the bias if the cache has dropped the first `dropped` keys, so that `j` counts from there."""
+    return evaluate_bias(bias, b, h, i, j + dropped)

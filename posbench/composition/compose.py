@@ -19,6 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,11 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     """
     datasets = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    needs_experiment = not has_experiment and any(_is_task(name, *folders) for name in datasets)
+    needs_experiment = not has_experiment and any(_names_task(name, *folders) for name in datasets)
     return [*words, _TASK_EXPERIMENT] if needs_experiment else [*words]
 
 
-def _is_task(name: str, *folders: Path) -> bool:
+def _names_task(name: str, *folders: Path) -> bool:
     file = choices("data", *folders).get(name)
     return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
@@ -274,6 +275,10 @@ def checked_config(composed: DictConfig) -> Config:
         config = Config.from_mapping(mapping)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
+    protocols = import_module("posbench.evaluation.protocols")  # a layer above: found by name, as schemes and tasks are
+    for name in config.evaluation.protocols:  # a stored run may name one that is no longer there: not a rule of Config
+        protocols.protocol_named(name).check(config)
+    config.command = tuple(HydraConfig.get().overrides.task)
     return config
 
 
@@ -282,14 +287,14 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
-    from posbench.data.tasks import context_lengths
+    from posbench.data import Problems
 
     mapping["data"] = tidy(mapping["data"])
     trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
-    settings = (("train", "context_length"), ("data", "window"))
-    for (group, name), computed in zip(settings, context_lengths(task), strict=True):
-        value = mapping[group].setdefault(name, None)
+    problems = Problems(task)
+    for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
+        value, computed = mapping[group].setdefault(name, None), problems.window(length)
         if value not in (None, "???", computed):
             raise ConfigError(
                 f"{group}.{name}={value} is given, but a problem of data={task.task} has {computed} tokens to read "

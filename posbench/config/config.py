@@ -54,17 +54,18 @@ class Config(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.command: tuple[str, ...] = ()  # the overrides that composed it, as typed; no setting
         if not isinstance(self.scheme, SchemeConfig):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if isinstance(self.data, dict):
             self.data = TaskConfig.from_mapping(self.data)
-        entries = {"bytes": 257, "bpe": self.tokenizer.vocab_size}.get(self.tokenizer.kind, 0) * (not self.is_task)
-        self.check_vocabulary(entries)
-        require(
-            not (self.is_task and self.train.order_every),
-            f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a task: "
-            "leave it out",
-        )
+        if not self.is_task:
+            self.check_vocabulary(self.tokenizer.num_entries)
+        elif self.train.order_every:
+            raise ConfigError(
+                f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a "
+                "task: leave it out"
+            )
 
     def check_vocabulary(self, entries: int) -> None:
         """Raise ConfigError if `model.vocab_size` leaves no room for the tokenizer's `entries`."""
@@ -85,19 +86,9 @@ class Config(Group):
         return isinstance(self.data, TaskConfig)
 
     @property
-    def masks_documents(self) -> bool:
-        """Return whether a token sees only its own document, with positions counted from the start of that document."""
-        return not self.is_task and bool(self.data.document_mask)
-
-    @property
-    def class_mappings(self) -> list[dict[str, Any]]:
-        """Return the mappings that may name a class in a file of the user."""
-        return [self.scheme.to_mapping(), *([self.data.to_mapping()] if self.is_task else [])]
-
-    @property
     def trained_length(self) -> int:
         """Return the longest trained length: tokens of the context, or items of a task."""
-        return int(self.data.lengths[1] if self.is_task else self.train.context_length)
+        return int(self.data.trained_length(self.train.context_length))
 
     @property
     def scheme_lr(self) -> float | None:
@@ -151,8 +142,7 @@ class Config(Group):
 
     def to_mapping(self) -> dict[str, Any]:
         """Return nested dicts, as written to `config.yaml` of the run folder."""
-        flat = {"scheme": self.scheme.to_mapping(), **({"data": self.data.to_mapping()} if self.is_task else {})}
-        return asdict(self) | flat
+        return asdict(self) | {"scheme": self.scheme.to_mapping(), "data": self.data.to_mapping()}
 
 
 def _without_references(value: Any) -> Any:

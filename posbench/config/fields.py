@@ -138,7 +138,16 @@ class ModelConfig(Group):
 
 @dataclass
 class DataConfig(Group):
-    """The source of the text and its splits, which consist of whole documents."""
+    """The source of the text and its splits, which consist of whole documents.
+
+    Class variables and methods say what a text and a task answer differently before any data is read; `TaskConfig` has
+    the same.
+    """
+
+    shortest: ClassVar[int] = 2  # length that can be scored
+    window: ClassVar[int | None] = None  # tokens of the longest input, if inputs differ in length and positions
+    options: ClassVar[dict[str, Any]] = {}  # that an evaluation may change
+    tuned_on: ClassVar[str] = "token, on text that is not scored"  # what the loss of pilots is the mean over
 
     name: str = MISSING
     source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
@@ -188,12 +197,32 @@ class DataConfig(Group):
             "data=hub needs data.repository=owner/name, such as HuggingFaceFW/fineweb-edu",
         )
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that decide what a run computes. The text itself has a fingerprint."""
+        return {"document_mask": True} if self.document_mask else {}
+
+    def trained_length(self, context_length: int) -> int:
+        """Return the longest trained length in tokens."""
+        return context_length
+
+    def tuning_words(self, fraction: float) -> list[str]:
+        """Return the overrides that take `fraction` of the train documents out for tuning."""
+        return [f"data.tuning_fraction={fraction}"]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the fields as in `conf/data/*.yaml`."""
+        return asdict(self)
+
 
 @dataclass
 class TaskConfig(Group):
     """Problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
 
     group: ClassVar[str | None] = "data"
+    shortest: ClassVar[int] = 1
+    document_mask: ClassVar[bool] = False
+    tuned_on: ClassVar[str] = "answer, on problems whose accuracy is not scored"
 
     name: str = ruled(check_name)
     task: str = MISSING  # name of the class in snake case, or my_task.py:Sums
@@ -217,6 +246,14 @@ class TaskConfig(Group):
             f"(data.lengths={self.lengths}): raise it, or leave it out",
         )
 
+    def trained_length(self, context_length: int) -> int:
+        """Return the longest trained length in items."""
+        return int(self.lengths[1])
+
+    def tuning_words(self, fraction: float) -> list[str]:
+        """Return no overrides: the problems of validation are not those of accuracy."""
+        return []
+
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
         """Make one from the flat form of `conf/data/*.yaml`, which lists options beside the other fields."""
@@ -228,6 +265,8 @@ class TaskConfig(Group):
         """Return the flat form of `conf/data/*.yaml`."""
         mapping = asdict(self)
         return mapping | mapping.pop("options")
+
+    identity = property(to_mapping)  # every field decides what a run computes
 
 
 @dataclass
@@ -247,6 +286,11 @@ class TokenizerConfig(Group):
         super().__post_init__()
         require(self.kind != "file" or bool(self.path), "tokenizer=file needs tokenizer.path=.../tokenizer.json")
         require(self.kind != "hub" or bool(self.name), "tokenizer=hub needs tokenizer.name=..., such as gpt2")
+
+    @property
+    def num_entries(self) -> int:
+        """Return the entries of the vocabulary, or 0 if they are not known before a file is opened."""
+        return {"bytes": 257, "bpe": self.vocab_size}.get(self.kind, 0)
 
 
 @dataclass

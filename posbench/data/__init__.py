@@ -2,19 +2,21 @@
 
 corpus = prepare(config)      # reads and tokenizes once; afterwards only maps files
 corpus.train.tokens           # memory map, uint16 or uint32: [BOS] + tokens, document after document
-batches = Batches(corpus.train, context_length=256, batch_size=8, seed=0)
+batches = corpus.batches(config.train, seed=0)
 batches.batch(0).tokens       # int64 [B, T + 1]
 
-text/       documents -> tokenizer -> tokens on disk
+dataset.py  the interface of text and tasks: `Dataset`, `Batch`
+text/       documents -> tokenizer -> tokens on disk -> batches
 tasks/      tasks with exact answers, one small class each, and their problems
-batches.py  what training reads of a text
 """
 
 from __future__ import annotations
 
 from posbench.config import Config
-from posbench.data.batches import Batch, Batches
-from posbench.data.tasks.problems import ProblemBatches, Problems, ProblemSplit
+from posbench.data.dataset import Batch, Batches, Dataset
+from posbench.data.tasks import build_task
+from posbench.data.tasks.problems import Problems, ProblemSplit
+from posbench.data.text import tokenizer
 from posbench.data.text.corpus import Corpus, Split
 from posbench.data.text.preparation import prepare
 from posbench.system.console import Say, say
@@ -24,17 +26,29 @@ __all__ = [
     "Batches",
     "Corpus",
     "Dataset",
-    "ProblemBatches",
     "ProblemSplit",
     "Problems",
     "Split",
     "dataset_of",
     "prepare",
+    "vocab_size",
 ]
-
-Dataset = Corpus | Problems
 
 
 def dataset_of(config: Config, notice: Say = say) -> Dataset:
-    """The text of a configuration, prepared, or its problems. Raises: ConfigError."""
+    """Return the text of a configuration, prepared, or its problems. Raises: ConfigError."""
     return Problems(config.data) if config.is_task else prepare(config, notice=notice)
+
+
+def vocab_size(config: Config) -> int:
+    """Return V, the rows of the model's table, without reading any text. A tokenizer of a file or of the hub is opened.
+
+    Raises: ConfigError if it cannot be read.
+    """
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    if config.is_task:
+        return len(build_task(config.data).tokens)
+    if config.tokenizer.kind in ("file", "hub"):
+        return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
+    return config.tokenizer.num_entries

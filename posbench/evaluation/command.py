@@ -18,7 +18,7 @@ from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -68,10 +68,9 @@ def evaluate_runs(
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
-            own_text = partial(corpus_for, data=None, notice=say_once)
             failed = [name for names in failures.values() for name in names]
-            of_text = [run for run in scorable if run.name not in failed and not run.config.is_task]
-            add_ngrams(of_text, own_text, console.out, request.again)
+            read = [run for run in scorable if run.name not in failed and NGRAM.reads(run.config)]
+            add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     finally:
         tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
         for run, result in evaluations:
@@ -128,8 +127,7 @@ def _evaluate(
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
-        for variant in request.variants:
-            evaluate_run(run, corpus, variant, advance, lambda result, is_new: tell((result, is_new)), say, headers)
+        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Dataset, Problems, Split
+from posbench.data import Dataset
 from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
@@ -75,8 +75,9 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
 
-    All runs of an experiment share one anchor. If it is longer than the anchor of results that the run already has,
-    those are scored again, so that all stay comparable; `notice` is called with a line that says so.
+    With options it is scored as trained first. All runs of an experiment share one anchor. If it is longer than the
+    anchor of results that the run already has, those are scored again, so that all stay comparable; `notice` is called
+    with a line that says so.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
     the headers of the results that the runs of its experiment have.
@@ -85,12 +86,31 @@ def evaluate_run(
     Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
     """
     _check(run, corpus, request)
-    if isinstance(corpus, Problems):
-        corpus = corpus.under(run.config_under(request.under).data)
-    scorer = _Scorer(run, corpus, request)
-    stored, _ = run.results()
-    headers = [*experiment, *(result.header for result in stored)]
+    stored = {result.key: result for result in run.results()[0]}
     results = []
+    for variant in request.variants:
+        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, experiment):
+            stored[result.key] = result
+            tell(result, is_new)
+            results.append(result)
+    return results
+
+
+def _evaluate_variant(
+    run: Run,
+    corpus: Dataset,
+    request: Request,
+    results: Mapping[ResultKey, Result],
+    advance: Advance,
+    notice: Say,
+    experiment: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Result, bool]]:
+    """Yield each result under the request's options, and whether it is new. Arguments: results, of the run so far."""
+    if request.under:
+        corpus = corpus.with_options(run.config_under(request.under).data)
+    scorer = _Scorer(run, corpus, request)
+    stored = [results[key] for key in sorted(results)]
+    headers = [*experiment, *(result.header for result in stored)]
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         wanted = _lengths(protocol, run.config, corpus, request, notice)
@@ -110,14 +130,11 @@ def evaluate_run(
             longest = one.architecture.scheme.longest  # tokens up to which the scheme is defined; None: any length
             have = {} if request.again else one.usable(protocol, anchor, stored)
             for length in sorted(of_options):
-                tokens = corpus.window(length) if isinstance(corpus, Problems) else length
+                tokens = corpus.window(length)
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
-                result = have.get(length) or one.score(protocol, length, anchor, advance)
-                tell(result, length not in have)
-                results.append(result)
-    return results
+                yield have.get(length) or one.score(protocol, length, anchor, advance), length not in have
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
@@ -140,7 +157,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
     Raises: ConfigError if it is too short for a length that was asked for, or for all.
     """
     split = corpus.splits[protocol.split]
-    if isinstance(split, Split) and not split.num_documents:
+    if split.num_tokens == 0:
         raise ConfigError(
             f"data={config.data.name} has no {protocol.split} text, which protocol {protocol.name} scores: evaluate "
             "another text (--data files --data data.path=FOLDER)"
@@ -152,7 +169,7 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
     refused = {}
-    for length in lengths if isinstance(split, Split) else ():
+    for length in lengths if split.num_tokens else ():
         try:
             protocol.check_length(split, length, protocol.settings(config))
         except ConfigError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from posbench.config import Config, ConfigError, DataConfig, check_name, scored_
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles
 
 if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no torch
-    from posbench.data import ProblemSplit, Split
     from posbench.evaluation.protocols import Protocol
 
 _COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
@@ -149,16 +148,16 @@ class Request:
             return [VALIDATION.name, *(name for name in own if self.lengths and protocol_named(name).is_by_length)]
         return [name for name in own if not self.lengths or protocol_named(name).follows_lengths]
 
-    def lengths_of(self, protocol: Protocol, config: Config, split: Split | ProblemSplit) -> list[int]:
+    def lengths_of(self, protocol: Protocol, config: Config, split: Any) -> list[int]:
         """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
 
         With lengths and no protocols the training length is scored too, so that there is a change to see.
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)
-        if asked and not self.protocols and self.data is None and (protocol.is_by_length or config.is_task):
+        if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
             asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
         lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
-        if lengths and lengths[0] < 2 and not config.is_task:
+        if lengths and lengths[0] < config.data.shortest:
             raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")
         return lengths

@@ -8,7 +8,7 @@ from dataclasses import replace
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
-from posbench.data import Corpus, Dataset, Problems, prepare
+from posbench.data import Corpus, Dataset, dataset_of, prepare
 from posbench.data.text.overlap import WARN_ABOVE, find_overlap
 from posbench.data.text.preparation import cache_folder, find_prepared, prepare_held_out
 from posbench.runs import Run
@@ -40,7 +40,7 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
         return corpus_for(run, data, notice)
     if data is not None:
         raise ConfigError(f"{run.name} was trained on a task and cannot be scored on text: leave --data out")
-    return Problems(run.config.data)
+    return dataset_of(run.config)
 
 
 def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:

@@ -55,7 +55,7 @@ class PosbenchConfig(PreTrainedConfig):
             sizes=asdict(config.model),
             scheme=config.scheme.to_mapping(),
             context_length=config.train.context_length,
-            longest=config.data.window if config.is_task else None,
+            longest=config.data.window,
             vocab_size=vocab_size,
             **kwargs,
         )

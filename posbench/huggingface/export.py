@@ -122,7 +122,7 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
 
 def _readme(result: Export, config: Config, name: str, tokenizer: Tokenizer) -> str:
     prompt, note = ("Once upon a time", "  # begins with BOS, as in training")
-    if config.is_task:  # the prompt must consist of the task's tokens
+    if find_bos(tokenizer) is None:  # the prompt must consist of the task's tokens
         prompt, note = " ".join(sorted(tokenizer.get_vocab())[:2]), ""
     row = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"

@@ -1,6 +1,7 @@
-"""The architecture of a decoder: its sizes, and the position scheme and the kind of attention of each layer.
+"""Describe a decoder: its sizes, and the position scheme and the kind of attention of each layer.
 
-A command builds it once for each run and passes it on: to the decoder, and to what counts parameters, FLOPs and bytes.
+A command builds the architecture of a run once and passes it to the decoder and to the functions that count parameters,
+FLOPs and bytes.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from posbench.schemes.base import apply_hook
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """All of a decoder but its vocabulary and its weights. It is part of one decoder: modules hold parameters."""
+    """Everything about a decoder except its vocabulary and weights.
+
+    Its schemes and kinds of attention are modules with parameters, so each decoder needs its own architecture.
+    """
 
     model: ModelConfig
     scheme: Layers
-    kinds: list[Kind]  # of attention, one per layer
+    kinds: list[Kind]  # the kind of attention of each layer
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if a scheme or the model's options do not suit a layer's kind of attention."""
+        """Raise ConfigError if a layer's kind of attention does not support its scheme or the model's options."""
         readers = [type(scheme).__name__ for scheme in self.scheme if scheme.reads_keys]
         for kind in self.kinds:
-            name = type(kind).__name__.lower()
+            name = kind.shape.attention
             if any(scheme.window for scheme in self.scheme) and not kind.takes_windows:
                 raise ConfigError(
-                    f"scheme.window is for attention of the kind softmax, and this is {name}: leave it out"
+                    f"scheme.window needs scheme.attention={{kind: softmax}}, and this is {name}: leave it out"
                 )
             if readers and not kind.has_keys:
                 raise ConfigError(
-                    f"{readers[0]} reads keys, which attention of the kind {name} does not keep: take "
+                    f"{readers[0]} reads keys, which attention of the kind {name} does not cache: choose "
                     "scheme.attention={kind: softmax}, or another scheme"
                 )
-            if self.model.qk_norm and (kind.shared_kv or not {"q", "k"} <= kind.heads.keys()):
+            if self.model.qk_norm and (kind.shared_kv or not {"q", "k"} <= kind.heads_by_part.keys()):
                 raise ConfigError(
-                    "model.qk_norm normalises queries and keys, and this kind of attention has no keys of their own: "
+                    "model.qk_norm normalises queries and keys, and this kind of attention has no separate keys: "
                     "leave it out"
                 )
 
@@ -52,8 +56,8 @@ class Architecture:
     ) -> Architecture:
         """Build the scheme, and one kind of attention per layer.
 
-        Arguments: context_length, of training, in tokens; longest, the same in a task, whose windows differ in length;
-        seed, of what constructors of schemes draw for themselves.
+        Arguments: context_length, the training context in tokens; longest, the longest training window of a task, whose
+        windows differ in length; seed, for random numbers that constructors of schemes draw.
         Raises: ConfigError if the scheme or the kind of attention refuses its options or the other.
         """
         shape = Shape(
@@ -72,35 +76,34 @@ class Architecture:
 
 
 def build_architecture(config: Config) -> Architecture:
-    """Build what `config` asks for. Raises: ConfigError as `Architecture.build` does."""
-    longest = config.data.window if config.is_task else None
-    return Architecture.build(config.model, config.scheme, config.train.context_length, longest, config.seed)
+    """Build the architecture that `config` describes. Raises: ConfigError as `Architecture.build` does."""
+    return Architecture.build(config.model, config.scheme, config.train.context_length, config.data.window, config.seed)
 
 
 def checked_architecture(config: Config) -> Architecture:
-    """Build what `config` asks for and check that it can be trained, before any text is read or anything is written.
+    """Build the architecture of `config` and check that it can be trained, before reading text or writing anything.
 
-    Raises: ConfigError as `Architecture.build` does, if the training length is longer than the scheme is defined, and
-    if the scheme or the kind of attention cannot have the positions of a task or of masked documents.
+    Raises: ConfigError as `Architecture.build` does; if the scheme is not defined for the training length; and if the
+    scheme or the kind of attention does not support the positions of tasks or of masked documents.
     """
     architecture = build_architecture(config)
     longest, length = architecture.scheme.longest, config.train.context_length
     if longest is not None and longest < length:
         raise ConfigError(
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length={length} is "
-            "longer: lower train.context_length, or take another scheme"
+            "longer: lower train.context_length, or choose another scheme"
         )
-    if config.masks_documents and not all(kind.takes_windows for kind in architecture.kinds):
-        raise ConfigError("data.document_mask=true is for attention of the kind softmax: leave it out")
-    if config.is_task or config.masks_documents:
+    if config.data.document_mask and not all(kind.takes_windows for kind in architecture.kinds):
+        raise ConfigError("data.document_mask=true needs scheme.attention={kind: softmax}: leave it out")
+    if config.data.window or config.data.document_mask:
         check_positions(architecture)
     return architecture
 
 
 def check_positions(architecture: Architecture) -> None:
-    """Call every hook of the schemes with positions of each sequence's own, [B, 1, T].
+    """Call every hook of the schemes with positions per sequence, [B, 1, T].
 
-    Raises: ConfigError if a hook takes positions [T] only.
+    Raises: ConfigError if a hook takes only positions [T].
     """
     pos = torch.arange(5)
     for scheme, kind in dict(zip(architecture.scheme, architecture.kinds, strict=True)).items():
@@ -122,19 +125,19 @@ def call_hooks(
     """Call every hook of a scheme on zeros of `dtype` at positions `pos`, [T] or [B, 1, T]."""
     B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
-    prepared = as_wide_as(weights, scheme.prepare(pos, T))
+    prepared = round_prepared(weights, scheme.prepare(pos, T))
     at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
     x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared)
-    parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads.items()}
+    parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
     k = parts.get("k")
     kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)
 
 
-def as_wide_as(dtype: torch.dtype, prepared: Any) -> Any:
-    """Floating tensors of what a scheme prepared, alone or in tuples, rounded to the weights' dtype."""
+def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
+    """Round the floating-point tensors that a scheme prepared, also those within tuples, to `dtype`."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):
-        parts = [as_wide_as(dtype, part) for part in prepared]
+        parts = [round_prepared(dtype, part) for part in prepared]
         return type(prepared)(*parts) if hasattr(prepared, "_fields") else tuple(parts)
     return prepared

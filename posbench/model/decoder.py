@@ -1,7 +1,7 @@
-"""The decoder: embeddings, layers with a scheme's hooks in them, a norm, logits; and how it is built from a seed.
+"""The decoder: embeddings, layers that call a scheme's hooks, a norm and logits; and how a seed determines its weights.
 
-Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, V vocabulary. Master weights are float32; activations run
-in `compute_dtype` (bfloat16 in training where the device is fast in it), norms, softmax and losses in float32.
+Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, V vocabulary. Master weights are float32. Activations are
+in `compute_dtype` (bfloat16 in training if the device is fast in it); norms, softmax and losses are in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbench.attention import KVCache
 from posbench.config import Config, ConfigError, ModelConfig
-from posbench.model.architecture import Architecture, as_wide_as, build_architecture
+from posbench.model.architecture import Architecture, build_architecture, round_prepared
 from posbench.model.layers import Block, Linear, RMSNorm
 from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
@@ -25,15 +25,14 @@ from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
 from posbench.system.inductor import share_no_row_buffers
 
-ROWS = 4096  # of logits that stand in memory at a time where no gradient is wanted
+ROWS = 4096  # rows of logits in memory at a time, without a gradient
 
 
 class Decoder(nn.Module):
-    """A LLaMA-style language model under one position scheme.
+    """A LLaMA-style language model with one position scheme.
 
-    `model(tokens, offset=0)`: tokens [B, T] int64 -> logits [B, T, V]. `offset` shifts every position, in tokens; a
-    relative scheme ignores it. `positions`, [B, T] int64, ascending in each sequence, takes its place where a batch has
-    positions of its own.
+    `model(tokens, offset=0)` maps tokens [B, T] int64 to logits [B, T, V]. `offset` shifts every position, in tokens; a
+    relative scheme ignores it. `positions`, [B, T] int64, ascending in each sequence, replaces consecutive positions.
     """
 
     def __init__(self, architecture: Architecture, vocab_size: int) -> None:
@@ -41,11 +40,9 @@ class Decoder(nn.Module):
         self.architecture = architecture
         self.config = config = architecture.model
         self.scheme = architecture.scheme  # of all layers
-        self.compute_dtype: torch.dtype | None = None  # of the activations; None: the weights' own
-        self.piece: int | None = (
-            None  # tokens from which on a sequence is read in pieces of as many, without a gradient
-        )
-        self.bos_id: int | None = None  # the token that begins documents, where each is read alone
+        self.compute_dtype: torch.dtype | None = None  # of the activations; None means the dtype of the weights
+        self.piece: int | None = None  # without a gradient, longer sequences are read in pieces of this many tokens
+        self.bos_id: int | None = None  # the token that begins documents, if documents are masked from each other
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, kind) for kind in architecture.kinds)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -55,16 +52,16 @@ class Decoder(nn.Module):
         self._losses_and_gradient = losses_and_gradient
 
     def shared_parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Logical parts of the weights that all schemes share, in the order of the layers, several tensors a name.
+        """Yield (name, tensor) for the weights that all schemes share, layer by layer; names repeat in each layer.
 
-        `attention.q`, `attention.k` and `attention.v` are rows of the packed projection, so that a row of a table which
-        lacks one of them can still be held to the others.
+        The packed projection is split into `attention.q`, `attention.k` and `attention.v`, so that a run that lacks one
+        of them can still be compared with others by the rest.
         """
         for name, parameter in self.named_parameters():
             part = name.removesuffix(".weight").partition(".")
             if part[0] == "scheme" or ".kind." in name:
                 continue
-            inside = part[2].partition(".")[2]  # of a block
+            inside = part[2].partition(".")[2]  # name within the block
             if inside.startswith("attention.qkv"):
                 rows = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention.rows()
                 split = parameter.split(list(rows.values()))
@@ -74,74 +71,73 @@ class Decoder(nn.Module):
                 yield "norms" if "norm" in name else inside or part[0], parameter
 
     def compile_blocks(self) -> None:
-        """Compile one block and run every layer through it: a sixth of the time the whole model takes.
+        """Compile one block and run every layer through it, which takes a sixth of the time for the whole model.
 
-        For steps with a gradient alone, whose shapes never change: what reads without one, at many lengths, would make
-        the compiled code depend on what was read before, and so a resumed run's on where it was cut off.
+        Only steps with a gradient run compiled, because their shapes never change. Inference runs at many lengths;
+        compiling it would make results depend on which lengths came first, and a resumed run differ from a whole one.
         """
         self.allow_compiled_attention()
         share_no_row_buffers()
         compiled = torch.compile(Block.forward, dynamic=False)
 
-        def forward(block: Block, *given: Any) -> Tensor:
-            return (compiled if torch.is_grad_enabled() else Block.forward)(block, *given)
+        def forward(block: Block, *inputs: Any) -> Tensor:
+            return (compiled if torch.is_grad_enabled() else Block.forward)(block, *inputs)
 
         for block in self.blocks:
             block.forward = MethodType(forward, block)  # FSDP's hooks stay outside it
         self._losses_and_gradient = torch.compile(losses_and_gradient, dynamic=False)
 
     def allow_compiled_attention(self) -> None:
-        """Let attention with a bias compile itself where long windows are read without a gradient (CUDA alone)."""
+        """Allow attention with a bias to compile itself for inference on long windows (only on CUDA)."""
         for block in self.blocks:
             cast(Block, block).attention.kind.may_compile = True
 
     def hidden(
         self, tokens: Tensor, offset: int = 0, caches: Sequence[KVCache] | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """The stream after the last norm, [B, T, C] in the compute dtype.
+        """Compute the stream after the last norm, [B, T, C] in the compute dtype.
 
-        Arguments: caches, from `self.caches`, what each layer keeps of the tokens before these, one a layer; it is
-        extended by these. `offset` stays the position of the window's first token.
+        Arguments: offset, the position of the window's first token, also in later pieces of the window; caches, one per
+        layer, from `self.caches`, which hold earlier tokens of the window and are extended by these.
         """
         if self.bos_id is not None:
             positions = self._positions_in_documents(tokens, offset, caches[0] if caches else None)
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
-        x, ats = self._embedded(tokens, offset, begin, length, positions)
-        given: Sequence[KVCache | None] = caches or [None] * len(ats)
-        for block, scheme, at, cache in zip(self.blocks, self.scheme, ats, given, strict=True):
+        x, placements = self._embed(tokens, offset, begin, length, positions)
+        layer_caches: Sequence[KVCache | None] = caches or [None] * len(placements)
+        for block, scheme, at, cache in zip(self.blocks, self.scheme, placements, layer_caches, strict=True):
             x = block(x, at, scheme, cache)
         return self.norm(x)
 
     def _positions_in_documents(self, tokens: Tensor, offset: int, cache: KVCache | None) -> Tensor:
-        """Positions [B, tokens so far] that begin anew, at `offset`, with each document; the cache carries them on."""
-        before = None if cache is None else cache.positions
-        begin = 0 if before is None else before.shape[1]
+        """Return positions [B, tokens so far] that restart at `offset` in each document, and cache them."""
+        cached = None if cache is None else cache.positions
+        begin = 0 if cached is None else cached.shape[1]
         row = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
-        first: Tensor | int = (
-            0 if before is None else begin - 1 + offset - before[:, -1:]
-        )  # row of the unfinished document
+        # The row at which the document that continues from the cache began.
+        first: Tensor | int = 0 if cached is None else begin - 1 + offset - cached[:, -1:]
         positions = offset + row - torch.where(tokens.eq(cast(int, self.bos_id)), row, first).cummax(1).values
         if cache is not None:
-            cache.positions = positions if before is None else torch.cat((before, positions), 1)
+            cache.positions = positions if cached is None else torch.cat((cached, positions), 1)
             positions = cache.positions
         return positions
 
     def caches(self, length: int) -> list[KVCache]:
-        """Room for what each layer keeps of a window of `length` tokens that comes piece by piece."""
+        """Return empty caches, one per layer, for a window of `length` tokens that is read piece by piece."""
         return [cast(Block, block).attention.kind.new_cache(length) for block in self.blocks]
 
-    def _embedded(
+    def _embed(
         self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
     ) -> tuple[Tensor, list[Placement]]:
-        """The stream before the first layer, [B, T, C], and for each layer where its queries stand.
+        """Return the stream before the first layer, [B, T, C], and the placement of the tokens for each layer.
 
-        Arguments: offset, the position of the window's first token; begin, tokens of it that came before these; length,
-        tokens of the whole window; positions, of its tokens up to the last of these, where they are not consecutive.
+        Arguments: offset, the position of the window's first token; begin, tokens of the window before these; length,
+        tokens of the whole window; positions, of its tokens up to the last of these, None if they are consecutive.
         """
         first, end = offset + begin, begin + tokens.shape[1]
-        # Of tasks the same in every batch, so that a compiled step compiles once.
+        # Tasks have the same reach in every batch, so that a compiled step compiles once.
         reach, documents = 0, None
         if positions is not None and self.bos_id is not None:
             reach = offset + length
@@ -152,31 +148,31 @@ class Decoder(nn.Module):
         if longest is not None and (reach or offset + end) > longest:
             raise ConfigError(
                 f"the scheme is defined up to {longest} tokens, and this window reaches position "
-                f"{(reach or offset + end) - 1}: give a shorter one"
+                f"{(reach or offset + end) - 1}: use a shorter window"
             )
         if positions is None:
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
-        ats: dict[int, Placement] = {}
-        for row in self.scheme.rows:
-            if row not in ats:
-                prepared = as_wide_as(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
-                ats[row] = Placement(prepared, first, offset, length, positions, reach, documents)
-        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), ats[0].pos)
-        return x.to(self.compute_dtype or x.dtype), [ats[row] for row in self.scheme.rows]
+        placements: dict[int, Placement] = {}
+        for row in self.scheme.shared_with:
+            if row not in placements:
+                prepared = round_prepared(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
+                placements[row] = Placement(prepared, first, offset, length, positions, reach, documents)
+        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), placements[0].pos)
+        return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """`hidden`, layer by layer: only the stream and what one layer keeps stand in memory whole."""
+        """Compute `hidden` layer by layer, so that memory holds only the whole stream and the cache of one layer."""
         length = tokens.shape[1]
         starts = range(0, length, piece)
-        pairs = (self._embedded(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
-        stream, ats = zip(*pairs, strict=True)
+        pairs = (self._embed(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
+        stream, placements = zip(*pairs, strict=True)
         pieces = list(stream)
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
             cache = cast(Block, block).attention.kind.new_cache(length)
             for m in range(len(pieces)):
-                pieces[m] = block(pieces[m], ats[m][n], scheme, cache)
+                pieces[m] = block(pieces[m], placements[m][n], scheme, cache)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
 
     def forward(self, tokens: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
@@ -185,13 +181,13 @@ class Decoder(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
     ) -> Tensor:
-        """The mean of `nll`, nats a token, 0-d: what training minimises, with logits chunk by chunk.
+        """Compute the training loss, 0-d: the mean of `nll` in nats per token, with logits chunk by chunk.
 
-        With a divisor, 0-d: the sum over the targets that are not below 0, divided by that.
+        With a divisor, 0-d, it is the sum over the targets that are not negative, divided by the divisor.
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
-        if divisor is not None and gradient_of is losses_and_gradient:  # compiled code wants as many rows every time
+        if divisor is not None and gradient_of is losses_and_gradient:  # compiled code needs a fixed number of rows
             scored = targets >= 0
             x, targets = x[scored], targets[scored]
         return mean_cross_entropy(x, self.unembedding.weight, targets, gradient_of, divisor=divisor)
@@ -204,44 +200,45 @@ class Decoder(nn.Module):
         last: int | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Losses of targets [B, T] after tokens [B, T], nats: [B, T] float32, or of the `last` positions alone."""
+        """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last]."""
         x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
-        # Row by row the logits are independent: without a gradient they need never stand whole in memory.
+        # Logits are independent row by row, so without a gradient memory need not hold all of them.
         rows = x.numel() if torch.is_grad_enabled() else ROWS
         parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        losses = [F.cross_entropy(self._wide_logits(of), wanted, reduction="none") for of, wanted in parts]
+        losses = [F.cross_entropy(self._wide_logits(part), target, reduction="none") for part, target in parts]
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Of each target that is not below 0: its loss, nats float32, and the likeliest token, [answers] both."""
+        """Return each answer's loss, nats in float32, and its likeliest token, [answers]. Negative targets are none."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
 
     def _wide_logits(self, x: Tensor) -> Tensor:
-        # Of the rounded numbers, but not rounded again: bfloat16 logits would move a mean loss by up to 6e-4 nats.
+        # Multiply rounded numbers but do not round the logits: in bfloat16 they would shift a mean loss by up to 6e-4
+        # nats.
         wide, weight = torch.promote_types(x.dtype, torch.float32), self.unembedding.weight.to(x.dtype)
         if x.is_cuda and x.dtype != wide and not torch.is_grad_enabled():
-            return torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the units for rounded numbers
+            return torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the fast bfloat16 units
         return F.linear(x.to(wide), weight.to(wide))
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Set every tensor from (seed, its name): a scheme with parameters of its own changes no shared one.
+    """Set every tensor from (seed, its name), so that a scheme's parameters do not change the shared ones.
 
-    Matrices are normal with `init_std`, those that write to the stream smaller by sqrt(2 num_layers) (GPT-2); norm
-    weights are 1. The packed projection is drawn whole, q, k and v, and a kind of attention takes the parts it has. A
-    scheme's own tensors that are to be drawn (`Scheme.normal`) are too; they are the same where it is one of several.
+    Matrices are normal with `init_std`, divided by sqrt(2 num_layers) if they write to the stream (GPT-2); norm weights
+    are 1. The packed projection is always drawn for q, k and v, and a kind of attention takes the parts that it has. A
+    scheme's random tensors (`Scheme.normal`) are drawn the same way, and do not change if it is combined with others.
     """
     config = model.config
     for name, parameter in model.named_parameters():
         if name.startswith("scheme."):
             if hasattr(parameter, "is_drawn"):
-                alone = re.sub(r"members\.\d+\.", "", name)  # its name where the scheme is not one of several
+                single = re.sub(r"members\.\d+\.", "", name)  # its name if the scheme is not combined with others
                 with torch.no_grad():
-                    parameter.copy_(_draw(seed, alone, tuple(parameter.shape), config.init_std))
+                    parameter.copy_(_draw(seed, single, tuple(parameter.shape), config.init_std))
             continue
         if parameter.ndim < 2:
             continue
@@ -260,13 +257,13 @@ def initialise(model: Decoder, seed: int) -> None:
 
 
 def _rows_by_part(config: ModelConfig) -> dict[str, int]:
-    """Rows of the projection that holds all parts."""
+    """Return the number of rows of each part in a packed projection with all parts."""
     kv = config.kv_heads * config.head_width
     return {"q": config.num_heads * config.head_width, "k": kv, "v": kv}
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Normal numbers from (seed, name), float64: float32 draws differ in their last bits between kinds of CPU."""
+    """Draw normal numbers from (seed, name), in float64: float32 draws differ in their last bits between CPUs."""
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 
@@ -276,13 +273,13 @@ def build_model(
 ) -> Decoder:
     """Build the decoder of `config`, initialised from its seed, in float32 on the CPU.
 
-    Arguments: vocab_size, V, of the tokenizer; `model.vocab_size` may ask for a larger table; architecture, if it is
-    built already (one decoder takes it over); bos_id, the token that begins documents, for `data.document_mask`.
+    Arguments: vocab_size, V of the tokenizer, although `model.vocab_size` may ask for a larger table; architecture, if
+    it is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
     Raises: ConfigError if the table is too small for the tokenizer, or the scheme or the kind of attention refuses its
     options.
     """
     config.check_vocabulary(vocab_size)
     model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)
-    model.bos_id = bos_id if config.masks_documents else None
+    model.bos_id = bos_id if config.data.document_mask else None
     initialise(model, config.seed)
     return model

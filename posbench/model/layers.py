@@ -1,8 +1,8 @@
-"""One layer of LLaMA's decoder (pre-norm RMSNorm, SwiGLU; arXiv 2302.13971) around a kind of attention.
+"""The layers of a LLaMA decoder (pre-norm RMSNorm, SwiGLU; arXiv 2302.13971) around a kind of attention.
 
 Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, F = ffn_width. Weights are float32 and rounded to the
-activations' dtype where they are used; norms are computed in float32. The norm and the gate have gradients of their
-own, which pass over their tensors less often than automatic ones (docs/internals/speed.md).
+activations' dtype for each product; norms are computed in float32. The norm and the gate have gradients written here,
+which read and write their tensors less often than automatic ones (docs/internals/speed.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posbench.system.matmul import linear
 
 
 class Linear(nn.Module):
-    """`x @ weight.T (+ bias)` in x's dtype: float32 weights are rounded where the activations are bfloat16."""
+    """`x @ weight.T (+ bias)` in x's dtype: for bfloat16 activations, the float32 weights are rounded."""
 
     def __init__(self, fan_in: int, fan_out: int, bias: bool = False) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class RMSNorm(nn.Module):
 
 
 class _Normed(torch.autograd.Function):
-    """n * weight with n = x / rms(x). Its gradient by x is (g w - n mean(g w n)) / rms(x), by the weight sum(g n)."""
+    """Compute n * weight with n = x / rms(x). With g the output's gradient, dx = (g w - n mean(g w n)) / rms(x).
+
+    The weight's gradient is sum(g n).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,22 +58,22 @@ class _Normed(torch.autograd.Function):
         return as_dtype(normal * weight, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         normal, inverse, weight = ctx.saved_tensors
-        wide = above[0].to(weight.dtype)
+        wide = gradients[0].to(weight.dtype)
         products = wide * normal
         mean = (products @ weight).unsqueeze(-1) / len(weight)
-        of_x = torch.addcmul(wide * weight, normal, mean, value=-1).mul_(inverse)
-        return of_x.to(above[0].dtype), products.flatten(0, -2).sum(0), None
+        dx = torch.addcmul(wide * weight, normal, mean, value=-1).mul_(inverse)
+        return dx.to(gradients[0].dtype), products.flatten(0, -2).sum(0), None
 
 
 class Attention(nn.Module):
-    """The projections around a kind of attention, which applies the scheme's hooks between them."""
+    """The projections before and after a kind of attention, which applies the scheme's hooks."""
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
         self.kind, self.head_dim = kind, config.head_width
-        width = sum(kind.heads.values()) * self.head_dim  # the parts of the kind, packed
+        width = sum(kind.heads_by_part.values()) * self.head_dim  # of the packed parts
         self.qkv = Linear(config.d_model, width, config.qkv_bias)
         self.q_norm, self.k_norm = (
             RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
@@ -80,7 +83,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
         B, T, _ = x.shape
         packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
-        heads = self.kind.heads
+        heads = self.kind.heads_by_part
         parts = dict(zip(heads, packed.split(tuple(heads.values()), dim=1), strict=True))
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
@@ -91,12 +94,12 @@ class Attention(nn.Module):
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:
-        """Rows of the packed projection by part."""
-        return {part: heads * self.head_dim for part, heads in self.kind.heads.items()}
+        """Return the number of rows of each part in the packed projection."""
+        return {part: heads * self.head_dim for part, heads in self.kind.heads_by_part.items()}
 
 
 class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))` (Shazeer 2020, arXiv 2002.05202), gate and up in one product."""
+    """`down(silu(gate(x)) * up(x))` (Shazeer 2020, arXiv 2002.05202), with gate and up in one matrix product."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -108,7 +111,7 @@ class SwiGLU(nn.Module):
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up of the two halves of [..., 2F], with silu(x) = x sigmoid(x) and one sigmoid for both passes."""
+    """Compute silu(gate) * up from the halves of [..., 2F]. Both passes use one sigmoid, as silu(x) = x sigmoid(x)."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -118,18 +121,18 @@ class _Gated(torch.autograd.Function):
         return gate * sigmoid * up
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         gate_up, sigmoid = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        gated = above[0] * sigmoid
-        of_up = gated * gate
+        gated = gradients[0] * sigmoid
+        dup = gated * gate
         # silu' = sigmoid + silu (1 - sigmoid)
-        of_gate = torch.addcmul(gated + of_up, of_up, sigmoid, value=-1).mul_(up)
-        return torch.cat((of_gate, of_up), dim=-1)
+        dgate = torch.addcmul(gated + dup, dup, sigmoid, value=-1).mul_(up)
+        return torch.cat((dgate, dup), dim=-1)
 
 
 class Block(nn.Module):
-    """One layer: attention, then SwiGLU, each behind a norm and added to the stream [B, T, C]."""
+    """A decoder layer: attention, then SwiGLU, each after a norm and added to the stream [B, T, C]."""
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()

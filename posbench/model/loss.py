@@ -1,8 +1,8 @@
-"""The mean cross-entropy of a linear layer's logits, which never stand whole in memory.
+"""Compute the mean cross-entropy of a linear layer's logits without holding all logits in memory.
 
-Logits are made in chunks of rows, and each chunk's gradient at once in the forward pass, while it is still in the
-cache (as Liger kernels do on GPUs, arXiv 2410.10989): [N, V] float32 logits, their softmax and its gradient are the
-largest tensors of a small model's step. N rows, C channels, V vocabulary.
+The forward pass computes logits in chunks of rows, and each chunk's gradient while the chunk is still in the cache (as
+Liger kernels do on GPUs, arXiv 2410.10989). Otherwise [N, V] float32 logits, their softmax and its gradient would be
+the largest tensors of a small model's step. N rows, C channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from posbench.system.matmul import product, summed_outer
 
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# Logits a chunk: 4 MB in bfloat16 stay in a CPU core's cache; a GPU wants fewer and larger products.
+# Logits per chunk: 4 MB in bfloat16 stay in a CPU core's cache; a GPU is faster with fewer and larger products.
 CHUNK = {"cpu": 512 * 4096, "cuda": 4096 * 16384}
 
 
 def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's loss, nats [N] in at least float32, and its gradient by the logits, [N, V] in their dtype."""
+    """Return each row's loss, [N] nats in at least float32, and its gradient by the logits, [N, V] in their dtype."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    if logits.is_cuda:  # one compiled kernel; an assignment by index would keep all of them in float32 beside it
+    if logits.is_cuda:  # compiles to one kernel; an assignment by index would need another float32 copy of the logits
         log_p = logits.log_softmax(-1, dtype=wide)
         losses = -log_p.gather(-1, targets[:, None])[:, 0]
         is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
         return losses, (log_p.exp() - is_target.to(wide)).to(logits.dtype)
     p = logits.softmax(-1, dtype=wide)
-    # log sum exp = largest logit - log of the largest p: half of a CPU's time here goes into exponentials.
+    # log-sum-exp = largest logit - log(largest p), which avoids exponentials: half of the time on a CPU goes into them.
     log_sum = logits.amax(-1).to(wide) - p.amax(-1).log()
     losses = log_sum - logits.gather(-1, targets[:, None])[:, 0].to(wide)
     p[torch.arange(len(targets), device=targets.device), targets] -= 1
@@ -38,7 +38,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 class _MeanLoss(torch.autograd.Function):
-    """Its gradient is formed in the forward pass; backward only scales it."""
+    """The mean loss. The forward pass computes the gradient; backward only scales it."""
 
     @staticmethod
     def forward(
@@ -52,26 +52,26 @@ class _MeanLoss(torch.autograd.Function):
     ) -> Tensor:
         rounded = weight.to(x.dtype)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
-        for part, wanted, slot in zip(x.split(rows), targets.split(rows), of_x.split(rows), strict=True):
+        dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
+        for part, target, dpart in zip(x.split(rows), targets.split(rows), dx.split(rows), strict=True):
             if divisor is None:
-                losses, gradient = gradient_of(product(part, rounded), wanted)
+                losses, gradient = gradient_of(product(part, rounded), target)
             else:
-                losses, gradient = gradient_of(product(part, rounded), wanted.clamp(min=0))
-                losses, gradient = losses * (wanted >= 0), gradient * (wanted >= 0)[:, None]
+                losses, gradient = gradient_of(product(part, rounded), target.clamp(min=0))
+                losses, gradient = losses * (target >= 0), gradient * (target >= 0)[:, None]
             total += losses.sum()
-            product(gradient, rounded.T, out=slot)
-            of_weight += summed_outer(gradient, part)
-        ctx.save_for_backward(of_x, of_weight)
+            product(gradient, rounded.T, out=dpart)
+            dweight += summed_outer(gradient, part)
+        ctx.save_for_backward(dx, dweight)
         ctx.divisor = len(x) if divisor is None else divisor
         return total / ctx.divisor
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        of_x, of_weight = ctx.saved_tensors
-        scale = above[0] / ctx.divisor
-        of_x = (of_x.to(scale.dtype) * scale).to(of_x.dtype)
-        return of_x, of_weight * scale.to(of_weight.dtype), None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        dx, dweight = ctx.saved_tensors
+        scale = gradients[0] / ctx.divisor
+        dx = (dx.to(scale.dtype) * scale).to(dx.dtype)
+        return dx, dweight * scale.to(dweight.dtype), None, None, None, None
 
 
 def mean_cross_entropy(
@@ -82,12 +82,12 @@ def mean_cross_entropy(
     rows: int | None = None,
     divisor: Tensor | None = None,
 ) -> Tensor:
-    """Mean over rows of the cross-entropy of `x @ weight.T` against targets, nats, 0-d in at least float32.
+    """Compute the mean cross-entropy of `x @ weight.T` and targets over rows, in nats, 0-d in at least float32.
 
-    With a divisor, 0-d: the sum over the rows whose targets are not below 0, divided by that.
+    With a divisor, 0-d, it is the sum over the rows whose targets are not negative, divided by the divisor.
 
-    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, a compiled
-    `losses_and_gradient` where there is one; rows a chunk, by default what suits the device.
+    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, `losses_and_gradient` or
+    its compiled form; rows, per chunk, by default as suits the device.
     """
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
     return _MeanLoss.apply(x, weight, targets, rows, gradient_of, divisor)

@@ -1,6 +1,7 @@
-"""Hugging Face's names of a decoder's tensors beside ours: one table for import and export.
+"""Map our names of a decoder's tensors to Hugging Face's, by one table for import and export.
 
-A tensor of layer n is `model.layers.n.NAME.weight` there and `blocks.n.NAME.weight` here; biases likewise.
+A tensor of layer n is `model.layers.n.NAME.weight` at Hugging Face and `blocks.n.NAME.weight` in posbench; biases
+likewise.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ LAYER = {
     "ffn.gate_up": "mlp.gate_up_proj",
     "ffn.down": "mlp.down_proj",
 }
-PARTS = {  # products that most families keep in parts, in the order in which ours packs them
+PARTS = {  # packed product -> the separate products of most model families, in our packing order
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
 }
 
 
 def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Return copies of a decoder's tensors by Hugging Face's names; tensors of its scheme are left out.
+    """Return copies of a decoder's tensors by Hugging Face's names, without the tensors of its scheme.
 
-    Arguments: tensors, by our names; rows, the rows of the parts that a packed product is split into, such as
+    Arguments: tensors, by our names; rows, the number of rows of each part of a packed product, such as
     {"attention.qkv": [32, 16, 16]}. A product without an entry stays packed, as in Phi-3.
     """
     theirs: dict[str, Tensor] = {}
@@ -50,7 +51,7 @@ def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[i
 
 
 def from_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by our names, parts packed into one product. An unknown name stays as it is."""
+    """Return tensors by our names, with parts packed into one product. Unknown names stay unchanged."""
     whole = {theirs: name for name, theirs in WHOLE.items()}
     in_layer = {theirs: name for name, theirs in LAYER.items()}
     packed = {part: name for name, parts in PARTS.items() for part in parts}

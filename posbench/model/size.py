@@ -1,7 +1,7 @@
-"""How large a decoder is: its parameters, the operations that its definition needs, and what it caches.
+"""Count a decoder's parameters, the floating-point operations that its definition needs, and the bytes that it caches.
 
-A model FLOP is one that the definition needs: 2 per matrix parameter and token forward, three times that with the
-backward pass; what mixing takes, the kind of attention says. Recomputation does not count.
+Model FLOPs are the operations that the definition needs: 2 per matrix parameter and token in the forward pass, three
+times as much with the backward pass, plus mixing, which the kind of attention counts. Recomputation does not count.
 """
 
 from __future__ import annotations
@@ -11,39 +11,20 @@ from dataclasses import dataclass
 import torch
 
 from posbench.attention import Kind
-from posbench.config import Config
 from posbench.model.architecture import Architecture, call_hooks
 from posbench.schemes import Scheme
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """What a decoder keeps of one sequence, all layers together, as it reads token by token."""
+    """The size of the caches of all layers for one sequence that is read token by token."""
 
     bytes_per_token: float  # keys, values, gates
-    state_bytes: float  # of a recurrence, whatever the length, or of full windows
-
-
-def vocab_size(config: Config) -> int:
-    """V, the rows of the model's table, before any text is read: a tokenizer of a file or of the hub is opened.
-
-    Raises: ConfigError where that cannot be read.
-    """
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    if config.is_task:
-        from posbench.data.tasks import build_task
-
-        return len(build_task(config.data).tokens)
-    if config.tokenizer.kind in ("file", "hub"):
-        from posbench.data.text import tokenizer
-
-        return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
-    return 257 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
+    state_bytes: float  # of any length: the states of recurrences, and full windows
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Count parameters without the scheme's own: `embedding` (both tables when untied) and `body` (the rest)."""
+    """Count parameters except the scheme's: `embedding` (both tables if they are untied) and `body` (the rest)."""
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
@@ -53,7 +34,7 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
-    """Count model FLOPs of the forward pass over windows of `length` tokens, per token. Hooks count if stated."""
+    """Count the forward pass's model FLOPs per token over windows of `length`, with hooks if the scheme states them."""
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
     mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
@@ -62,22 +43,22 @@ def forward_flops_per_token(architecture: Architecture, vocab_size: int, length:
 
 
 def training_flops_per_token(architecture: Architecture, vocab_size: int) -> float:
-    """Count model FLOPs of forward and backward over windows of the training length, per token."""
+    """Count model FLOPs per token of the forward and backward passes over windows of the training length."""
     return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 
 def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """Measure what is kept with activations of `dtype`: each layer's kind is given a token, and asked."""
+    """Measure the caches with activations of `dtype`, by passing tokens of zeros to each layer's kind of attention."""
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
-    begun = max(scheme.window or 1 for scheme, _ in layers)  # tokens after which each token adds as much as the last
-    one, two = (
-        sum(_kept_bytes(kind, scheme, length, dtype) for scheme, kind in layers) for length in (begun, begun + 1)
+    length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
+    short, long = (
+        sum(_cached_bytes(kind, scheme, tokens, dtype) for scheme, kind in layers) for tokens in (length, length + 1)
     )
-    return CacheSize(bytes_per_token=two - one, state_bytes=one - begun * (two - one))
+    return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))
 
 
-def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
-    """Bytes of the KV cache of one layer after `length` tokens."""
+def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
+    """Return the bytes in the cache of one layer after `length` tokens."""
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
     return cache.num_bytes
@@ -85,7 +66,7 @@ def _kept_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> 
 
 def _parts_heads(architecture: Architecture) -> int:
     """Count the heads of q, k and v in the packed projections of all layers."""
-    return sum(sum(kind.heads.values()) for kind in architecture.kinds)
+    return sum(sum(kind.heads_by_part.values()) for kind in architecture.kinds)
 
 
 def _matrices(architecture: Architecture) -> int:

@@ -6,7 +6,6 @@ the reference's baseline are computed anew. Then the fingerprints decide as they
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -14,37 +13,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import is_class_path
-from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.data import dataset_of
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.reporting.comparison import differences, disagreement, finished
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
-from posbench.runs.fingerprints import flat
 from posbench.system.console import Console
 from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep
-from posbench.training.train import batches_of
 
-TOLERANCE = 1e-5  # nats a token, between the mean of the first losses as recorded and as computed anew
-# Settings that do not decide what a run computes or what is scored.
-_ASIDE = (
-    "data.cache_dir",
-    "train.lr_of",
-    "train.device",
-    "train.compile",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.validate_every",
-    "train.log_every",
-    "train.max_skipped_steps",
-    "evaluation.batch_tokens",
-    "evaluation.piece",
-)
+TOLERANCE = 1e-5  # nats a token, between the mean of the first losses as recorded and as computed now
+OF_ONE_RUN = ("scheme", "seed", "experiment_name", "runs_dir", "tracking")  # overrides that a comparable row replaces
 
 
 def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
@@ -98,7 +80,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     device = choose_device(config.train)
     model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
     step = TrainingStep(config, model, device)
-    batches = batches_of(config, corpus)
+    batches = corpus.batches(config.train, config.seed)
     losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
     mean, recorded = math.fsum(losses) / len(losses), row["loss"]
     what = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
@@ -130,41 +112,15 @@ def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
     Arguments: schemes, those of the row; by default a class in a file that is to be written.
     """
     run = baseline_of(reference)
-    seeds = sorted({each.manifest.seed for each in find_runs(reference)})
-    words = [*words_of(run.config), f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
+    if run.manifest.command is None:
+        return (
+            f"{reference.name} does not record the command that trained it; its settings are in {run.path}/config.yaml"
+        )
+    seeds = sorted({other.manifest.seed for other in find_runs(reference)})
+    words = [word for word in run.manifest.command if word.partition("=")[0].partition(".")[0] not in OF_ONE_RUN]
     words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
+    words += [f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
     train = f"train -m {shlex.join(words)}"
     if "scheme.lr" in run.manifest.identity:  # each scheme of the reference has a learning rate of its own
         train = f"tune {shlex.join(words)}   # ends with the command that trains at the best rate"
     return f"To train a comparable row:\n  posbench {train}\n  posbench eval mine"
-
-
-def words_of(config: Config) -> list[str]:
-    """The words of the command line that make what this configuration computes, but for the scheme and the seed."""
-    name = config.experiment.name
-    words = [f"experiment={name}"] if name in choices("experiment") else []
-    if config.is_task:
-        words.append(f"data={config.data.name}")
-    composed = compose(words)
-    for group in ("model", "data"):
-        chosen = getattr(config, group).name
-        if chosen != getattr(composed, group).name and chosen in choices(group):
-            words.append(f"{group}={chosen}")
-    if not config.is_task:  # without the place of its files, data=files cannot be composed
-        files = {f"data.{name}": getattr(config.data, name) for name in ("path", "train_path", "validation_path")}
-        words += [f"{key}={path}" for key, path in files.items() if path]
-    there, here = _settings(config), _settings(compose(words))
-    return words + [f"{key}={_word(value)}" for key, value in there.items() if value != here.get(key)]
-
-
-def _settings(config: Config) -> dict[str, object]:
-    """`group.field` -> value of what decides what a run computes and scores, widths of the model as numbers."""
-    mapping, model = config.to_mapping(), config.model
-    mapping["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
-    settings = flat({group: mapping[group] for group in ("model", "data", "tokenizer", "train", "evaluation")})
-    return {key: value for key, value in settings.items() if not key.startswith(_ASIDE)}
-
-
-def _word(value: object) -> str:
-    """A value as the command line reads it."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -18,7 +18,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
-from posbench.evaluation.protocols.section import ComparedRuns
+from posbench.evaluation.protocols.section import ComparedRuns, curves
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
 from posbench.reporting.statistics import (
@@ -28,9 +28,10 @@ from posbench.reporting.statistics import (
     best_rate,
     compare,
     document_error,
+    fixed_pairs,
     interval,
 )
-from posbench.reporting.table import config_of, curves, rates, settings_of
+from posbench.reporting.table import config_of, rates, settings_of
 from posbench.runs.results import MARKS
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -44,7 +45,6 @@ class Comparison(ComparedRuns):
     pairs: pd.DataFrame  # every pair of schemes: see `statistics.compare`
     ngrams: pd.DataFrame  # of n-gram models: a row an order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
-    orders: pd.DataFrame  # what distant order is worth while training: scheme, seed, tokens, order_beyond_32
     rates: pd.DataFrame  # losses at each learning rate: a row a scheme and rate
     has_pilots: bool  # whether these are pilots' losses; else they are means of the compared seeds
     published: Published | None
@@ -76,19 +76,14 @@ class Comparison(ComparedRuns):
         return config_of(str(self.runs["path"].iloc[0]))
 
     @property
-    def has_onsets(self) -> bool:
-        """Whether runs scored distant order while they trained; one that continues another cannot tell when it came."""
-        return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
+    def allowed(self) -> float:
+        """What the choice of learning rates may cost, nats a token; differences are tested beyond it."""
+        return float(self.pairs["allowed"].max()) if self.can_rank else 0.0
 
     @property
-    def has_caught_on(self) -> bool:
-        """Whether a run began to use distant order."""
-        return self.has_onsets and bool(np.isfinite(self.runs["onset_tokens"]).any())
-
-    @property
-    def onsets(self) -> pd.DataFrame:
-        """Tokens until distant order was worth ONSET: a row a seed, a column a scheme; infinity: not by the end."""
-        return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
+    def num_fixed_pairs(self) -> int:
+        """How many pairs the experiment fixed before training."""
+        return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
 
     def validation(self) -> pd.DataFrame:
         """The cells of the loss table, by scheme; empty where no run stored its windows."""
@@ -146,8 +141,7 @@ def build(
         cells=cells,
         pairs=compare(losses, base, links, margin, pilots, experiment.get("primary") or (), fewest),
         ngrams=_ngrams(rows, losses, base),
-        curves=curves(runs["path"]).merge(of_runs, on="path").drop(columns="path"),
-        orders=curves(runs["path"], "order").merge(of_runs, on="path").drop(columns="path"),
+        curves=curves(runs["path"], "validation", ["loss"]).merge(of_runs, on="path").drop(columns="path"),
         rates=tried,
         has_pilots=has_pilots,
         published=published,

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
@@ -26,7 +26,6 @@ from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols.section import Plot, Section, half
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
-from posbench.reporting.table import ONSET
 from posbench.reporting.tables import text_of
 
 INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
@@ -90,24 +89,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def draw_all(c: Comparison, sections: Sequence[Section]) -> dict[str, Figure]:
-    """File stem -> figure, only those that have data."""
-    figures: dict[str, Figure] = {}
-    look = looks(c.runs)
+def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
+    """Return the pictures of all sections by their names. Arguments: c, None for sections that compare no losses."""
+    look = looks(c.runs) if c else {}
+    plots = [plot for section in sections for plot in section.plots]
     with style():
-        if len(c.schemes) > 1:
-            figures["gaps"] = gaps(c, look)
-            if c.can_rank:
-                figures["pairs"] = matrix(c)
-            if c.curves.groupby("scheme")["tokens"].nunique().max() > 2:
-                figures["curves"] = curves(c, look)
-        if c.has_caught_on:
-            figures["onset"] = onset(c, look)
-        if len(c.rates):
-            figures["rates"] = by_rate(c.rates, look)
-        for plot in (plot for section in sections for plot in section.plots):
-            figures[plot.name] = _KINDS[plot.kind](c, plot, look)
-    return figures
+        return {plot.name: _KINDS[plot.kind](c, plot, look) for plot in plots}
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
@@ -136,9 +123,9 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
 
-def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
+def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Gap to the baseline of each scheme with its interval over seeds; seeds are dots."""
-    of_all = c.losses.sub(c.losses[c.baseline], axis=0)
+    of_all = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
     figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
     validation = c.validation()
@@ -159,16 +146,16 @@ def gaps(c: Comparison, look: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def matrix(c: Comparison) -> Figure:
+def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Who beats whom: by how much the row's scheme is better than the column's; ● where significant, = where equal."""
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
-    for left, right, difference in c.pairs[["left", "right", "difference"]].itertuples(index=False):
+    for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
         differences[names.index(left), names.index(right)] = difference
     most = float(np.nanmax(differences)) or 1.0
     figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
-    for marks, sign in ((decided(c.pairs), "●"), (equivalent(c.pairs), "=")):
+    for marks, sign in ((decided(plot.points), "●"), (equivalent(plot.points), "=")):
         for pair in marks:
             y, x = sorted(names.index(name) for name in pair)
             y, x = (x, y) if math.isnan(differences[y, x]) else (y, x)
@@ -186,9 +173,9 @@ def matrix(c: Comparison) -> Figure:
     return figure
 
 
-def curves(c: Comparison, look: Mapping[str, Any]) -> Figure:
+def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Validation loss while training as a gap to the baseline, mean over seeds; from a tenth of the training on."""
-    table = c.curves.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
+    table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
     lines = {s: (gap.index, gap) for s, gap in gaps.items() if s != c.baseline or len(gaps) <= MOST_LINES}
@@ -214,26 +201,27 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     return _lines(_points(c, plot), look, finish, "length, tokens", 4.1)
 
 
-def onset(c: Comparison, look: Mapping[str, Any]) -> Figure:
-    """What distant order is worth while training: a panel a scheme, a line a seed, a dot where it comes to ONSET."""
+def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+    """Draw a panel per scheme with a line per seed, and dots at the marks, whose level is a horizontal line."""
+    assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
         colour, line, _ = look[scheme]
-        for _, of in c.orders[c.orders["scheme"] == scheme].groupby("seed"):
-            axes.plot(of["tokens"], of["order_beyond_32"], line, color=colour, linewidth=1.1)
-        dots = c.onsets[scheme][np.isfinite(c.onsets[scheme])]
-        axes.plot(dots, [ONSET] * len(dots), "o", color=colour, markeredgewidth=0)
-        axes.axhline(ONSET, color=INK, linewidth=0.6)
+        for _, points in plot.points[plot.points["scheme"] == scheme].groupby("seed"):
+            axes.plot(points["x"], points["y"], line, color=colour, linewidth=1.1)
+        dots = plot.marks[plot.marks["scheme"] == scheme]
+        axes.plot(dots["x"], dots["y"], "o", color=colour, markeredgewidth=0)
+        axes.axhline(plot.marks["y"].iloc[0], color=INK, linewidth=0.6)
         axes.set_title(scheme)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-    panels[len(panels) // 2].set_ylabel("nats/token")
-    panels[-1].set_xlabel("tokens trained on")
+    panels[len(panels) // 2].set_ylabel(plot.y_label)
+    panels[-1].set_xlabel(plot.x_label)
     return figure
 
 
-def by_rate(rates: pd.DataFrame, look: Mapping[str, Any]) -> Figure:
+def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Loss of the pilots against the learning rate."""
-    losses = rates.pivot_table(index="train.lr", columns="scheme", values="loss")
+    losses = plot.points.pivot_table(index="train.lr", columns="scheme", values="loss")
     lines = {
         scheme: (of.dropna().index, of.dropna()) for scheme, of in losses[losses.min().sort_values().index].items()
     }
@@ -267,15 +255,12 @@ def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
 
-def by_head(rows: pd.DataFrame, name: str) -> Figure:
-    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale.
-
-    Arguments: rows, from `posbench.evaluation.protocols.mechanism`; name, attention, frequencies or biases.
-    """
+def by_head(plot: Plot) -> Figure:
+    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale."""
+    rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
     panels: Any = figure.subplots(len(schemes), len(layers), sharex=True, sharey=True, squeeze=False)
-    by_pair = name == "frequencies"
     for (scheme, layer, measure, _), of in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE
@@ -300,7 +285,7 @@ def by_head(rows: pd.DataFrame, name: str) -> Figure:
             ticks = [0.5, *(2.0**n for n in range(0, farthest, 2))]
             axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
             axes.minorticks_off()
-        if name == "biases":
+        if plot.kind == "heads, log scale":
             axes.set_yscale("symlog", linthresh=1)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.axhline(0, color=GRID, linewidth=0.6)
@@ -308,10 +293,15 @@ def by_head(rows: pd.DataFrame, name: str) -> Figure:
     return figure
 
 
-_KINDS: Mapping[str, Callable[[Comparison, Plot, Mapping[str, Any]], Figure]] = {
+_KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
+    "gaps": gaps,
+    "matrix": matrix,
+    "curves": curves,
+    "rates": by_rate,
+    "panels": panels,
     "distances": by_distance,
     "lengths": by_length,
-    "heads": lambda c, plot, look: by_head(plot.points, plot.name),
+    **dict.fromkeys(("heads", "heads by channel", "heads, log scale"), lambda c, plot, look: by_head(plot)),
 }
 
 

@@ -37,7 +37,7 @@ def _together(leaders: Sequence[str]) -> str:
 
 
 def _verdicts(claims: Sequence[str]) -> str:
-    """`2 hold, 1 fails and 5 are open`."""
+    """Return `2 hold, 1 fails and 5 are open`."""
     forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
     counts = {word: claims.count(word) for word in forms}
     return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])

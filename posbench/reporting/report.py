@@ -11,23 +11,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
 from posbench.config import ConfigError, chosen_experiment
-from posbench.config.units import DASH, count_of, number, short_count
-from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.section import joined, text_table
+from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.against import agreements, link_verdict
-from posbench.reporting.comparison import Comparison, build, choose, finished
+from posbench.reporting.comparison import Comparison, build, choose, finished, has_other_rates
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import at_best_rates, scored, with_searches
-from posbench.reporting.statistics import conclusions, decided, fixed_pairs, verdict
-from posbench.reporting.table import ONSET, config_of, read, settings_of
+from posbench.reporting.sections import by_sections, models, sections_of
+from posbench.reporting.statistics import conclusions, decided, verdict
+from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.runs.tracking import log_report
@@ -77,12 +76,12 @@ def report(
         content, files = _by_content(groups, by, published, margin)
         named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
         names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
-        first = content["tables"]["loss" if by == "train.lr" else "gap"]
+        first = content["sections"][0 if by == "train.lr" else 1].table
     else:
         chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
         comparison = build(chosen, rows, options.baseline, published, margin, tried=tried)
         content, files = _content(comparison, margin, options.every_length)
-        names, first = comparison.experiment, content["tables"]["loss"]
+        names, first = comparison.experiment, content["sections"][0].table
     files["runs.csv"] = chosen
     content["title"] = f"posbench: {options.title or names}"
     templates = environment()
@@ -116,80 +115,43 @@ def _own_published(summary: pd.DataFrame) -> Published | None:
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """What the template is filled with, and the CSV files."""
-    sections = joined(chain(*(p.sections(c, every_length) for p in PROTOCOLS.values())), c.schemes)
-    drawn = pictures.draw_all(c, sections)
+    sections = sections_of(c, margin, every_length)
     said = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
         "lower": [s for s in gaps if (gaps[s] < 0).all()],
         "higher": [s for s in gaps if (gaps[s] > 0).all()],
     }
-    losses = tables.loss_table(c)
-    costs, same = tables.costs_table(c)
     shown = {line for section in sections for line in section.holes}
-    against = agreements(c.published, c) if c.published else []
-    claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.published and c.can_rank else []
     with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
     content: dict[str, Any] = {
         "page": "report.md.j2",
         "paragraph": "conclusions.j2",
         "c": c,
-        "T": c.training_length,
         "margin": margin,
         "said": said,
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
-        "fixed": len(fixed_pairs(c.config.get("experiment", {}).get("primary") or ())),
-        "differ_at_rates": len(decided(c.pairs, "primary_at_rates")),
+        "differ": {family: len(decided(c.pairs, family)) for family in ("primary", "primary_at_rates")},
         "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
         "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
-        "lede": f"{_models(c)}. Losses are in nats per token; lower is better.",
+        "has_other_rates": has_other_rates(c.rates),
+        "lede": f"{models(c)}. Losses are in nats per token; lower is better.",
         "continued": dict(_continued(c.runs)),
-        "figures": drawn,
-        "tables": {
-            "loss": losses,
-            "costs": costs,
-            "rates": None if c.rates.empty else tables.rate_table(c.rates),
-            "primary": tables.primary_table(c) if c.can_rank else None,
-            "onset": tables.onset_table(c) if c.has_caught_on else None,
-        },
-        "same_costs": same,
-        "onset": ONSET,
-        "allowance": c.pairs["allowed"].max() if c.can_rank else 0.0,
-        "none_caught_on": c.has_onsets and not c.has_caught_on,
-        "sizes": _other_sizes(c),
-        "is_cut": any(" layers" in name for name in losses["scheme"]),
-        "ngrams": c.ngrams.to_dict("records"),
-        "diverged": [f"{r.scheme} seed {r.seed}, {r.diverged}" for r in c.runs.dropna(subset="diverged").itertuples()],
+        "figures": pictures.draw_all(c, sections),
+        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
         "sections": sections,
-        "against": [
-            {"theirs": a.theirs, "where": a.where, "tau": a.tau, "p": a.p, "table": tables.published_table(a)}
-            for a in against
-        ],
-        "claims": [claim for claim in claims if claim],
         "setup": _setup(c.runs),
         "holes": list(chain(*c.holes.values())),
         "other_holes": [line for line in chain(*c.holes.values()) if line not in shown],
+        "latex": {s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
     }
-    files = {"table.csv": c.cells, "pairs.csv": c.pairs}
-    if len(c.rates):
-        files["rates.csv"] = c.rates
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs, **({"rates.csv": c.rates} if len(c.rates) else {})}
     for section in sections:
         files |= section.files
-    if len(c.ngrams):
-        files["ngrams.csv"] = c.ngrams
-    if against:
-        files["against.csv"] = pd.concat([a.table.assign(measurement=a.theirs.what) for a in against]).reset_index()
-    content["latex"] = {
-        "loss": (content["tables"]["loss"], f"Loss on held-out text, nats/token. {_models(c)}."),
-        **{s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
-    }
-    if len(costs.columns) > 1:
-        caption = "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())
-        content["latex"]["costs"] = (costs, caption)
     return content, files
 
 
@@ -221,24 +183,6 @@ def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         before, tokens = int(of["tokens_before"].iloc[0]), int(of["tokens"].iloc[0])
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in of["continues"]})
         yield str(scheme), f"{short_count(before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
-
-
-def _models(c: Comparison) -> str:
-    """What was trained, in one line."""
-    runs = c.runs
-    parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
-    return (
-        f"{count_of(len(c.schemes), 'position scheme')}, {count_of(len(c.seeds), 'seed')}; models of "
-        f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
-        f"{c.config['data']['name']}, context {c.training_length}"
-    )
-
-
-def _other_sizes(c: Comparison) -> list[str]:
-    """Schemes whose parameters differ from the baseline's by half a percent or more."""
-    sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
-    shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
-    return [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
 
 
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -338,14 +282,6 @@ def _by_content(
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
     edges = {scheme: (row.dropna().index[0], row.dropna().index[-1]) for scheme, row in tried.iterrows()}
-    links = published.links(means.index) if published else []
-    claims = [
-        {
-            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
-            **{tables.text_of(value): link_verdict(c, link) or DASH for value, c in groups.items()},
-        }
-        for link in links
-    ]
     every = pd.concat([c.runs for c in groups.values()])
     shared = [column for column in settings_of(every) if not column.startswith("scheme.")]
     differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
@@ -353,36 +289,26 @@ def _by_content(
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
     is_rate = by == "train.lr"
-    losses, gaps = tables.by_tables(groups, is_rate)
+    sections = by_sections(groups, by, published, margin)
     content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
         "column": by,
-        "margin": margin,
-        "published": published,
         "is_rate": is_rate,
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "across": _across(groups),
         "lowest": [(s, tables.text_of(means.loc[s].idxmin())) for s in means.min(axis=1).nsmallest(3).index],
         "figures": pictures.trend(groups, by, is_rate),
-        "tables": {
-            "loss": losses,
-            "gap": gaps,
-            "onset": tables.by_onset_table(groups) if all(c.has_onsets for c in groups.values()) else None,
-        },
-        "claims": text_table(claims) if any(c.can_rank for c in groups.values()) and claims else None,
+        "sections": sections,
+        "latex": {section.latex[0]: (section.table, section.latex[1]) for section in sections if section.latex},
         "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
         "nats per token; lower is better.",
-        "setup": [(tables.text_of(value), _models(c)) for value, c in groups.items()],
+        "setup": [(tables.text_of(value), models(c)) for value, c in groups.items()],
         "notes": [
             *notes,
             *(note for c in groups.values() for note in (*c.left_out, *c.notes, *chain(*c.holes.values()))),
         ],
-    }
-    content["latex"] = {
-        "loss": (losses, f"Loss by scheme and {by}, nats/token; bold: the best of each row."),
-        "gap": (gaps, f"Gap to the baseline by scheme and {by}, nats/token."),
     }
     files = {
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),

@@ -113,12 +113,12 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     distances = np.concatenate(([0], rows))
     keys = torch.from_numpy(longest - distances)  # positions
     everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
-    gates, located, _ = Softmax(shape).placed(stream, scheme, everywhere, None)
+    gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
     here, there = _rows(located, torch.tensor([longest])), _rows(located, keys)
 
     q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
-    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
+    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
     kept = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
     bias = scheme.bias(q, kept, _of_last(gates), at)
     if bias is not None:

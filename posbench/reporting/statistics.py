@@ -172,19 +172,6 @@ def sign_test(difference: Floats) -> float:
     return min(1.0, 2 * float(bdtrc(more - 1, count, 0.5))) if count else 1.0
 
 
-def flip_test(difference: Floats) -> float:
-    """The two-sided p of a mean, exact: the share of all choices of signs whose mean is as far from 0, or farther.
-
-    For paired times that are censored at one budget: where schemes are equal, each seed's difference has either sign
-    equally often, whatever the times' distribution and censoring. A log-rank test over pairs is the sign test by a
-    normal law, which for five pairs that agree says 0.025 where 2 of 2^5 choices, 0.0625, are as far.
-    """
-    difference = difference[difference != 0]  # both censored, or alike: they say nothing
-    signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
-    rounding = 1e-9 * np.abs(difference).sum()
-    return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
-
-
 def detectable(sd: float, seeds: int, level: float) -> float:
     """The true difference that a paired t-test at `level` finds with probability POWER, in the unit of `sd`."""
     if seeds < 2 or math.isnan(sd):

@@ -33,7 +33,6 @@ from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
-ONSET = 0.05  # nats a token that distant order is worth to a model that has begun to use it
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
 _OF_PILOTS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of rates.csv
 
@@ -65,8 +64,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "initial_loss": ("before the first step", "nats a token"),
     "bits_per_byte": ("the same loss for a byte of text", "bits a byte"),
     "perplexity": ("exp of the mean loss", ""),
-    "order_beyond_32": ("what order more than 32 tokens back is worth at the end (train.order_every)", "nats a token"),
-    "onset_tokens": ("trained until order more than 32 tokens back was worth 0.05 nats; inf: not by the end", "tokens"),
     "continues": ("the model that the run began with (train.from_run)", ""),
     "tokens_before": ("of these, trained on by the model that the run began with", "tokens"),
     "is_relative": ("whether the scheme promises to depend on distances only", ""),
@@ -95,10 +92,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "change": ("value minus that at the training length, same runs", "nats a token"),
     "documents": ("documents scored", ""),
     "targets": ("tokens scored for each seed", ""),
-    "measure": ("what a head does, as in posbench/evaluation/protocols/mechanism.py", ""),
-    "layer": ("counted from 0", ""),
-    "head": ("counted from 0; of k_norm, a key head", ""),
-    "value_windows": ("half the 95 % interval over windows", ""),
     "left": ("the scheme with the lower loss", ""),
     "right": ("the scheme with the higher loss", ""),
     "difference": ("right minus left, same seeds", "nats a token"),
@@ -130,8 +123,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "trained_at": ("train.lr of the runs", ""),
     "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
     "trained": ("the longest trained length", "items"),
-    "order": ("n of an n-gram model", ""),
 }
+for _protocol in PROTOCOLS.values():
+    COLUMNS |= _protocol.columns
 
 
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
@@ -225,7 +219,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "bits_per_byte": final.bits_per_byte if final else _number(manifest.bits_per_byte),
         "perplexity": perplexity(loss),
         **answered,
-        **({} if manifest.continued else _onset([row for row in logged if row["kind"] == "order"])),
+        **({} if manifest.continued else {k: v for p in PROTOCOLS.values() for k, v in p.of_training(logged).items()}),
         "is_relative": manifest.is_relative,
         **(
             {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}
@@ -250,15 +244,6 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         **{f"version.{name}": version for name, version in manifest.versions.items()},
         **_settings(manifest),
     }
-
-
-def _onset(orders: list[dict[str, Any]]) -> dict[str, float]:
-    """Of a run that scored distant order while it trained: the last figure, and when it came to ONSET."""
-    if not orders:
-        return {}
-    tokens, worth = ([row[name] for row in orders] for name in ("tokens", "order_beyond_32"))
-    onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
-    return {"order_beyond_32": worth[-1], "onset_tokens": onset}
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
@@ -325,21 +310,6 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float) ->
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
-def curves(paths: Iterable[str], kind: str = "validation") -> pd.DataFrame:
-    """What was scored while training of the runs at these paths, by the kind of rows of metrics.jsonl.
-
-    Columns: path, step, tokens; of validations loss (nats a token) and accuracy, which only tasks have; of orders
-    order_beyond_32. All points of a run are of the same first tokens of the split, windows, or problems.
-    """
-    rows = []
-    for path in paths:
-        logged = run_at(path).logged
-        points = {row["step"]: row for row in reversed(logged) if row["kind"] == kind}
-        rows += [{"path": path, **points[step]} for step in sorted(points)]
-    figures = ["step", "tokens", *(["order_beyond_32"] if kind == "order" else ["loss", "accuracy"])]
-    return pd.DataFrame(rows, columns=["path", *figures]).astype(dict.fromkeys(figures, float))
-
-
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
     """The pilots of `posbench tune` of these runs' schemes: a row for each experiment, scheme and learning rate.
 
@@ -353,16 +323,6 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
             frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
             own = own.drop(pilots["scheme"].unique())
     return pd.concat(frames[1:] or frames)
-
-
-def crossing(places: Any, values: Any, goal: float) -> float:
-    """Where a curve first comes down to `goal`, linear between its points; infinity where it does not."""
-    x, y = np.asarray(places), np.asarray(values)
-    below = np.flatnonzero(y <= goal)
-    if not len(below):
-        return math.inf
-    n = below[0]
-    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
 
 
 @lru_cache(maxsize=8)

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from posbench.config.units import DASH, number, plus_minus, short_count
+from posbench.evaluation.protocols.order import caught_on
 from posbench.evaluation.protocols.section import half, text_table, with_interval
 from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
-from posbench.reporting.statistics import best_rate, decided, flip_test, interval, letters, verdict
+from posbench.reporting.statistics import best_rate, decided, interval, letters, verdict
 
 Text = Mapping[str, str]
 
@@ -79,34 +80,6 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     table = text_table(rows)
     same = {name: table[name].iloc[0] for name in table.columns[1:] if table[name].nunique() == 1}
     return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
-
-
-def caught_on(onsets: pd.Series) -> str:
-    """`3/5`: seeds that use distant order by the end, of all; a dash where none tells."""
-    return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
-
-
-def onset_table(c: Comparison) -> pd.DataFrame:
-    """When each scheme began to use distant order: seeds that did, the median, each seed, the test of the baseline.
-
-    Seeds that have not by the end stand with `>` and the tokens they were trained on, and count as that in the test.
-    Of two seeds in the middle the median is the earlier one, so that half of all had caught on by then.
-    """
-    budget = float(c.runs["tokens"].iloc[0])
-
-    def text(tokens: float) -> str:
-        return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
-
-    rows = []
-    medians = c.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
-    for scheme, median in medians.items():
-        of = c.onsets[scheme].dropna()
-        row = {"scheme": str(scheme), "caught on": caught_on(of), "median tokens": text(median)}
-        row["each seed"] = ", ".join(map(text, of))
-        times = c.onsets.clip(upper=budget)
-        apart = (times[scheme] - times[c.baseline]).dropna().to_numpy()
-        rows.append(row | {f"p against {c.baseline}": DASH if scheme == c.baseline else f"{flip_test(apart):.2g}"})
-    return text_table(rows)
 
 
 def primary_table(c: Comparison) -> pd.DataFrame:
@@ -192,17 +165,6 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
         losses.append(loss_row)
         gaps.append(gap_row)
     return text_table(losses), text_table(gaps)
-
-
-def by_onset_table(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
-    """Mean tokens until distant order is used, one that does not at its end, and how many seeds do: a row a group."""
-    rows = []
-    for value, c in groups.items():
-        means = c.onsets.clip(upper=float(c.runs["tokens"].iloc[0])).mean()
-        row = {"group": text_of(value)}
-        row |= {s: f"{short_count(round(means[s]))} ({caught_on(c.onsets[s])})" for s in sorted(means.dropna().index)}
-        rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
-    return text_table(rows)
 
 
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:

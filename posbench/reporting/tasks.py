@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from matplotlib.figure import Figure
 
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, number, short_count
-from posbench.evaluation.protocols import mechanism
-from posbench.evaluation.protocols.section import text_table
+from posbench.evaluation.protocols import ACCURACY, PROTOCOLS
+from posbench.evaluation.protocols.section import crossing, curves, text_table
 from posbench.reporting import tables
 from posbench.reporting.comparison import check_agreement
-from posbench.reporting.figures import INK, WIDTH, by_head, new_figure, style
-from posbench.reporting.table import config_of, crossing, curves, rates
+from posbench.reporting.figures import INK, WIDTH, new_figure, style
+from posbench.reporting.figures import draw_all as draw_sections
+from posbench.reporting.table import config_of, rates
 from posbench.runs import UNREADABLE
 from posbench.runs.results import MARKS
 
@@ -131,7 +133,7 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], by: str = 
     A run takes part where it was evaluated at its longest trained length, which shows whether it has learnt.
     Raises: ConfigError where the runs of a task differ in more than scheme and seed, or none takes part.
     """
-    rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == "accuracy") & (rows["at_step"] == 0)]
+    rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
     trained = runs["data.lengths"].map(_longest)
     at_trained = rows[(rows["length"] == rows["run"].map(trained)) & (rows["under"] == "")]
     evaluated = runs[runs.index.isin(at_trained["run"])]
@@ -188,7 +190,7 @@ def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> 
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     found = []
     for run in of_learners.to_dict("records"):
-        curve = curves([run["path"]])
+        curve = curves([run["path"]], "validation", ["accuracy"])
         found.append((run["scheme"], run["seed"], crossing(curve["step"], 1 - curve["accuracy"], 1 - goal)))
     return pd.DataFrame(found, columns=["scheme", "seed", "steps"])
 
@@ -218,15 +220,16 @@ def content_of_tasks(
     tasks = {} if by else groups[""]
     summary = by_table(groups) if by else summary_table(tasks)
     pilots = rates(runs)
-    heads = {
-        t.name: mechanism.read_heads(runs[runs["data.name"] == t.name], t.schemes, t.trained) for t in tasks.values()
+    sections = {
+        t.name: [
+            section
+            for protocol in PROTOCOLS.values()
+            for section in protocol.task_sections(t.name, runs[runs["data.name"] == t.name], t.schemes, t.trained)
+        ]
+        for t in tasks.values()
     }
-    with style():
-        pictures = {
-            f"{plot.name}-{name}": by_head(plot.points, plot.name)
-            for name, of_task in heads.items()
-            for plot in mechanism.head_plots(of_task)
-        }
+    brought = list(chain.from_iterable(sections.values()))
+    files = {name: [s.files[name] for s in brought if name in s.files] for s in brought for name in s.files}
     scores = [
         t.scores.assign(data=t.name, chance=t.chance, trained=t.trained, group=tables.text_of(value))
         for value, of in groups.items()
@@ -247,15 +250,14 @@ def content_of_tasks(
             "rates": None if pilots.empty else tables.rate_table(pilots),
             **{t.name: task_table(t) for t in tasks.values()},
         },
-        "heads": {name: mechanism.heads_table(of) for name, of in heads.items() if len(of)},
-        "heads_figures": mechanism.CAPTIONS,
-        "figures": draw_all(tasks) | pictures,
+        "sections": sections,
+        "figures": draw_all(tasks) | draw_sections(None, brought),
         "notes": notes,
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
     }, {
         "accuracy.csv": pd.concat(scores),
         **({"rates.csv": pilots} if len(pilots) else {}),
-        **({"mechanism.csv": pd.concat(of.assign(data=name) for name, of in heads.items())} if pictures else {}),
+        **{name: pd.concat(frames) for name, frames in files.items()},
     }
 
 

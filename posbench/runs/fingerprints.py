@@ -67,11 +67,8 @@ def identity(config: Config, device: dict[str, Any], start: Start | None = None)
     train["num_steps"] = config.train.num_steps
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
-    fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY} | {"train": train}
-    if config.is_task:
-        fields["data"] = mapping["data"]
-    elif config.masks_documents:
-        fields["data"] = {"document_mask": True}
+    fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY}
+    fields |= {"train": train, "data": config.data.identity}
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model

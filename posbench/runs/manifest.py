@@ -75,6 +75,7 @@ class Manifest:
     continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.start.Start.record`)
     wandb: dict[str, Any] | None = None
     scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own files: path -> SHA-256
+    command: list[str] | None = None  # the overrides of the command that trains it; None if not recorded
 
     @property
     def run_name(self) -> str:

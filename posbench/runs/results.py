@@ -167,7 +167,8 @@ def read_parquet(content: bytes) -> pyarrow.Table:
     """Return the table in the content of a Parquet file. Raises: OSError or ValueError if it is damaged."""
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()
+    # In one thread: a thread that still holds `content` when Python ends aborts the process.
+    return pyarrow.parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read(use_threads=False)
 
 
 def keys_in(folder: Path) -> list[ResultKey]:

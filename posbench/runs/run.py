@@ -215,7 +215,7 @@ class Run:
 
         self.check_scheme_files(scheme_changed)
         config = self.config_under(under) if under else self.config
-        bos_id = find_bos(self.tokenizer) if config.masks_documents else None
+        bos_id = find_bos(self.tokenizer) if config.data.document_mask else None
         model = build_model(config, self.manifest.vocab_size, architecture, bos_id)
         weights = self.load_weights(at_step)
         if any(option.startswith("scheme=") for option in under):
@@ -242,7 +242,6 @@ class Run:
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
-        task_options = self.config.data.options if self.config.is_task else {}
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
@@ -254,7 +253,7 @@ class Run:
                     )
                 window = {key: value for key, value in scheme.items() if key == WINDOW}
                 scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping() | window
-            elif name in task_options:
+            elif name in self.config.data.options:
                 data = data | {name: changed[name]}
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))

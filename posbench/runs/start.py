@@ -56,7 +56,7 @@ class Start:
     checkpoint: Path | None = None  # a checkpoint to continue exactly, with its moments, loop state and logged rows
     tokens: int = 0  # tokens that the source was trained on; 0: not known
     training_flops: float | None = None
-    batches: str = ""  # chain over the batches that the source has read (`posbench.data.batches.chained`)
+    batches: str = ""  # chain over the batches that the source has read (`posbench.data.dataset.chained`)
     identity: dict[str, Any] | None = None  # the identity in the source's manifest
     initial_weights: dict[str, str] | None = None  # digests of the source's own initial weights
     tokenizer: str | None = None  # fingerprint of the source's tokenizer

@@ -47,11 +47,11 @@ def say_once(text: str) -> None:
 
 
 class SweepClock(NamedTuple):
-    """Estimates a sweep's time left during one of its runs. Work is counted in tokens."""
+    """The clock of a sweep, which estimates its time left during one of its runs. Work is counted in tokens."""
 
     started: float  # when the sweep began, in seconds since 1970
-    done: float  # work of the runs before this one and those beside it
-    beside: float  # work of this run and those beside it
+    done: float  # work of the runs that finished before this group of parallel runs
+    group: float  # work of this run and the runs in parallel with it
     total: float
 
     @classmethod
@@ -59,14 +59,14 @@ class SweepClock(NamedTuple):
         """Return the clock of run `number`, if `parallel` runs at a time keep step with each other."""
         numbers = [n for n, tokens in enumerate(work) if tokens]  # runs that were not finished before the sweep
         first = sum(n < number for n in numbers) // parallel * parallel
-        done, beside = numbers[:first], numbers[first : first + parallel]
-        return cls(started, sum(work[n] for n in done), sum(work[n] for n in beside), sum(work))
+        done, group = numbers[:first], numbers[first : first + parallel]
+        return cls(started, sum(work[n] for n in done), sum(work[n] for n in group), sum(work))
 
     def left(self, fraction: float) -> str:
         """Return `, sweep 12 min left` when this run has done `fraction` of its work, or nothing if that is unknown."""
-        done = self.done + fraction * self.beside
-        left = (time.time() - self.started) * (self.total - done) / done if done else None
-        return "" if left is None else f", sweep {duration(left)} left"
+        done = self.done + fraction * self.group
+        seconds = (time.time() - self.started) * (self.total - done) / done if done else None
+        return "" if seconds is None else f", sweep {duration(seconds)} left"
 
 
 SWEEP_CLOCK: ContextVar[SweepClock | None] = ContextVar("SWEEP_CLOCK", default=None)
@@ -117,6 +117,6 @@ class RunBar:
         sweep = self.clock.left(step / self.num_steps) if self.clock else ""
         self.progress.update(self.task, figures=figures + sweep)
         if self.progress.disable and seconds >= SECONDS_BETWEEN_LINES:
-            left = (self.num_steps - step) * seconds / max(1, step - self.last_step)
-            self.console.out(f"{self.title}: step {step}/{self.num_steps}  {figures}  {left:.0f} s left{sweep}")
+            remaining = (self.num_steps - step) * seconds / max(1, step - self.last_step)
+            self.console.out(f"{self.title}: step {step}/{self.num_steps}  {figures}  {remaining:.0f} s left{sweep}")
             self.last_step, self.last_line = step, time.monotonic()

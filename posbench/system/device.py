@@ -31,7 +31,7 @@ from posbench.system.matmul import product
 # Dense bf16 rates from the makers' datasheets, FLOP/s, for SXM parts (an H100 for PCIe has 756e12). MFU is usually
 # quoted against these.
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU, where compiling takes 10 to 20 s (docs/internals/decisions.md)
+COMPILE_PAYS_FROM_TOKENS = 1_000_000  # on a CPU; compiling takes 10 to 20 s there (docs/internals/decisions.md)
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt(3) in glibc
 
@@ -51,7 +51,7 @@ class Device:
         return self.torch.type == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        """Return what the manifest records of the device."""
+        """Return the facts about the device that the manifest records."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
         return {
             "type": self.torch.type,
@@ -205,8 +205,8 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        words = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
-        if not isinstance(error, MemoryError) and not any(word in str(error).lower() for word in words):
+        phrases = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+        if not isinstance(error, MemoryError) and not any(phrase in str(error).lower() for phrase in phrases):
             raise
         request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         more = f" when {request[1]} more were asked for" if request else ""

@@ -31,20 +31,20 @@ def read_json(path: Path) -> Any:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file next to `path`, sync it to disk and rename it. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as `write_bytes` writes bytes."""
+    """Write a text file in UTF-8 as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
@@ -60,21 +60,21 @@ def folder_beside(final: Path) -> Iterator[Path]:
     A folder that a killed process left under that name is removed first, so only one process at a time may write to
     one `final`.
     """
-    beside = final.with_name(f".{final.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        yield beside
+        yield temporary
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def publish_folder(beside: Path, final: Path) -> None:
+def publish_folder(temporary: Path, final: Path) -> None:
     """Rename a folder whose files are synced to `final`, and replace an existing folder of that name."""
-    sync_folder(beside)
+    sync_folder(temporary)
     if final.exists():
         shutil.rmtree(final)
-    beside.rename(final)
+    temporary.rename(final)
     sync_folder(final.parent)
 
 

@@ -26,7 +26,7 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def share_no_row_buffers() -> None:
-    """Have Inductor not fuse kernels if several rows of a vectorised loop would share a buffer of one row."""
+    """Keep Inductor from fusing kernels if several rows of a vectorised loop would share a buffer of one row."""
     from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
     from torch._inductor.virtualized import V
 

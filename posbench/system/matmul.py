@@ -1,7 +1,7 @@
-"""Matrix products by weights, on whichever of torch's two libraries is the faster on this processor.
+"""Multiply by weight matrices with the one of torch's two libraries that is faster on this processor.
 
-torch multiplies float32 matrices by MKL, which on AMD's processors runs AVX2 code only. oneDNN, which torch has too,
-runs AVX-512 there: 250 GFLOP/s for 111 on a core of a Zen 5 (docs/internals/speed.md).
+torch multiplies float32 matrices by MKL, which on AMD processors runs only AVX2 code. oneDNN, which torch also has,
+runs AVX-512 there: 250 instead of 111 GFLOP/s on a core of a Zen 5 (docs/internals/speed.md).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ONEDNN_IS_FASTER = _is_amd_with_avx512()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
+    """Compute `x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
     if _by_onednn(x):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """`a @ b.T` of a [N, K] and b [M, K], laid out in any way, without a gradient: [N, M]. out: where it is written."""
+    """Compute `a @ b.T`, [N, M], from a [N, K] and b [M, K] in any layout, without a gradient, into `out` if given."""
     if not _by_onednn(a):
         return torch.mm(a, b.T, out=out)
     y = torch.ops.posbench.onednn_product(a, b) if torch.compiler.is_compiling() else _onednn_product(a, b)
@@ -42,7 +42,7 @@ def _onednn_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
 
-# Inductor's own lowering of oneDNN's operation takes packed constant weights only.
+# Inductor lowers oneDNN's operation only for packed constant weights, so the compiler sees a custom operation instead.
 _LIBRARY = torch.library.Library("posbench", "DEF")
 _LIBRARY.define("onednn_product(Tensor a, Tensor b) -> Tensor")
 _LIBRARY.impl("onednn_product", _onednn_product, "CPU")
@@ -50,8 +50,8 @@ torch.library.register_fake("posbench::onednn_product", lambda a, b: a.new_empty
 
 
 def summed_outer(a: Tensor, b: Tensor) -> Tensor:
-    """`a.T @ b` of a [K, N] and b [K, M], without a gradient: [N, M]."""
-    # oneDNN copies its first factor where that is transposed: the narrower one.
+    """Compute `a.T @ b`, [N, M], without a gradient from a [K, N] and b [K, M]."""
+    # oneDNN copies a transposed first factor, so make the narrower matrix the first.
     return product(a.T, b.T) if a.shape[1] <= b.shape[1] else product(b.T, a.T).T
 
 
@@ -60,7 +60,7 @@ def _by_onednn(x: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """`linear` by oneDNN, whose operation has no gradient of its own."""
+    """`linear` by oneDNN, with a gradient, which oneDNN's operation lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,12 +69,12 @@ class _Linear(torch.autograd.Function):
         return y if bias is None else y + bias
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        g = above[0].reshape(-1, above[0].shape[-1])
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        g = gradients[0].reshape(-1, gradients[0].shape[-1])
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            product(g, weight.T).view_as(x) if of_x else None,
-            summed_outer(g, x.reshape(-1, x.shape[-1])) if of_weight else None,
-            g.sum(0) if of_bias else None,
+            product(g, weight.T).view_as(x) if needs_x else None,
+            summed_outer(g, x.reshape(-1, x.shape[-1])) if needs_weight else None,
+            g.sum(0) if needs_bias else None,
         )

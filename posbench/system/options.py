@@ -1,7 +1,7 @@
-"""Options of a command as the fields of a dataclass, which Typer and the Python API both read; and common options.
+"""Declare a command's options as fields of a dataclass, which Typer and the Python API both read; and common options.
 
 A field is `Annotated[TYPE, typer.Option(...)]`, or, if the command line has another type for it,
-`Annotated[TYPE, Annotated[TYPE_OF_THE_WORDS, typer.Option(...)]]`; the dataclass then accepts both.
+`Annotated[TYPE, Annotated[COMMAND_LINE_TYPE, typer.Option(...)]]`; the dataclass then accepts both.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ T = TypeVar("T")
 
 AtStep = Annotated[
     int | None,
-    typer.Option(help="Weights of an older checkpoint. Default: those of the last step.", min=1, show_default=False),
+    typer.Option(help="Use the checkpoint of this step. Default: the last one.", min=1, show_default=False),
 ]
 SchemeFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--scheme-file",
         metavar="FILE",
-        help="A Python file that a run's scheme or task comes from, where it lies outside of the working directory.",
+        help="The Python file of a run's scheme or task, needed if it is outside the working directory.",
         show_default=False,
     ),
 ]
 SchemeChanged = Annotated[
     bool,
     typer.Option(
-        "--scheme-changed", help="Go on where the file of the run's scheme or task has changed; results are marked."
+        "--scheme-changed",
+        help="Continue although the file of the run's scheme or task has changed; results are marked.",
     ),
 ]
 ConfigDir = Annotated[
@@ -53,31 +54,31 @@ ConfigDir = Annotated[
 def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Replace a function's parameter `options` by keywords, one for each field of the dataclass `cls`.
 
-    Arguments: on_command_line, whether Typer reads the function's signature; else a user of Python does.
+    Arguments: on_command_line, whether Typer reads the function's signature, which otherwise is for users of Python.
     """
     hints, keywords = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
-        hint, default, words = hints[field.name], field.default, hints[field.name].__metadata__[0]
+        hint, default, option = hints[field.name], field.default, hints[field.name].__metadata__[0]
         if not on_command_line:
             hint = hint.__origin__
-        elif not isinstance(words, OptionInfo):
-            hint, default = words, None
+        elif not isinstance(option, OptionInfo):
+            hint, default = option, None
         keywords.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        others = [entry for entry in signature(function, eval_str=True).parameters.values() if entry.name != "options"]
-        first = [entry for entry in others if entry.kind is not Parameter.KEYWORD_ONLY]
-        whole = Signature([*first, *keywords, *others[len(first) :]])
+        parameters = [p for p in signature(function, eval_str=True).parameters.values() if p.name != "options"]
+        positional = [p for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
+        whole = Signature([*positional, *keywords, *parameters[len(positional) :]])
 
         @wraps(function)
-        def call(*positional: Any, **named: Any) -> T:
-            arguments = whole.bind(*positional, **named).arguments
+        def call(*args: Any, **kwargs: Any) -> T:
+            arguments = whole.bind(*args, **kwargs).arguments
             values = {field: arguments.pop(field, None) for field in hints}
             options = cls(**{field: value for field, value in values.items() if value is not None})
             return function(**arguments, options=options)
 
         call.__signature__ = whole  # type: ignore[attr-defined]
-        call.__annotations__ = {entry.name: entry.annotation for entry in whole.parameters.values()}
+        call.__annotations__ = {p.name: p.annotation for p in whole.parameters.values()}
         return call
 
     return decorate

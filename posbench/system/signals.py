@@ -13,7 +13,7 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """Raised when training was asked to stop; the same command resumes it.
+    """Training was stopped by a signal; the same command resumes it.
 
     It is not an Exception, so that it ends a whole sweep. `exit_status` is for the shell: 130 for Ctrl-C, 143 for
     SIGTERM.
@@ -43,29 +43,29 @@ class StopSignals:
         self.name, self.echo_seconds, self.speaks = name, echo_seconds, speaks
         self.waits = False
         self.received: int | None = None
-        self._before: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
         self._since = 0.0
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in self._NUMBERS}
+            self._previous_handlers = {number: signal.signal(number, self._receive) for number in self._NUMBERS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def raise_if_received(self, where: str) -> None:
-        """Raise Stopped with `where` in its message if a signal has arrived."""
+    def raise_if_received(self, moment: str) -> None:
+        """Raise Stopped if a signal has arrived. Its message ends with `moment`, such as "before its next step"."""
         if self.received is not None:
-            self.stop(self.received, where)
+            self.stop(self.received, moment)
 
-    def stop(self, number: int, where: str) -> NoReturn:
+    def stop(self, number: int, moment: str) -> NoReturn:
         """Raise Stopped for this signal, which may have reached another process of the run."""
         self.received = number
-        raise Stopped(number, f"{self.name} stopped {where}")
+        raise Stopped(number, f"{self.name} stopped {moment}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import Config
-from posbench.data import Batch, ProblemBatches, Problems
+from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.size import cache_size, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.size import cache_size, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
 from posbench.training.step import TrainingStep
@@ -39,7 +39,6 @@ class TimedScheme:
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one per round
         self.ratios: list[float] = []  # this rate / the rate of the first scheme, measured just before; one per round
-        self.phases: list[dict[str, float]] = []  # seconds of one step by phase, one per round
         self.peak_memory_bytes: int | None = None
         self.first_seconds = self._seconds(1)
         self._seconds(WARMUP_STEPS - 1)
@@ -49,11 +48,10 @@ class TimedScheme:
         return steps * self.tokens_per_step / self._seconds(steps)
 
     def measure(self, steps: int, first: TimedScheme) -> None:
-        """Time one round: `steps` steps of the first scheme, the same number of this one, and one step by phase."""
+        """Time one round: `steps` steps of the first scheme, then the same number of this one."""
         first_rate = first.rate(steps)
         self.rates.append(self.rate(steps))
         self.ratios.append(self.rates[-1] / first_rate)
-        self.phases.append(self._phase_seconds())
 
     def _seconds(self, steps: int) -> float:
         """Return the seconds that `steps` steps take. Synchronise the device only at the end, as training does."""
@@ -64,22 +62,6 @@ class TimedScheme:
         self.device.wait()
         return time.perf_counter() - began
 
-    def _phase_seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase of one step. Synchronise the device after each phase."""
-        seconds: dict[str, float] = {}
-        self.device.wait()
-        began = time.perf_counter()
-
-        def clock(phase: str, n: int, step: TrainingStep) -> None:
-            nonlocal began
-            self.device.wait()
-            ended = time.perf_counter()
-            seconds[phase] = seconds.get(phase, 0.0) + ended - began
-            began = ended
-
-        self.step(0, self.batch, clock)
-        return seconds
-
     def figures(self, matmul_rate: float) -> dict[str, Any]:
         """Return the sizes and the medians over rounds, given the matrix-product rate in FLOP/s."""
         rate = median(self.rates)
@@ -89,7 +71,6 @@ class TimedScheme:
             "step_to_first": median(self.ratios),
             "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
             "mfu": rate * self.sizes["flops_per_token"] / matmul_rate,
-            "phases_seconds": {phase: median(times[phase] for times in self.phases) for phase in self.phases[0]},
             "first_step_seconds": self.first_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
@@ -97,10 +78,9 @@ class TimedScheme:
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
     """Return a batch of random tokens, or of problems if the data is a task."""
-    train = config.train
     if config.is_task:
-        return ProblemBatches(Problems(config.data), train.batch_size, config.seed).batch(0).each(device.send)
-    size, generator = (train.batch_size, train.context_length + 1), torch.Generator().manual_seed(0)
+        return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
+    size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
     return Batch(torch.randint(vocab_size, size, generator=generator).to(device.torch))
 
 
@@ -108,8 +88,8 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     """Time the training step of each scheme. The overrides `words` choose the model and the batch.
 
     Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (`sizes_of`), the medians of tokens per
-    second and of the ratio to the first scheme, the ratio's quartiles (None with one round), MFU, seconds of each phase
-    and of the first step (including compilation), and peak memory in bytes.
+    second and of the ratio to the first scheme, the ratio's quartiles (None with one round), MFU, seconds of the first
+    step (including compilation), and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -174,13 +154,12 @@ def bench(
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {rate:,.0f} GFLOP/s; times in ms, first step in s"
+        f"matmul {rate:,.0f} GFLOP/s; first step in s"
     )
     if datasheet := datasheet_rate(device["name"]):
         console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")
-    table = plain_table("scheme", "tokens/s", "ratio", "quartiles", "MFU", "forw.", "backw.", "optim.")
+    table = plain_table("scheme", "tokens/s", "ratio", "quartiles", "MFU")
     for name, figures in result["schemes"].items():
-        phases = figures["phases_seconds"]
         quartiles = figures["step_to_first_quartiles"]
         table.add_row(
             name,
@@ -188,7 +167,6 @@ def bench(
             f"{figures['step_to_first']:.3f}",
             f"{quartiles[0]:.3f}-{quartiles[1]:.3f}" if quartiles else "–",
             f"{100 * figures['mfu']:.1f}%",
-            *(f"{1000 * phases[phase]:,.1f}" for phase in ("forward", "backward", "optimizer")),
         )
     console.print(table)
     table = plain_table("scheme", "parameters", "FLOPs/token", "cache B/token", "state B", "first", "MiB")

@@ -19,14 +19,14 @@ from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of, duration, short_bytes, short_count
-from posbench.data import Problems
+from posbench.data import Problems, vocab_size
 from posbench.data.text.preparation import find_prepared
 from posbench.evaluation.protocols import Protocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import build_model
 from posbench.model.loss import CHUNK
-from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, TimedScheme
 
@@ -76,7 +76,7 @@ def plan(
     first, architecture = configs[0], build_architecture(configs[0])
     costs = [_cost(first, architecture), *(_cost(config, build_architecture(config)) for config in configs[1:])]
     largest = max(costs, key=lambda cost: sum(cost.memory.values()))
-    text = None if first.is_task else find_prepared(first)
+    text = find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
     machine, machine_rate = _time_machine(first, architecture, mfu) if time_here else (None, math.inf)
@@ -173,7 +173,7 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
     model, train = config.model, config.train
     parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
-    parts = [kind.heads for kind in architecture.kinds]
+    parts = [kind.heads_by_part for kind in architecture.kinds]
     heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v, rotated q and k
     layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
     width = 4 if train.dtype == "float32" else 2

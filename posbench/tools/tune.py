@@ -127,7 +127,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
         *common,
         f"runs_dir={quoted(f'{folder}-tune')}",
         "experiment_name='lr=${train.lr}'",
-        *([] if config.is_task else [f"data.tuning_fraction={fraction}"]),
+        *config.data.tuning_words(fraction),
         "train.branch_tokens=[]",
         "train.lr_of=null",
     )
@@ -196,11 +196,9 @@ def _show(tuning: Tuning, losses: Mapping[str, Rates], rates: pd.DataFrame, cons
     for row in frame.to_numpy().tolist():
         table.add_row(*row)
     console.print(table)
-    is_task = tuning.config.is_task
-    scored = "answer, on problems whose accuracy is not scored" if is_task else "token, on text that is not scored"
     best = ",".join(f"{s}:{best_rate(tried)!r}" for s, tried in losses.items() if min(tried.values()) < math.inf)
     for line in (
-        f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{scored}. "
+        f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{tuning.config.data.tuned_on}. "
         "Differences no larger than the differences between seeds mean nothing.",
         f"wrote {tuning.folder / RATES}",
         "To train each scheme at its best rate:",

@@ -18,7 +18,7 @@ from torch import Tensor
 from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
-from posbench.data import Dataset, Problems
+from posbench.data import Dataset
 from posbench.model.decoder import Decoder
 from posbench.model.size import num_parameters, training_flops_per_token
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
@@ -147,12 +147,13 @@ def first_manifest(
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
-        text_tokens=None if isinstance(corpus, Problems) else corpus.train.num_tokens,
+        text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
         continued=None if start is None else start.record,
         started=now() if before is None else before.started,
         wandb=None if before is None else before.wandb,
-        scheme_files=own_files.recorded_files(config.class_mappings),
+        scheme_files=own_files.recorded_files(config.to_mapping()),
+        command=list(config.command) or None,
     )
 
 
@@ -172,7 +173,7 @@ def manifest_before(
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         before = checkpoint.manifest_in(newest)
     identity = fingerprints.identity(config, device.describe(), start)
-    files = own_files.recorded_files(config.class_mappings)
+    files = own_files.recorded_files(config.to_mapping())
     digest: str | None = None if start is None else start.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
     prints = before.fingerprints

@@ -33,10 +33,10 @@ from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.config.units import short_count
-from posbench.data import Batches, Dataset, ProblemBatches, Problems, dataset_of
-from posbench.data.batches import chained
+from posbench.data import Batches, Dataset, dataset_of
+from posbench.data.dataset import chained
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import VALIDATION, order, protocol_named
+from posbench.evaluation.protocols import VALIDATION, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
@@ -46,7 +46,7 @@ from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
 from posbench.runs.start import Start, start_at, start_of, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
-from posbench.schemes.building import seed_of, unreached
+from posbench.schemes.building import seed_of, unused_schemes
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
 from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
@@ -91,8 +91,6 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             check_divides(config, processes.size)
             # Whatever can be known to be wrong is refused before any text is read.
             architecture = checked_architecture(config)
-            for name in config.evaluation.protocols:
-                protocol_named(name).check(config)
             corpus = _prepared_data(config, processes, console.out)
             start = start_of(config.train.from_run, config.seed, config.runs_dir)
             if start is not None:
@@ -105,7 +103,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             keep_freed_memory()
             gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
             with exhaustion_explained(device, training_advice(config.train)):
-                batches = batches_of(config, corpus)
+                batches = corpus.batches(config.train, config.seed)
                 model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
                 manifest = processes.broadcast(
                     first_manifest(config, corpus, model, device, before, start) if processes.is_first else None
@@ -124,7 +122,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                         f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
                         f"train.lr={config.train.lr:g}"
                     )
-                if missing := unreached(config.scheme, config.model.num_layers):
+                if missing := unused_schemes(config.scheme, config.model.num_layers):
                     console.out(
                         f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
                         f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
@@ -150,25 +148,16 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
     corpus = dataset_of(config, say)
     if processes.is_first:
         processes.announce("text")
-    if isinstance(corpus, Problems):
-        return corpus
-    if corpus.validation.num_tokens <= config.train.context_length:
+    validation, length = corpus.splits["validation"], config.train.context_length
+    if validation.num_tokens is not None and validation.num_tokens <= length:
         raise ConfigError(
-            f"the validation split has {corpus.validation.num_tokens} tokens "
-            f"({corpus.validation.num_documents} documents), less than one context of {config.train.context_length}: "
-            "raise data.validation_fraction, give longer text, or shorten train.context_length"
+            f"the validation split has {validation.num_tokens} tokens ({validation.num_documents} documents), less "
+            f"than one context of {length}: raise data.validation_fraction, give longer text, or shorten "
+            "train.context_length"
         )
     if config.train.order_every is not None:
-        order.window_starts(corpus.validation, config.train.context_length, order.WINDOWS)
+        order.window_starts(validation, length, order.WINDOWS)
     return corpus
-
-
-def batches_of(config: Config, corpus: Dataset) -> Batches | ProblemBatches:
-    """The batches of a run: windows of its text, or problems of its task."""
-    train = config.train
-    if isinstance(corpus, Problems):
-        return ProblemBatches(corpus, train.batch_size, config.seed)
-    return Batches(corpus.train, train.context_length, train.batch_size, config.seed)
 
 
 @contextmanager
@@ -188,7 +177,7 @@ class Training:
         run: Run,
         manifest: Manifest,
         corpus: Dataset,
-        batches: Batches | ProblemBatches,
+        batches: Batches,
         step: TrainingStep,  # the model on its device, its optimizer, and the processes that share them
         signals: StopSignals,
         console: Console,
@@ -393,10 +382,11 @@ class Training:
 
     def _score_order(self) -> None:
         """Log what distant order is worth, scored on the same few windows of the validation text each time."""
-        assert not isinstance(self.corpus, Problems)
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
-            worth = order.worth_beyond_near(model, self.corpus.validation, length, self.config.evaluation.batch_tokens)
+            worth = order.worth_beyond_near(
+                model, self.corpus.splits["validation"], length, self.config.evaluation.batch_tokens
+            )
         if not all(map(math.isfinite, worth.values())):
             raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
@@ -466,9 +456,9 @@ class Training:
             bits_per_byte=bits_per_byte,
         )
         self.tracker.summary(self.run.manifest.figures)
-        of_text = f"token, perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
+        per_byte = f", perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
         self.console.out(
-            f"{self.run.name}: loss {loss:.4f} nats/{'answer' if config.is_task else of_text}"
+            f"{self.run.name}: loss {loss:.4f} nats/{self.corpus.unit}{per_byte * (self.corpus.unit == 'token')}"
             f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
         )
         initial = initial_loss(self.run.logged)

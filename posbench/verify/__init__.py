@@ -1,4 +1,4 @@
-"""Are the schemes what they promise? Certificates that are measured, in float64 and in the formats that runs use."""
+"""Do schemes keep their promises? Certificates measure it, in float64 and in the number formats of runs."""
 
 from posbench.verify.certificates import APART, EXACT, Certificate, Check, certify, relativity
 from posbench.verify.show import list_schemes, verify

@@ -1,30 +1,30 @@
-"""Does a scheme keep its promises? The certificates as a table, and what was measured of one scheme.
+"""Does a scheme keep its promises? Measure the certificates of one scheme.
 
-A small grouped-query decoder with random weights is built under the scheme (`specimen`) and asked, in float64:
+A small grouped-query decoder with random weights is built under the scheme (`specimen`) and tested in float64:
 
-    shift   the same tokens 37 positions on: logits as before (relative, 1,024 tokens out too) or clearly others
-            (absolute), as promised?
-    norm    do q, k, v and o come out of their hooks as long as they went in, where the scheme promises it?
-    trip    does the inverse rotation undo each rotated site?
-    offset  V with O: is the output sum_j a_ij R_(j-i) v_j?
-    future  do other tokens from t on leave the logits before t as they were?
-    batch   two sequences, with positions of their own that leave some out: the logits of each alone? (not asked of a
-            scheme whose hooks take positions [T] only: it is marked "text", and not for tasks or document masks)
-    decode  token by token, with what each layer keeps of the tokens before: the logits of the whole forward pass?
-            (of a scheme that says it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
-    fp64    do the logits equal those of `posbench.reference`, the definition?
-    grad    are gradients of what the scheme learns, of sinks and of what makes q, k and v, on every kernel those of
-            finite differences?
+    shift   do logits stay the same if all positions grow by 37 (relative; tested 1,024 tokens out too), or do they
+            clearly change (absolute), as promised?
+    norm    do the hooks keep the lengths of q, k, v and o, if the scheme promises it?
+    trip    does the inverse rotation undo the rotation at each rotated site?
+    offset  with values and outputs rotated, is the output sum_j a_ij R_(j-i) v_j?
+    future  do the logits before t stay the same if all tokens from t on change?
+    batch   do two sequences with different, not consecutive positions get the same logits in one batch as separately?
+            (not tested if the scheme's hooks take only positions [T]: it is marked "text", and supports neither tasks
+            nor document masks)
+    decode  does decoding token by token, with each layer's cache, give the logits of the whole forward pass? (if the
+            scheme says that it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
+    fp64    do the logits equal those from `posbench.reference`, the definition?
+    grad    do the gradients of the scheme's parameters, of sinks and of the projection to q, k and v equal finite
+            differences, on every kernel?
 
-and in the number formats that runs use (fp32, bf16; on a GPU too where there is one), a million tokens out: on every
-kernel that the kind of attention has, and piece by piece on what it caches, are the logits those of the definition, but
-for roundings? Does each hook alone give what it gives in float64? Where hooks make q and k longer, scores round in
-proportion, and as many more roundings are allowed. On a GPU, and with `compiled`, so are gradients of all weights, of
-text, of positions of each sequence's own and of documents that are read each alone; with `compiled` blocks are compiled
-too, as training has them.
+In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel of
+the kind of attention, and piece by piece with its cache, do the logits equal the definition up to rounding? Does each
+hook by itself give its float64 result? If hooks make q and k longer, scores round in proportion, and the limit grows
+in proportion. On a GPU, or with `compiled`, the gradients of all weights are tested too, for text, for positions per
+sequence and for masked documents; with `compiled` the blocks are also compiled, as in training.
 
-A certificate that does not apply shows as "-". What `posbench.reference` does not define (a plug-in's kind) cannot be
-held to a definition, and the table says so; its formats are held to its own float64 logits instead.
+A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
+plug-in's), the table says so, and fp32 and bf16 are compared with the model's own float64 logits.
 """
 
 from __future__ import annotations
@@ -40,57 +40,61 @@ from posbench.verify import measures
 from posbench.verify.gradients import gradients
 from posbench.verify.specimen import Specimen
 
-EXACT = 1e-12  # of float64 logits of size 1
-SLOPE = 1e-7  # of derivatives of size 0.01 to 10, of which finite differences were measured to leave 2e-9
-APART = 1e-3  # an absolute scheme's logits move by more
-# Root-mean-square errors, in roundings of the root mean square: twice what fp32 was measured to need (10 to 11.5), half
-# again what bf16 was (3.2 to 3.9, by every path of every scheme).
+EXACT = 1e-12  # largest error of float64 logits of size 1
+SLOPE = 1e-7  # largest error of derivatives of size 0.01 to 10; finite differences by themselves err by 2e-9
+APART = 1e-3  # the logits of an absolute scheme move by more than this
+# Limits of root-mean-square errors, in roundings of the root mean square. Over all paths of all schemes, fp32 was
+# measured at 10 to 11.5 and has twice that; bf16 was measured at 3.2 to 3.9 and has half as much again.
 ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 
 @dataclass(frozen=True)
-class Property:
-    """One certificate: of which specimens, by which measure, within which limit."""
+class CertificateSpec:
+    """A certificate: which specimens it applies to, how it is measured, and its limit."""
 
     name: str
     applies: Callable[[Specimen], bool]
-    measure: Callable[[Specimen], float | tuple[float, str]]  # with the worst of several paths
+    measure: Callable[[Specimen], float | tuple[float, str]]  # the error, and for several paths the worst path
     limit: float
-    at_least: bool = False  # must the measure exceed the limit rather than stay below it?
+    at_least: bool = False  # whether the error must exceed the limit rather than stay below it
 
 
-PROPERTIES = (
-    Property("shift", lambda s: s.promises_relative, measures.shift, EXACT),
-    Property("shift", lambda s: not s.promises_relative, measures.shift, APART, at_least=True),
-    Property("norm", lambda s: s.wide.scheme.keeps_norms, measures.norm, EXACT),
-    Property("trip", lambda s: any(map(measures.rotates, s.schemes)), measures.round_trip, EXACT),
-    Property("offset", lambda s: bool(measures.turning_values(s)), measures.offset_form, EXACT),
-    Property("future", lambda s: True, measures.future, EXACT),
-    Property("batch", lambda s: not s.text_only, measures.batch, EXACT),
-    Property("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
-    Property("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
-    Property("fp64", lambda s: s.is_defined, measures.definition, EXACT),
-    Property("grad", lambda s: True, gradients, SLOPE),
-    Property("fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]),
-    Property("bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]),
+SPECS = (
+    CertificateSpec("shift", lambda s: s.promises_relative, measures.shift, EXACT),
+    CertificateSpec("shift", lambda s: not s.promises_relative, measures.shift, APART, at_least=True),
+    CertificateSpec("norm", lambda s: s.wide.scheme.keeps_norms, measures.norm, EXACT),
+    CertificateSpec("trip", lambda s: any(map(measures.rotates, s.schemes)), measures.round_trip, EXACT),
+    CertificateSpec("offset", lambda s: bool(measures.schemes_rotating_values(s)), measures.offset_form, EXACT),
+    CertificateSpec("future", lambda s: True, measures.future, EXACT),
+    CertificateSpec("batch", lambda s: not s.text_only, measures.batch, EXACT),
+    CertificateSpec("decode", lambda s: s.wide.scheme.is_streaming, measures.decode, EXACT),
+    CertificateSpec("decode", lambda s: not s.wide.scheme.is_streaming, measures.growth, APART, at_least=True),
+    CertificateSpec("fp64", lambda s: s.is_defined, measures.definition, EXACT),
+    CertificateSpec("grad", lambda s: True, gradients, SLOPE),
+    CertificateSpec(
+        "fp32", lambda s: True, lambda s: measures.roundings(s, torch.float32, 2.0**-24), ROUNDINGS["fp32"]
+    ),
+    CertificateSpec(
+        "bf16", lambda s: True, lambda s: measures.roundings(s, torch.bfloat16, 2.0**-8), ROUNDINGS["bf16"]
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One certificate of one scheme. `measured` None: it does not apply."""
+    """The result of one certificate for one scheme. `measured` is None if the certificate does not apply."""
 
     name: str
     measured: float | None
     limit: float
     at_least: bool = False
-    where: str = ""  # of several paths, the one that was measured to be the worst
+    worst_path: str = ""  # the path with the largest error, if several were measured
 
     @property
     def holds(self) -> bool:
         if self.measured is None:
             return True
-        return self.measured > self.limit if self.at_least else self.measured <= self.limit  # NaN holds neither way
+        return self.measured > self.limit if self.at_least else self.measured <= self.limit  # false for NaN
 
     def __str__(self) -> str:
         if self.measured is None:
@@ -102,15 +106,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was measured of one scheme, and whether it is what the scheme promises."""
+    """The certificates of one scheme, and whether they agree with what the scheme promises."""
 
     scheme: str
     promised_relative: bool
     checks: tuple[Check, ...]
-    defined: bool = True  # does `posbench.reference` define it?
+    defined: bool = True  # whether `posbench.reference` defines it
     is_streaming: bool = True  # as promised
-    longest: int | None = None  # tokens up to which the scheme is defined; None: any length
-    text_only: str = ""  # why it cannot have positions of each sequence's own; empty: it can
+    longest: int | None = None  # tokens up to which the scheme is defined; None means any length
+    text_only: str = ""  # why it does not support positions per sequence; empty if it does
 
     @property
     def holds(self) -> bool:
@@ -118,12 +122,12 @@ class Certificate:
 
     @property
     def promised(self) -> str:
-        """`relative` or `absolute`."""
+        """Return what the scheme promises, `relative` or `absolute`."""
         return "relative" if self.promised_relative else "absolute"
 
     @property
     def measured(self) -> str:
-        """`relative`, `absolute`, or `unclear` where the drift lies between the two limits."""
+        """Return what the shift showed: `relative`, `absolute`, or `unclear` between the two limits."""
         return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:
@@ -131,13 +135,13 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """What a shift's drift says of a scheme: `relative`, `absolute`, or `unclear` in between."""
+    """Classify a scheme by the drift of its logits under a shift: `relative`, `absolute`, or `unclear` in between."""
     return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For small tensors: as fast as several on an idle machine, ten times as fast beside a run that trains."""
+    """Use one thread: for small tensors as fast as several, and ten times as fast while another process is training."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,18 +155,18 @@ def _one_thread() -> Iterator[None]:
 def certify(config: Config, compiled: bool = False) -> Certificate:
     """Measure every certificate of `config.scheme` in a decoder of `config.model` with random weights.
 
-    Arguments: compiled, whether compiled blocks are certified too, which takes minutes.
-    Raises: ConfigError where the scheme refuses its options or the shape.
+    Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
+    Raises: ConfigError if the scheme refuses its options or the shape.
     """
-    specimen = Specimen.of(config, compiled)
+    specimen = Specimen.build(config, compiled)
     checks: dict[str, Check] = {}
-    for wanted in PROPERTIES:
-        if not wanted.applies(specimen):
-            checks.setdefault(wanted.name, Check(wanted.name, None, wanted.limit))
+    for spec in SPECS:
+        if not spec.applies(specimen):
+            checks.setdefault(spec.name, Check(spec.name, None, spec.limit))
             continue
-        result = wanted.measure(specimen)
-        measured, where = result if isinstance(result, tuple) else (result, "")
-        checks[wanted.name] = Check(wanted.name, measured, wanted.limit, wanted.at_least, where)
+        result = spec.measure(specimen)
+        measured, worst_path = result if isinstance(result, tuple) else (result, "")
+        checks[spec.name] = Check(spec.name, measured, spec.limit, spec.at_least, worst_path)
     scheme = specimen.wide.scheme
     return Certificate(
         config.scheme.name,

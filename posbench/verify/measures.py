@@ -1,4 +1,4 @@
-"""The errors that certificates measure, one function each; 0 is perfect."""
+"""Measure the errors of the certificates, one function each. 0 is perfect."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
 from posbench.verify.specimen import SHIFT, VOCAB, Specimen, set_kernel
 
-OUT = 1024  # tokens
+OUT = 1024  # tokens by which `shift` moves relative schemes as well
 PIECE = 56  # tokens: three pieces, the last one short
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference of an entry, in float64."""
-    return float((one.double().cpu() - other.double().cpu()).abs().max())
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference of two entries, in float64."""
+    return float((a.double().cpu() - b.double().cpu()).abs().max())
 
 
 def shift(specimen: Specimen) -> float:
-    """How far the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
+    """Return how much the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
 
-    A scheme may be absolute beyond the training length alone (FIRE), so one that promises to be is asked there too; one
-    that promises to be relative is asked further out.
+    FIRE is absolute only beyond the training length, so schemes that promise to be absolute are also tested there.
+    Schemes that promise to be relative are also tested further out.
     """
     model, tokens, scheme = specimen.wide, specimen.tokens, specimen.wide.scheme
     if scheme.longest is not None:
@@ -47,26 +47,26 @@ def shift(specimen: Specimen) -> float:
 
 
 def norm(specimen: Specimen) -> float:
-    """How far the hooks change the length of a vector, as a part of it."""
+    """Return the largest relative change that the hooks make to the length of a vector."""
     return max(
-        float((getattr(scheme, site)(x, places[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        float((getattr(scheme, site)(x, positions[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in specimen.schemes
-        for places in [specimen.places(scheme)]
+        for positions in [specimen.hook_positions(scheme)]
         for site, x in specimen.heads.items()
     )
 
 
 def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
-    """Whether a scheme rotates some site, and does no more there than that."""
+    """Return whether a scheme rotates at least one site, and only rotates there."""
     return isinstance(scheme, Rotary) and bool(scheme.sites) and scheme.keeps_norms
 
 
 def round_trip(specimen: Specimen) -> float:
-    """How far the inverse rotation misses the vector that a rotated site began with."""
+    """Return the error after each rotated vector is rotated back."""
     worst = 0.0
     for scheme in specimen.schemes:
         if rotates(scheme):
-            pos, r = specimen.places(scheme)["q"], scheme.width
+            pos, r = specimen.hook_positions(scheme)["q"], scheme.width
             angles = scheme.angles(torch.arange(specimen.length), specimen.length)
             for site in scheme.sites:
                 turned = getattr(scheme, site)(specimen.heads[site], pos)
@@ -75,18 +75,18 @@ def round_trip(specimen: Specimen) -> float:
     return worst
 
 
-def turning_values(specimen: Specimen) -> list[Rotary]:
-    """The schemes that turn values and outputs together, under softmax attention."""
+def schemes_rotating_values(specimen: Specimen) -> list[Rotary]:
+    """Return the schemes that rotate both values and outputs, if attention is softmax."""
     is_softmax = isinstance(specimen.wide.architecture.kinds[0], Softmax)
     return [s for s in specimen.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
 
 
 def offset_form(specimen: Specimen) -> float:
-    """How far V with O is from `sum_j a_ij R_(j-i) v_j`, which knows distances alone."""
-    return max(_offset_form_of(specimen, scheme) for scheme in turning_values(specimen))
+    """Return the difference of outputs under rotated V and O from `sum_j a_ij R_(j-i) v_j`, a function of distances."""
+    return max(_offset_form_error(specimen, scheme) for scheme in schemes_rotating_values(specimen))
 
 
-def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
+def _offset_form_error(specimen: Specimen, scheme: Rotary) -> float:
     x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
@@ -111,39 +111,39 @@ def _offset_form_of(specimen: Specimen, scheme: Rotary) -> float:
 
 
 def future(specimen: Specimen) -> float:
-    """How far logits before t move when all tokens from t on are others, for several t; infinite if those at t stay.
+    """Return how much logits before t move when all tokens from t on change, for several t.
 
-    And when so many follow that attention runs on another kernel, unless the scheme says that their number matters.
+    It is infinite if the logits at t do not change. More tokens are also appended, so many that attention runs on
+    another kernel, unless the scheme says that the length of the window matters.
     """
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
-    before = model(tokens)
+    logits = model(tokens)
     more = tokens.repeat(1, 5 if model.scheme.is_streaming else 1)[:, : model.scheme.longest]
-    worst = distance(before, model(more)[:, :T])
+    worst = distance(logits, model(more)[:, :T])
     for t in (1, T // 2, T - 1):
-        other = torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1)
-        after = model(other)
-        if torch.equal(before[:, t], after[:, t]):
+        changed = model(torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1))
+        if torch.equal(logits[:, t], changed[:, t]):
             return float("inf")
-        worst = max(worst, distance(before[:, :t], after[:, :t]))
+        worst = max(worst, distance(logits[:, :t], changed[:, :t]))
     return worst
 
 
 def batch(specimen: Specimen) -> float:
-    """How far the logits of two sequences in a batch are from those of each alone, at positions that leave some out."""
+    """Return how much the logits of two sequences with different positions differ between one batch and two."""
     model, (tokens, positions) = specimen.wide, specimen.batch
-    alone = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
-    return distance(model(tokens, positions=positions), torch.cat(alone))
+    single = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
+    return distance(model(tokens, positions=positions), torch.cat(single))
 
 
 def growth(specimen: Specimen) -> float:
-    """How far the logits move when the window goes on to twice the training length and more."""
+    """Return how much the logits move when the window grows to twice the training length or more."""
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
     times = 2 * -(-max(model.scheme.shape.context_length, T) // T)
     return distance(model(tokens), model(tokens.repeat(1, times))[:, :T])
 
 
 def decode(specimen: Specimen) -> float:
-    """How far the logits are off when tokens come one by one, and each layer has what its kind kept of those before."""
+    """Return the error of logits when tokens are decoded one by one with caches."""
     model, tokens = specimen.wide, specimen.tokens
     caches = model.caches(specimen.length)
     steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(specimen.length)]
@@ -151,12 +151,12 @@ def decode(specimen: Specimen) -> float:
 
 
 def definition(specimen: Specimen) -> float:
-    """How far the logits are from those of `posbench.reference`."""
+    """Return the difference of the logits from `posbench.reference`."""
     return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
 
 
 def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """The largest error of any path in a number format, and which path: root mean squares, in roundings."""
+    """Return the largest error of all paths in a number format, a root mean square in roundings, and its path."""
     errors = dict(path_errors(specimen, dtype, rounding, specimen.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
@@ -165,9 +165,9 @@ def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[
 def path_errors(
     specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Each path that can run here, and its error: every kernel of the kind, in pieces, each hook alone, and training's.
+    """Yield each path and its error in roundings: each kernel, reading in pieces, each hook, and the paths of training.
 
-    Arguments: devices, by default the CPU and, where there is one, a GPU.
+    Arguments: devices, by default the CPU, and a GPU if there is one.
     """
 
     def error(result: Tensor, expected: Tensor) -> float:
@@ -182,14 +182,16 @@ def path_errors(
         kernels = narrow.architecture.kinds[0].kernels(
             specimen.schemes, specimen.has_bias, narrow.embedding.weight.device
         )
-        for path, kernel, piece in [*((name, each, None) for name, each in kernels.items()), ("pieces", None, PIECE)]:
+        whole = ((name, kernel, None) for name, kernel in kernels.items())
+        for path, kernel, piece in [*whole, ("pieces", None, PIECE)]:
             narrow.piece = piece
             set_kernel(narrow, kernel)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), specimen.schemes, strict=True):
-            rounded, precise = specimen.places(scheme, specimen.far, device), specimen.places(exact, specimen.far)
+            rounded = specimen.hook_positions(scheme, specimen.far, device)
+            precise = specimen.hook_positions(exact, specimen.far)
             for site, heads in specimen.heads.items():
                 x = heads.to(device, dtype)
                 expected = getattr(exact, site)(x.double().cpu(), precise[site])
@@ -200,15 +202,15 @@ def path_errors(
 
 
 def _stretch(specimen: Specimen) -> float:
-    """How many times larger hooks make the products of q and k, at least 1: they are rounded in proportion (SSMax)."""
+    """Return the factor, at least 1, by which hooks enlarge the products of q and k, and so their roundings (SSMax)."""
     stretch = 1.0
     for scheme in specimen.schemes:
         if not scheme.keeps_norms:
-            places, D = specimen.places(scheme, specimen.far), scheme.shape.head_dim
+            positions, D = specimen.hook_positions(scheme, specimen.far), scheme.shape.head_dim
             q, k = specimen.heads["q"], specimen.heads["k"]
-            # Of the channels that came in: those that are appended were measured to need no allowance.
+            # Count only the original channels: appended ones were measured to need no allowance.
             products = (
-                _products(scheme.q(q, places["q"])[..., :D], scheme.k(k, places["k"])[..., :D]),
+                _products(scheme.q(q, positions["q"])[..., :D], scheme.k(k, positions["k"])[..., :D]),
                 _products(q, k),
             )
             stretch = max(stretch, products[0] / products[1])
@@ -216,5 +218,5 @@ def _stretch(specimen: Specimen) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """The mean size of `q_c k_c` at one position."""
+    """Return the mean size of `q_c k_c` over channels at the same position."""
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

@@ -1,4 +1,4 @@
-"""`posbench schemes` and `posbench verify`: what schemes promise, and their certificates as a table."""
+"""Print what schemes promise (`posbench schemes`) and their certificates as a table (`posbench verify`)."""
 
 from __future__ import annotations
 
@@ -19,28 +19,25 @@ from posbench.system.console import say
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
 from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
-NARROW = 5  # characters of a number in the table
+NARROW = 5  # characters of a number in the table; longer column names are hyphenated
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
-TOGETHER = {
-    "trip": "turn",
-    "offset": "turn",
-    "batch": "future",
-}  # certificates that share a column, which shows the worst of them
+# Certificate -> the column that it shares with others; the column shows the worst of them.
+SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 
 
 def verify(
     words: Sequence[str] | None, console: Console, compiled: bool = False, config_dir: Path | None = None
 ) -> bool:
-    """Print the certificates of the schemes named (none: every file of `conf/scheme`) as a table. True when all hold.
+    """Print the certificates of the named schemes, by default of all, as a table. Return whether all hold.
 
-    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether what is
-    compiled for training is certified too.
-    Raises: ConfigError for a name that is no scheme, or options that it refuses.
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to certify
+    the compiled code of training too.
+    Raises: ConfigError for an unknown scheme, or options that it refuses.
     """
-    given = [word.removeprefix("scheme=") for word in words or ()]
+    arguments = [word.removeprefix("scheme=") for word in words or ()]
     folders = [config_dir] if config_dir else []
-    overrides = [*(word for word in given if "=" in word), *(f"--config-dir={folder}" for folder in folders)]
-    names = [name for word in given if "=" not in word for name in word.split(",")] or choices("scheme", *folders)
+    overrides = [*(word for word in arguments if "=" in word), *(f"--config-dir={folder}" for folder in folders)]
+    names = [name for word in arguments if "=" not in word for name in word.split(",")] or choices("scheme", *folders)
     configs = [certificate_config(name, overrides) for name in names]
     certificates = []
     for number, config in enumerate(configs, 1):
@@ -54,7 +51,7 @@ def verify(
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """One row a scheme, what broke in red; 80 characters wide with names of up to 21."""
+    """Return a table with one row per scheme and failures in red, 80 characters wide for names of up to 21."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
@@ -73,33 +70,33 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """The check that each column shows: the one furthest beyond its limit where several share it."""
+    """Return the check that each column shows: of several in one column, the one furthest beyond its limit."""
     columns: dict[str, Check] = {}
     for check in row.checks:
-        name = TOGETHER.get(check.name, check.name)
-        other = columns.get(name)
-        is_worse = other is None or (not check.holds, check.measured or 0.0) > (not other.holds, other.measured or 0.0)
-        columns[name] = check if is_worse else columns[name]
+        name = SHARED_COLUMN.get(check.name, check.name)
+        worst = columns.get(name)
+        if worst is None or (not check.holds, check.measured or 0.0) > (not worst.holds, worst.measured or 0.0):
+            columns[name] = check
     return columns
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
-    """What was measured and its limits, a line for each thing that broke, the verdict."""
+    """Yield the lines below the table: what was measured, with its limits, each failure, and the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
-        f"pos: by shift, the change of logits when positions grow by {SHIFT}, near 0 and far out: at most {EXACT:g} "
-        f"relative, above {APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most "
-        f"{SLOPE:g}. fp32, bf16: errors at position {FAR:,} in roundings, at most {limits}. "
-        "posbench/verify/certificates.py says more"
+        f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out. At most "
+        f"{EXACT:g} is relative, above {APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: "
+        f"at most {SLOPE:g}. fp32, bf16: errors at position {FAR:,} in roundings, at most {limits}. "
+        "See posbench/verify/certificates.py"
     )
     for row in certificates:
         if not row.is_streaming:
             yield (
-                f"{row.scheme}: not streaming: angles follow the length of the window, so decode is how far logits "
-                f"move when it grows, which must be above {APART:g}"
+                f"{row.scheme}: not streaming: angles depend on the length of the window, so decode is how much logits "
+                f"move when the window grows, which must be above {APART:g}"
             )
         if row.longest is not None:
-            yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified within them"
+            yield f"{row.scheme}: defined up to {row.longest:,} tokens, and certified up to there"
         if row.text_only:
             yield row.text_only
         if not row.defined:
@@ -111,18 +108,18 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
             if not check.holds:
                 limit = f"{'above' if check.at_least else 'at most'} {check.limit:g}"
                 promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
-                where = f" ({check.where})" if check.where else ""
-                yield f"FAIL {row.scheme}: {check.name} is {check}{where}, must be {limit}{promise}"
+                path = f" ({check.worst_path})" if check.worst_path else ""
+                yield f"FAIL {row.scheme}: {check.name} is {check}{path}, must be {limit}{promise}"
     failed = [row.scheme for row in certificates if not row.holds]
     total = count_of(len(certificates), "scheme")
     yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: all checks passed"
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- posbench schemes
 
 
 def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
-    """Print the schemes named, by default all of `conf/scheme` and of a user's folder, and the kinds there are."""
+    """Print the named schemes, by default all of `conf/scheme` and of a user's folder, and the available kinds."""
     folders = [config_dir] if config_dir else []
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name in names or choices("scheme", *folders):
@@ -139,15 +136,15 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
         table.add_section()
     console.print(table)
     if not names:
-        console.print("posbench schemes NAME prints a whole description")
+        console.print("posbench schemes NAME prints the whole description")
     console.print(f"kinds: {', '.join(SCHEMES)}")
     console.print(f"kinds of attention: {', '.join(KINDS)}")
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Group, kind, promise and description of a scheme."""
+    """Return the group, kind, promise and description of a scheme."""
     config = read_row(name, *folders)
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     group = "kinds of attention" if config.attention else scheme.group
-    what = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
-    return group, config.kind.rpartition("/")[2], "relative" if scheme.is_relative else "absolute", what
+    text = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
+    return group, config.kind.rpartition("/")[2], "relative" if scheme.is_relative else "absolute", text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.attention import Decay
+from posbench.attention import DecayAttention
 from posbench.attention.linear import features
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
@@ -29,7 +29,7 @@ def built(name, *words):
 def mixed(name, q, k, v, offset=0, **options):
     """What the row's kind makes of heads, in the first layer."""
     model = built(name).double()
-    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), offset, 0, T, None)[1][0]
+    kind, at = model.blocks[0].attention.kind, model._embed(random_tokens(T), offset, 0, T, None)[1][0]
     for option, value in options.items():
         setattr(kind, option, value)
     x = torch.zeros(len(v), T, C, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_decay_by_hand():
     """One head of two channels, slope 1/256, rotated by 1 radian a token: three values."""
     model = compose(["scheme=decay_vo_rope", "model=tiny", "model.num_heads=1", "model.head_dim=2"])
     decoder = build_model(model, VOCAB).double()
-    kind, at = decoder.blocks[0].attention.kind, decoder._embedded(random_tokens(3), 0, 0, 3, None)[1][0]
+    kind, at = decoder.blocks[0].attention.kind, decoder._embed(random_tokens(3), 0, 0, 3, None)[1][0]
     v = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)[None, None]
     o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.scheme[0], at, None)[0, 0]
     g, one = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
@@ -132,7 +132,7 @@ def test_a_block_in_one_graph_gives_the_numbers_and_gradients_of_an_eager_one(na
     torch.compiler.reset()
     model = built(name)
     model.compute_dtype = dtype
-    x, (at, *_) = model._embedded(random_tokens(T), 0, 0, T, None)
+    x, (at, *_) = model._embed(random_tokens(T), 0, 0, T, None)
     block, gradients = model.blocks[0], []
     compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend="aot_eager")
     for forward in (Block.forward, compiled):
@@ -194,8 +194,8 @@ def test_a_normalised_decay_without_a_bias_is_a_running_mean():
     model = build_model(
         certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB
     ).double()
-    kind, at = model.blocks[0].attention.kind, model._embedded(random_tokens(T), 0, 0, T, None)[1][0]
-    assert isinstance(kind, Decay)
+    kind, at = model.blocks[0].attention.kind, model._embed(random_tokens(T), 0, 0, T, None)[1][0]
+    assert isinstance(kind, DecayAttention)
     v = heads()[2]
     means = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
     o = kind.mix(None, None, v, torch.zeros(2, T, C), model.scheme[0], at, None)

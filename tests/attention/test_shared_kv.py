@@ -51,7 +51,7 @@ def gemma(attention):
 def test_a_value_that_is_the_unrotated_key_equals_gemma_4(offset):
     model, T = built("shared_kv_qk_rope"), 75
     x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), offset, 0, T, None)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), offset, 0, T, None)
     cos, sin = (torch.cat((half, half), dim=-1)[None] for half in at.pos)
     causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
     theirs, _ = gemma(attention)(x, (cos, sin), causal, {})
@@ -64,7 +64,7 @@ def test_with_qkvo_the_output_is_a_sum_of_keys_turned_by_distance():
     """`o_i = sum_j a_ij R_(j-i) k_j`, pairs as complex numbers, where Gemma 4 has no such row."""
     model, T = built("shared_kv_qkvo_rope", "model.num_kv_heads=6"), 60
     x = torch.randn(1, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), 11, 0, T, None)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 11, 0, T, None)
     q, k = (x @ attention.qkv.weight.T)[0].view(T, 2, H, D).unbind(1)
     q, k = (torch.complex(*y.transpose(0, 1).chunk(2, dim=-1)) for y in (q, k))  # [H, T, D/2]
     distances = torch.arange(T)[:, None] - torch.arange(T)

@@ -11,7 +11,7 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 from posbench.attention import kernels
-from posbench.attention.softmax import _within_documents
+from posbench.attention.softmax import _bias_within_documents
 from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
@@ -44,7 +44,7 @@ def gpt_oss(attention):
 def test_sinks_and_windows_are_those_of_gpt_oss(window, kernel):
     """Outputs, and gradients by the stream and by the sinks, which the kernels that have one compute."""
     model, T = built("sink_qk_rope"), 150
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embedded(random_tokens(T), 7, 0, T, None)
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 7, 0, T, None)
     theirs, scheme = gpt_oss(attention), model.scheme[0]
     scheme.window = window
     attention.kind.kernel = attention.kind.kernels([scheme], True, torch.device("cpu")).get(kernel)
@@ -77,7 +77,7 @@ def test_operations_grow_with_the_window_and_not_with_the_length(kernel):
 
 @pytest.mark.parametrize("T, window", [(1, 1), (128, 5), (300, 1), (384, 128), (500, 129), (1024, 300)])
 def test_the_tiles_of_windows_are_those_that_pytorch_finds_pair_by_pair(T, window):
-    made = kernels.later_tiles(T, window, None, torch.device("cpu"))
+    made = kernels.windowed_tiles(T, window, None, torch.device("cpu"))
     theirs = create_block_mask(made.mask_mod, None, None, T, T, device="cpu")
     assert made.seq_lengths == theirs.seq_lengths and torch.equal(made.to_dense(), theirs.to_dense())
 
@@ -93,10 +93,10 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
     def is_seen(b, h, i, j):
         return (j <= i) & (j >= torch.maximum(first, torch.as_tensor(least))[b, i])
 
-    made = kernels.later_tiles(T, window, first, torch.device("cpu"))
+    made = kernels.windowed_tiles(T, window, first, torch.device("cpu"))
     assert torch.equal(made.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
     q, k, v = torch.randn(3, 2, 2, T, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    bias = partial(_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
+    bias = partial(_bias_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
     expected = kernels.blocks(q, k, v, bias, 0.25, None, window)
     assert (kernels.flex(q, k, v, bias, 0.25, None, window, first=first) - expected).abs().max() < 1e-12
 
@@ -115,9 +115,9 @@ def test_layers_with_windows_keep_no_more_than_these():
 
 def test_where_a_window_may_not_be():
     for name, options, says in (
-        ("linear_nope", {"window": 8}, "scheme.window is for attention of the kind softmax, and this is linear"),
+        ("linear_nope", {"window": 8}, "scheme.window needs scheme.attention={kind: softmax}, and this is linear"),
         ("nope", {"window": 0}, "scheme.window=0 must be a whole number, 1 or more"),
-        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "give the window beside scheme.of"),
+        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "set scheme.window next to scheme.of"),
     ):
         config = certificate_config(name)
         config.scheme.options |= options

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from posbench import __version__
 from posbench.composition.compose import compose
-from posbench.reporting.beside import baseline_of, words_of
+from posbench.reporting.beside import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give
@@ -24,9 +25,9 @@ class Steep(Alibi):
 
 
 @pytest.mark.parametrize("name", ["ladder_m-1.02M", "tasks/copy"])
-def test_the_printed_words_compute_what_the_reference_did(name: str) -> None:
+def test_the_recorded_command_computes_what_the_reference_did(name: str) -> None:
     run = baseline_of(REFERENCE / name)
-    config = compose([*words_of(run.config), f"scheme={run.manifest.scheme}"])
+    config = compose(run.manifest.command or [])
     assert config_fingerprint(identity(config, run.manifest.device)) == run.manifest.fingerprints.config
 
 
@@ -74,4 +75,7 @@ def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     next(row for row in rows if row["kind"] == "train")["loss"] += 2e-5
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert "Use the release that trained it: posbench 0.1.0" in posbench("report", "mine", "--beside", "demo").error
+    assert (
+        f"Use the release that trained it: posbench {__version__}"
+        in posbench("report", "mine", "--beside", "demo").error
+    )

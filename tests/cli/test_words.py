@@ -17,7 +17,6 @@ from tests.cli.commands import Give, left
 REFUSED = {
     "scheme.bse=1": r"scheme\.bse is not an option of 'rotary'; did you mean 'base'\? \(options: ",
     "train.device=cuda:99": r"train\.device=cuda:99: this machine has \d+ GPUs.*set train\.device=auto or cpu",
-    "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
     "data.path=été.txt": r"data=files: there are no text files at été\.txt",
 }
 

@@ -132,6 +132,17 @@ def test_all_runs_of_an_experiment_have_one_anchor(score: Any) -> None:
     assert set(anchors(score.trained["qk_rope"]).values()) == {256}, "under options too"
 
 
+def test_results_are_read_once_and_not_for_each_option(score: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Run] = []
+    read = Run.results
+    monkeypatch.setattr(Run, "results", lambda run: reads.append(run) or read(run))
+    score(["qk_rope"], 64, under=("rescale=pi",))
+    number = len(reads)
+    reads.clear()
+    score(["qk_rope"], 64, under=("rescale=pi,ntk,yarn",))
+    assert len(reads) == number
+
+
 def test_the_table_marks_a_row_of_other_windows(score: Any) -> None:
     assert "*" not in score(FEW, 64)
     run = score.trained["nope"]

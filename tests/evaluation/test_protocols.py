@@ -263,7 +263,6 @@ class Halves(Protocol):
 
     name = "halves"
     caption = "Loss by half of the document."
-    columns: ClassVar[tuple[str, ...]] = ("document", "half", "targets", "nll")
     groups: ClassVar[tuple[str, ...]] = ("half",)
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 

@@ -171,7 +171,7 @@ def test_a_model_that_reads_each_document_alone_is_refused(tmp_path):
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):
     monkeypatch.setattr(posbench.huggingface.export, "transformers_model", wrong_stock)
-    with pytest.raises(ConfigError, match="logits of .* differ from posbench"):
+    with pytest.raises(ConfigError, match=r"logits of .* differ from posbench"):
         written(tmp_path, "qk_rope")
     assert list(tmp_path.iterdir()) == []
 

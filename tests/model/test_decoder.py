@@ -157,7 +157,7 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     plain = certificate_config(name)
     config = replace(plain, data=replace(plain.data, document_mask=True))
     if config.scheme.attention.get("kind", "softmax") != "softmax":
-        with pytest.raises(ConfigError, match=r"data\.document_mask=true is for attention of the kind softmax"):
+        with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention={kind: softmax}"):
             checked_architecture(config)
         return
     model, bos = build_model(config, VOCAB, bos_id=VOCAB - 1), VOCAB - 1
@@ -207,7 +207,7 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
 
 @pytest.mark.parametrize("name", ["shared_kv_qk_rope", "decay"])
 def test_kinds_without_keys_of_their_own_cannot_normalise_them(name):
-    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no keys of their own: leave it out"):
+    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no separate keys: leave it out"):
         checked_architecture(compose([f"scheme={name}", "model.qk_norm=true"]))
 
 

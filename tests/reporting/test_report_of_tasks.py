@@ -52,7 +52,7 @@ def frames(
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
-    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
     return measure(*frames(COPY), notes=[])["copy"]
 
 
@@ -82,7 +82,7 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
 
 
 def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
     runs, rows = frames({"fox": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 0.97, 0.8)]})
     scored = measure(runs, rows[(rows["scheme"] == "alibi") | (rows["length"] <= 16)], notes=[])["copy"]
     assert scored.schemes == [*scored.furthest, "fox"] == ["alibi", "fox"] and not scored.is_kept
@@ -137,7 +137,7 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
 
 def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
-    monkeypatch.setattr(tasks, "curves", lambda paths: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]}))
+    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]}))
     scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] < 64)], [])["copy"]
     assert tasks.summary_table({"copy": scored}).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
 

@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
+from posbench.evaluation.protocols.order import flip_test
 from posbench.reporting.statistics import (
     compare,
     conclusions,
     decided,
     detectable,
     equivalent,
-    flip_test,
     holm,
     interval,
     letters,

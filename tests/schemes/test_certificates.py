@@ -34,7 +34,7 @@ def failures(certificate):
 def test_every_row_keeps_its_promises(name):
     fast = [ONE_LAYER] if name in ONE_OF_EACH else []
     certificate = certify(certificate_config(name, fast))
-    assert {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds} == {}
+    assert {check.name: f"{check} {check.worst_path}" for check in certificate.checks if not check.holds} == {}
     assert certificate.measured == certificate.promised and certificate.defined
     assert certificate.scheme == name  # the file is named as the scheme is
 
@@ -54,7 +54,7 @@ def test_what_is_certified_is_what_the_words_compose():
 @pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
 def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(sites):
     scheme = SchemeConfig("subset", "rotary", {"sites": list(sites), "base": 10000.0})
-    specimen = Specimen.of(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
+    specimen = Specimen.build(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
     with torch.no_grad():
         measured = relativity(measures.shift(specimen))
     assert measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
@@ -136,13 +136,13 @@ def zeros_for(kernel):
     return lambda q, *rest: torch.zeros_like(kernel(q, *rest))
 
 
-def forgetful(extended):
-    """`KVCache.extended` whose keys and values of earlier pieces are gone."""
+def forgetful(append):
+    """`KVCache.append` whose keys and values of earlier pieces are gone."""
 
     def broken(self, *new, window=None):
         return tuple(
             None if part is None else torch.cat((x[:, :, : -part.shape[2]] * 0, part), 2)
-            for x, part in zip(extended(self, *new, window=window), new, strict=True)
+            for x, part in zip(append(self, *new, window=window), new, strict=True)
         )
 
     return broken
@@ -153,7 +153,7 @@ PATHS = {
     "masked": (kernels, "masked", zeros_for, ["alibi"]),
     "blocks": (kernels, "blocks", zeros_for, ["alibi", "nope", "sinusoidal"]),
     "flex": (kernels, "flex", zeros_for, ["alibi"]),
-    "pieces": (KVCache, "extended", forgetful, ["alibi", "nope", "sinusoidal"]),
+    "pieces": (KVCache, "append", forgetful, ["alibi", "nope", "sinusoidal"]),
 }
 
 
@@ -163,7 +163,7 @@ def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(where, function, broken(getattr(where, function)))
     certificate = certify(certificate_config(name, [ONE_LAYER]))
     for numbers in ("fp32", "bf16"):
-        assert not certificate[numbers].holds and certificate[numbers].where.endswith(path)
+        assert not certificate[numbers].holds and certificate[numbers].worst_path.endswith(path)
 
 
 def without_gradient(kernel):
@@ -176,7 +176,7 @@ def without_gradient(kernel):
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
-        error, where = gradients(Specimen.of(certificate_config(name, [ONE_LAYER])))
+        error, where = gradients(Specimen.build(certificate_config(name, [ONE_LAYER])))
     assert error > SLOPE and where.startswith(f"{path}, ")
 
 
@@ -196,7 +196,7 @@ def test_a_shared_vector_without_a_gradient_is_noticed(monkeypatch):
 
 def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
     with torch.no_grad():
-        drift = measures.shift(Specimen.of(certificate_config("fire", ["train.context_length=1024"])))
+        drift = measures.shift(Specimen.build(certificate_config("fire", ["train.context_length=1024"])))
     assert relativity(drift) == "absolute"
 
 
@@ -221,7 +221,7 @@ FORMATS = {"fp32": (torch.float32, 2.0**-24), "bf16": (torch.bfloat16, 2.0**-8)}
 
 def beyond(name, how):
     """The paths of a scheme whose errors are beyond the limit."""
-    specimen, (dtype, rounding) = Specimen.of(certificate_config(name)), FORMATS[how]
+    specimen, (dtype, rounding) = Specimen.build(certificate_config(name)), FORMATS[how]
     narrow = copy.deepcopy(specimen.narrow)
     narrow.compute_dtype = dtype
     errors = dict(training_errors(specimen, narrow, dtype, rounding, compiled=False))

@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize("name, setting, dtype", CASES)
 def test_compiled_gradients_are_those_of_code_that_is_not_compiled(name, setting, dtype):
-    specimen = Specimen.of(certificate_config(name, ["model.num_layers=1"]))
+    specimen = Specimen.build(certificate_config(name, ["model.num_layers=1"]))
     model, parameters = specimen.narrow, dict(specimen.narrow.named_parameters())
     model.compute_dtype = dtype
     expected = gradients_of(model, specimen, parameters, setting)

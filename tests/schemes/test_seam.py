@@ -14,7 +14,7 @@ from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
-from posbench.schemes.building import unreached
+from posbench.schemes.building import unused_schemes
 from posbench.schemes.rotary import Rotary
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
@@ -91,7 +91,7 @@ def test_gates_and_their_sums_reach_locate_and_bias_by_head(heads):
     q, k, v = (
         torch.randn(2, n, 40, D, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (H, HKV, HKV)
     )
-    o = kind.mix(q, k, v, x, scheme, model._embedded(random_tokens(40), 0, 0, 40, None)[1][0], None)
+    o = kind.mix(q, k, v, x, scheme, model._embed(random_tokens(40), 0, 0, 40, None)[1][0], None)
     for b, h in ((0, 0), (1, 4), (0, 5)):
         n = 0 if heads == 1 else h // (H // HKV)  # of the head's gates
         gate = torch.nn.functional.softplus(x[b] @ scheme.w[2 * n : 2 * n + 2].T)  # [T, 2]
@@ -181,7 +181,7 @@ def test_what_a_constructor_draws_depends_on_the_seed_the_kind_and_the_layer():
 def test_equal_members_are_one_scheme_prepared_once():
     model = built(interleaved(QK, QK, NOPE), "model.num_layers=6")
     assert [type(layer) for layer in model.scheme] == [Rotary, Rotary, Scheme] * 2
-    _, ats = model._embedded(random_tokens(9), 0, 0, 9, None)
+    _, ats = model._embed(random_tokens(9), 0, 0, 9, None)
     assert len({id(at) for at in ats}) == len(set(model.scheme)) == 2
 
 
@@ -196,15 +196,15 @@ def test_what_does_not_fit_the_seam_is_refused():
     assert "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (key heads) or 6" in message(
         trial("Misshapen")
     )
-    assert "its locate also moves keys or values, which have 2: give G of 1 or 2" in message(trial("OfKeysToo"))
+    assert "its locate also moves keys or values, which have 2 heads: return G of 1 or 2" in message(trial("OfKeysToo"))
     for name in ("cope", "dape"):
         row = SchemeConfig("t", name, attention={"kind": "linear"})
-        assert "reads keys, which attention of the kind linear does not keep" in message(row)
+        assert "reads keys, which attention of the kind linear does not cache" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
-    with pytest.raises(ConfigError, match="attention of the kind decay does not keep"):
+    with pytest.raises(ConfigError, match="attention of the kind decay does not cache"):
         checked_architecture(replace(certificate_config("nope"), scheme=several))
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
-    assert "path reflects queries of 16 channels; a scheme beside it made them 32 wide" in message(wider)
+    assert "path needs queries of 16 channels; another scheme in scheme.of made them 32 wide" in message(wider)
     said = message(trial("FromTheEnd"))
     assert "trials.py, line " in said
     assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in said
@@ -216,10 +216,13 @@ def test_what_does_not_fit_the_seam_is_refused():
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("FiveDimensional", "FiveDimensional.q gives [1, 1, 6, 9, 16] for [1, 6, 9, 16]: it must give the same sh"),
-        ("Stretched", "Stretched.o gives [1, 6, 9, 32] for [1, 6, 9, 16]: it must give the same shape"),
-        ("Flat", "Flat.embed gives [1, 48] for [1, 9, 48]: it must give the same shape"),
-        ("BiasOfHeads", "gives [1, 6, 1, 1, 9, 9]: give what broadcasts to [1, 6, 9, 9], such as tensor[b, h, i, j]"),
+        ("FiveDimensional", "FiveDimensional.q returns [1, 1, 6, 9, 16] for [1, 6, 9, 16]: return the same sh"),
+        ("Stretched", "Stretched.o returns [1, 6, 9, 32] for [1, 6, 9, 16]: return the same shape"),
+        ("Flat", "Flat.embed returns [1, 48] for [1, 9, 48]: return the same shape"),
+        (
+            "BiasOfHeads",
+            "gives [1, 6, 1, 1, 9, 9]: return a shape that broadcasts to [1, 6, 9, 9], such as tensor[b, h, i, j]",
+        ),
         ("BiasOfTruths", "gives booleans, which would be added as 0 and 1"),
     ],
 )
@@ -262,12 +265,11 @@ def test_a_member_may_have_the_kind_of_attention_of_all_layers():
 
 def test_schemes_that_no_layer_has_are_known():
     inner = {"name": "inner", "kind": "interleaved", "layers": [FOX, COPE]}
-    assert unreached(interleaved(QK, QK, QK, NOPE), 3) == ["nope"] and unreached(interleaved(QK, QK, QK, NOPE), 4) == []
-    assert unreached(interleaved(QK, inner), 2) == ["fox"] and unreached(interleaved(QK, NOPE, QK, ALIBI), 1) == [
-        "nope",
-        "alibi",
-    ]
-    assert unreached(combined(QK, NOPE), 1) == []
+    assert unused_schemes(interleaved(QK, QK, QK, NOPE), 3) == ["nope"]
+    assert unused_schemes(interleaved(QK, QK, QK, NOPE), 4) == []
+    assert unused_schemes(interleaved(QK, inner), 2) == ["fox"]
+    assert unused_schemes(interleaved(QK, NOPE, QK, ALIBI), 1) == ["nope", "alibi"]
+    assert unused_schemes(combined(QK, NOPE), 1) == []
 
 
 @pytest.mark.parametrize("name", ["Bump", "BumpByQuery"])

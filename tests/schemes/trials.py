@@ -136,7 +136,7 @@ class Rising(Scheme):
     """A bias of the key's position, past what exp can hold in float32; weights over their sum do not feel it."""
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: 2.0 * (j + at.key)
+        return lambda b, h, i, j: 2.0 * (j + at.first_key)
 
 
 class KeyBias(Scheme):
@@ -146,7 +146,7 @@ class KeyBias(Scheme):
     """
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: 0.01 * (j + at.key).double()
+        return lambda b, h, i, j: 0.01 * (j + at.first_key).double()
 
 
 class LooksAhead(Scheme):
@@ -160,7 +160,7 @@ class Boastful(Scheme):
     """Promises to be relative with a bias that is not; a bias of the key alone would be, since softmax drops it."""
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: -0.001 * (i + at.query) * (j + at.key)
+        return lambda b, h, i, j: -0.001 * (i + at.first_query) * (j + at.first_key)
 
 
 class Modest(Scheme):

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from posbench import build_model, compose
 from posbench.cli import app
 from posbench.config import TokenizerConfig
+from posbench.data import vocab_size
 from posbench.data.text.tokenizer import TOKENIZERS
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
-from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token, vocab_size
+from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.tools.bench import bench_training
 from posbench.tools.plan import plan, training_memory
 from posbench.training import train

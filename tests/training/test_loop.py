@@ -14,7 +14,7 @@ import torch
 
 from posbench import load_run
 from posbench.config import Config, ConfigError
-from posbench.data import Batches, prepare
+from posbench.data import prepare
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION
 from posbench.model.decoder import build_model
@@ -192,7 +192,7 @@ def test_a_refused_run_leaves_nothing_behind(config: Make, tmp_path: Path) -> No
 
 def test_batches_are_the_same_whatever_came_before(config: Make) -> None:
     made = config()
-    batches = Batches(prepare(made).train, 32, 4, 0)
+    batches = prepare(made).batches(made.train, 0)
     alone = batches.batch(7).tokens
     for n in (0, 3, 100, 2):
         batches.batch(n)

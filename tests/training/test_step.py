@@ -13,7 +13,7 @@ from benchmarks.peers import Ours
 from benchmarks.shapes import SHAPES
 from posbench import build_model
 from posbench.config import Config
-from posbench.data import Batch, Batches, prepare
+from posbench.data import Batch, prepare
 from posbench.system.device import choose_device
 from posbench.tools.bench import bench_training
 from posbench.training import train
@@ -42,7 +42,7 @@ def test_training_bench_and_benchmarks_take_the_same_step(config: Make, words: l
     assert steps == list(range(12))
     steps.clear()
     bench_training(words, ["nope"], rounds=1, steps=2)
-    assert len(steps) == 3 + 2 + 2 + 1  # to warm up, of the first scheme and its own in the round, and by phase
+    assert len(steps) == 3 + 2 + 2  # to warm up, of the first scheme and its own in the round
     steps.clear()
     Ours(replace(SHAPES["A"], layers=1), "nope", "float32", compiled=False).step(torch.randint(4096, (1, 9)))
     assert len(steps) == 1
@@ -59,7 +59,7 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_amx(
 def test_the_step_on_the_same_batches_ends_with_the_weights_of_the_run(config: Make) -> None:
     made = config("train.accumulation=2")
     run = train(made)
-    batches = Batches(prepare(made).train, made.train.context_length, made.train.batch_size, made.seed)
+    batches = prepare(made).batches(made.train, made.seed)
     step = TrainingStep(made, build_model(made, 257), choose_device(made.train))
     for n in range(made.train.num_steps):
         step(n, batches.batch(n).each(torch.from_numpy))

@@ -14,7 +14,7 @@ from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.tasks.task import Task
 
-__all__ = ["Task", "build_task", "context_lengths", "tasks"]
+__all__ = ["Task", "build_task", "tasks"]
 
 
 @cache
@@ -49,10 +49,3 @@ def build_task(config: TaskConfig) -> Task:
                 f"{length} were {tokens.tolist()} and {answers.tolist()}"
             )
     return task
-
-
-def context_lengths(config: TaskConfig) -> tuple[int, int]:
-    """Tokens that are read of the longest problem that is trained, and of the longest that may be tested."""
-    task = build_task(config)
-    assert config.longest is not None
-    return task.width(config.lengths[1]) - 1, task.width(config.longest) - 1

@@ -17,17 +17,16 @@ Shapes: B problems, W tokens of the widest one, T = W - 1 tokens that are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from posbench.config import ConfigError, TaskConfig
-from posbench.data.batches import Batch
+from posbench.config import ConfigError, TaskConfig, TrainConfig
+from posbench.data.dataset import Batch, Dataset
 from posbench.data.tasks import build_task
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.tokenizer import fingerprint
@@ -42,31 +41,27 @@ _BATCHES_AT_ONCE = 32
 _TRAINED, _SCORED = 0, 1  # streams of random numbers
 
 
-class Problems:
-    """A task's problems, and what stands for the corpus of text: fingerprints, vocabulary, splits."""
+class Problems(Dataset):
+    """The problems of a task."""
 
-    overlap: Mapping[str, Any] = {"splits": {}}  # nothing that is scored is trained on
-    bos_id: int | None = None  # there are no documents
+    unit: ClassVar[str] = "answer"
 
     def __init__(self, config: TaskConfig) -> None:
         self.config, self.task = config, build_task(config)
-        self.splits = {name: ProblemSplit(name, self) for name in SPLITS}
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.task.tokens)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of what decides which problem is drawn at a length."""
         cls = type(self.task)
-        return sha256(json.dumps([cls.__name__, cls.version, self.config.options]).encode()).hexdigest()
+        super().__init__(
+            splits={name: ProblemSplit(name, self) for name in SPLITS},
+            fingerprint=sha256(json.dumps([cls.__name__, cls.version, config.options]).encode()).hexdigest(),
+            tokenizer_fingerprint=fingerprint(self.tokenizer),
+            vocab_size=len(self.task.tokens),
+            bos_id=None,  # there are no documents
+            overlap={"splits": {}},  # nothing that is scored is trained on
+        )
 
-    def under(self, config: TaskConfig) -> Problems:
-        """The task with other options, for an evaluation. It names them, so that the fingerprint stays that of the run.
+    def batches(self, train: TrainConfig, seed: int) -> ProblemBatches:
+        return ProblemBatches(self, train.batch_size, seed)
 
-        Raises: ConfigError where they change the task's tokens.
-        """
+    def with_options(self, config: TaskConfig) -> Problems:
         changed = Problems(config)
         if list(changed.task.tokens) != list(self.task.tokens):
             raise ConfigError(f"these options of data={config.task} change its tokens, which no run has learnt")
@@ -81,12 +76,8 @@ class Problems:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
 
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        return fingerprint(self.tokenizer)
-
     def window(self, length: int) -> int:
-        """T, tokens that are read of a problem of `length` items."""
+        """Return T, the tokens that are read of a problem of `length` items."""
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
@@ -150,6 +141,8 @@ class Problems:
 class ProblemSplit:
     """Problems that are scored: the same whoever asks."""
 
+    num_tokens: ClassVar[None] = None  # there are always more problems
+
     def __init__(self, name: str, problems: Problems) -> None:
         self.name, self.problems = name, problems
         self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # asked for at every validation
@@ -163,8 +156,9 @@ class ProblemSplit:
                 f"length {length} is beyond data.longest={config.longest} items, the longest that data={config.name} "
                 "may be tested at: ask for a shorter one, or train with a larger data.longest"
             )
-        rng = _generator(_SCORED, SPLITS.index(self.name), length)
-        return self.problems.of_lengths(np.full(number, length), length, self.name, rng)
+        return self.problems.of_lengths(
+            np.full(number, length), length, self.name, _generator(_SCORED, SPLITS.index(self.name), length)
+        )
 
     def _at_trained_lengths(self, number: int) -> Batch:
         """Problems of the lengths that are trained."""
@@ -188,8 +182,9 @@ class ProblemBatches:
         return self._drawn(group).each(lambda part: part[rows])
 
     def _draw(self, group: int) -> Batch:
-        rng = _generator(self.seed, _TRAINED, group)
-        return self.problems.at_trained_lengths(_BATCHES_AT_ONCE * self.batch_size, "train", rng)
+        return self.problems.at_trained_lengths(
+            _BATCHES_AT_ONCE * self.batch_size, "train", _generator(self.seed, _TRAINED, group)
+        )
 
 
 def _generator(*entropy: int) -> np.random.Generator:

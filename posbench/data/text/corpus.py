@@ -1,4 +1,4 @@
-"""A tokenized text on the disk: written once, and memory-mapped ever after.
+"""A tokenized text on the disk: written once, and memory-mapped ever after. And the batches of training.
 
     corpus.json            fingerprints, vocabulary, overlap, counts of the splits, and the size and SHA-256 of every
                            file beside it (sizes are compared when it is opened, SHA-256 by `posbench prepare --check`)
@@ -9,22 +9,26 @@
     <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
 
 All numbers are little-endian.
+
+Batch `n` is a pure function of the seed, `n` and the tokens. A loader without state has nothing to save and nothing
+that a scheme could disturb, so resuming is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from posbench.config import ConfigError, TrainConfig
+from posbench.data.dataset import Batch, Dataset
 from posbench.data.text.tokenizer import tokenizer_in
 from posbench.system.files import read_json, sum_of, write_json
 
@@ -83,22 +87,69 @@ class Split:
         return round(float((shares * self.document_bytes[numbers]).sum()))
 
 
-@dataclass(frozen=True)
-class Corpus:
+class TextBatches:
+    """Windows of `context_length + 1` tokens of a split: all of them once per epoch, in an order drawn from the seed.
+
+    An epoch cuts the whole stream (documents one after another, each with its BOS) into W windows of T + 1 tokens that
+    begin T tokens apart. The first begins at a phase below T, drawn for each epoch, so that the cuts move. Window
+    s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
+
+    Raises: ConfigError with the counts if the split is shorter than one window.
+    """
+
+    def __init__(self, split: Split, context_length: int, batch_size: int, seed: int) -> None:
+        if split.num_tokens < context_length + 1:
+            raise ConfigError(
+                f"the {split.name} split has {split.num_tokens:,} tokens in {split.num_documents:,} documents, too few "
+                f"for one window of {context_length + 1:,} (train.context_length={context_length} and one more): "
+                f"shorten the context or give more text"
+            )
+        self.tokens = split.tokens
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.seed = seed
+        spare = split.num_tokens - 1  # tokens that can be a target
+        self.windows_per_epoch = max(1, (spare - context_length + 1) // context_length)
+        self._num_phases = min(context_length, spare - self.windows_per_epoch * context_length + 1)
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+
+    def batch(self, n: int) -> Batch:
+        """Return batch `n` of the run."""
+        windows = [self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]
+        return Batch(np.stack(windows).astype(np.int64))
+
+    def starts(self, n: int) -> list[int]:
+        """Return the index in the split at which each window of batch `n` begins, [B]."""
+        first = n * self.batch_size
+        return [self._start(number) for number in range(first, first + self.batch_size)]
+
+    def _start(self, number: int) -> int:
+        epoch, place = divmod(number, self.windows_per_epoch)
+        phase, order = self._epoch(epoch)
+        return phase + int(order[place]) * self.context_length
+
+    def _draw_epoch(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        # NumPy promises that raw draws of a bit generator never change (NEP 19), but not that shuffles do not.
+        draws = np.random.Philox(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch + 1)
+        return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
+
+
+@dataclass(eq=False)
+class Corpus(Dataset):
     """Tokenized text: the tokenizer and three splits, mapped from `folder`."""
 
+    unit: ClassVar[str] = "token"
+
     folder: Path
-    splits: Mapping[str, Split]
-    fingerprint: str  # of the text of every split, in order
-    tokenizer_fingerprint: str
-    vocab_size: int
     bos_id: int
     has_exact_bytes: bool  # whether `Split.token_bytes` is exact within documents
-    overlap: Mapping[str, Any]  # how much of the held-out text also occurs in train (`posbench.data.text.overlap`)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return tokenizer_in((self.folder / "tokenizer.json").read_bytes(), str(self.folder / "tokenizer.json"))
+
+    def batches(self, train: TrainConfig, seed: int) -> TextBatches:
+        return TextBatches(self.train, train.context_length, train.batch_size, seed)
 
     @property
     def train(self) -> Split:
@@ -120,9 +171,8 @@ class SplitWriter:
         self.num_tokens = self.num_bytes = 0
         self._dtype = dtype
         self._text_hash = sha256()
-        kinds = ("tokens", "starts", "bytes")
         self._tokens, self._starts, self._bytes = (
-            files.enter_context((folder / f"{name}.{kind}").open("wb")) for kind in kinds
+            files.enter_context((folder / f"{name}.{kind}").open("wb")) for kind in ("tokens", "starts", "bytes")
         )
         self._starts.write(bytes(8))
 
@@ -160,7 +210,7 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
         for name, (size, checksum) in contents["files"].items():
             if (folder / name).stat().st_size != size or (check and sum_of(folder / name) != checksum):
                 raise DamagedCorpusError(f"{name} has changed")
-        return Corpus(folder, open_splits(folder, contents["dtype"]), **contents["corpus"])
+        return Corpus(folder=folder, splits=open_splits(folder, contents["dtype"]), **contents["corpus"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCorpusError(f"corpus.json: {error}") from error
 

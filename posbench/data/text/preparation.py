@@ -68,8 +68,12 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
 
     Arguments: notice, called with lines about what takes long or is worth a warning; check, whether
     every byte of the cache is compared with its checksum, and not the sizes of files alone.
-    Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written.
+    Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written, and for a task.
     """
+    if config.is_task:
+        raise ConfigError(
+            f"data={config.data.name} is a task, whose problems are drawn while training: nothing to prepare"
+        )
     source = SOURCES[config.data.source](config.data)
     folder = _folder(config, source, held_out)
     with suppress(DamagedCorpusError):
@@ -106,9 +110,10 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
 
 
 def find_prepared(config: Config) -> Corpus | None:
-    """The text of this configuration where it lies in the cache, whole; None where it does not. Nothing is made."""
+    """Return the text of this configuration if it is whole in the cache, else None, as for a task. Nothing is made."""
     with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` says what is wrong
-        return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
+        if not config.is_task:
+            return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
     return None
 
 
@@ -223,8 +228,8 @@ def _write_corpus(
     splits = open_splits(folder, dtype)
     _check_splits(source, streams, splits, notice, held_out)
     corpus = Corpus(
-        folder,
-        splits,
+        folder=folder,
+        splits=splits,
         fingerprint=sha256(json.dumps([writers[name].fingerprint for name in SPLITS]).encode()).hexdigest(),
         tokenizer_fingerprint=fingerprint(tokenizer),
         vocab_size=entries,

@@ -10,8 +10,8 @@ accuracy        of a task: by length in items, the share of answers that are rig
 mechanism       where heads look, which frequencies they use, what the scheme adds to their scores
 order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
 
-A new protocol is a subclass of `Protocol` in a file here: its windows, its score, and its report sections as data,
-which `posbench.reporting` draws.
+A new protocol is a subclass of `Protocol` in a file here: its windows, its score, its columns, and its sections of the
+reports as data, which `posbench.reporting` draws.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ Windows of a task are problems, by default of the longest trained length, and ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -33,7 +34,6 @@ from posbench.runs import run_at
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posbench.data import Corpus, Problems
     from posbench.model.decoder import Decoder
     from posbench.model.layers import Block
     from posbench.schemes import Bias
@@ -42,11 +42,6 @@ WINDOWS = 32
 CELLS = 2**24  # attention weights of a layer that stand in memory at a time
 
 PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
-CAPTIONS = {
-    "attention": "Share of a head's attention by distance; 0 is the token itself. The buckets of a head add up to 1.",
-    "frequencies": "Norm of the channel pairs of queries (blue) and keys (red), the fastest rotation first.",
-    "biases": "What the scheme adds to a head's scores by distance, nats, less what it adds at distance 0.",
-}
 
 Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # measure, layer, first, last, queries, sums
 
@@ -63,6 +58,12 @@ class Mechanism(Protocol):
     figure_names: ClassVar[tuple[str, ...]] = ("previous_token", "induction")
     headline: ClassVar[str] = "previous-token score of the best head,"
     headline_key: ClassVar[str] = "previous_token"
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "measure": ("what a head does, as in posbench/evaluation/protocols/mechanism.py", ""),
+        "layer": ("counted from 0", ""),
+        "head": ("counted from 0; of k_norm, a key head", ""),
+        "value_windows": ("half the 95 % interval over windows", ""),
+    }
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -73,7 +74,7 @@ class Mechanism(Protocol):
     def score(
         self,
         model: Decoder,
-        corpus: Corpus | Problems,
+        corpus: Any,
         split: Any,
         length: int,
         settings: EvaluationConfig,
@@ -81,7 +82,7 @@ class Mechanism(Protocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         positions = repeated = None
-        if corpus.bos_id is None:
+        if split.num_tokens is None:
             problems = split.at_length(length, WINDOWS)
             starts, tokens, positions = list(range(WINDOWS)), problems.tokens, problems.positions
         else:
@@ -123,6 +124,19 @@ class Mechanism(Protocol):
                 "", plots=head_plots(heads), note="The figures are in mechanism.csv.", files={"mechanism.csv": heads}
             ),
         ]
+
+    def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
+        heads = read_heads(runs, schemes, length)
+        if heads.empty:
+            return []
+        note = (
+            f"What heads do in problems of {length} items, in the second half of their tokens: the largest share of a "
+            "head's attention on the token before (layer.head), and the mean share of all heads on the first token. "
+            "One seed of each scheme, the first; mechanism.csv."
+        )
+        plots = [replace(plot, name=f"{plot.name}-{task}") for plot in head_plots(heads)]
+        files = {"mechanism.csv": heads.assign(data=task)}
+        return [Section("", table=heads_table(heads), note=note), Section("", plots=plots, files=files)]
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
@@ -170,12 +184,27 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
     biases = heads[heads["measure"] == "bias"].copy()
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
-    points = {
-        "attention": heads[heads["measure"] == "attention"],
-        "frequencies": heads[heads["measure"].isin(["q_norm", "k_norm"])],
-        "biases": biases[varied],
-    }
-    return [Plot(name, "heads", CAPTIONS[name], rows) for name, rows in points.items() if len(rows)]
+    plots = [
+        Plot(
+            "attention",
+            "heads",
+            "Share of a head's attention by distance; 0 is the token itself. The buckets of a head add up to 1.",
+            heads[heads["measure"] == "attention"],
+        ),
+        Plot(
+            "frequencies",
+            "heads by channel",
+            "Norm of the channel pairs of queries (blue) and keys (red), the fastest rotation first.",
+            heads[heads["measure"].isin(["q_norm", "k_norm"])],
+        ),
+        Plot(
+            "biases",
+            "heads, log scale",
+            "What the scheme adds to a head's scores by distance, nats, less what it adds at distance 0.",
+            biases[varied],
+        ),
+    ]
+    return [plot for plot in plots if len(plot.points)]
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:

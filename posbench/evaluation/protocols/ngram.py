@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,8 +36,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Batches, Corpus, Split
-from posbench.data.batches import chained
+from posbench.data import Corpus, Split
+from posbench.data.dataset import chained
 from posbench.evaluation.protocols.protocol import Protocol
 from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
@@ -57,6 +59,7 @@ class Ngram(Protocol):
     name = "ngram"
     rank = 7
     split: ClassVar[str] = "validation"
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {"order": ("n of an n-gram model", "")}
     follows_lengths: ClassVar[bool] = False
 
     def lengths(
@@ -83,6 +86,11 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
     stored is scored once more.
     """
     done = set()
+
+    @cache
+    def finished_in(folder: Path) -> list[tuple[str | None, Run]]:  # each run.json is read once
+        return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
+
     for run in runs:
         folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
         if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
@@ -90,10 +98,8 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         if (folder, batches) in done:
             continue
         done.add((folder, batches))
-        beside = [
-            each for each in find_runs(folder) if each.is_finished and each.manifest.fingerprints.batches == batches
-        ]
-        holder = next((each for each in beside if _has_ngrams(each)), run)
+        alike = [other for fingerprint, other in finished_in(folder) if fingerprint == batches]
+        holder = next((other for other in alike if _has_ngrams(other)), run)
         if _has_ngrams(holder) and not again:
             continue
         which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
@@ -156,11 +162,10 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
     """Where the windows of a run begin, ascending, each once; and the fingerprint of its batches."""
-    train = config.train
-    batches = Batches(corpus.train, train.context_length, train.batch_size, config.seed)
+    batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
     chain = ""
-    for n in range(train.num_steps):
+    for n in range(config.train.num_steps):
         starts.update(batches.starts(n))
         chain = chained(chain, batches.batch(n))
     return np.array(sorted(starts), np.int64), chain[:16]

@@ -10,25 +10,41 @@ in nats per token:
 
     lost_order       shuffled - whole    what the order of the tokens beyond d is worth. Both hold the same tokens.
     lost_identity    other - whole       what those tokens are worth at all.
+
+During training (`train.order_every`) the order of tokens more than 32 back is scored too: the tokens trained on until
+it is worth ONSET are the run's onset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
+from posbench.config.units import DASH, short_count
 from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
-from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, by_distance
+from posbench.evaluation.protocols.section import (
+    ComparedRuns,
+    Plot,
+    Section,
+    by_distance,
+    crossing,
+    curves,
+    text_table,
+)
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model.decoder import Decoder
 
+FAR = "order_beyond_32"  # in the rows of metrics.jsonl: what the onset is read from
+ONSET = 0.05  # nats a token that FAR is worth to a model that has begun to use distant order
+ONSETS = "When schemes begin to use distant order"  # title of a section
 NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
 WINDOWS = 64  # of the validation text, for these scores
 REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
@@ -50,6 +66,13 @@ class Order(Protocol):
     figure_names: ClassVar[tuple[str, ...]] = ("lost_order", "lost_identity")
     headline: ClassVar[str] = "loss without order, nats/token,"
     headline_key: ClassVar[str] = "lost_order"
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {
+        FAR: ("what order more than 32 tokens back is worth at the end (train.order_every)", "nats a token"),
+        "onset_tokens": (
+            f"trained until order more than 32 tokens back was worth {ONSET} nats; inf: not by the end",
+            "tokens",
+        ),
+    }
 
     def score(
         self,
@@ -75,7 +98,19 @@ class Order(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.order_windows * length
 
+    def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return FAR at the end, and the tokens until it came to ONSET: infinity if it is less at the end."""
+        rows = [row for row in logged if row["kind"] == self.name]
+        if not rows:
+            return {}
+        tokens, worth = ([row[name] for row in rows] for name in ("tokens", FAR))
+        onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
+        return {FAR: worth[-1], "onset_tokens": onset}
+
     def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+        return [*self._by_distance(found), *self._onset(found)]
+
+    def _by_distance(self, found: ComparedRuns) -> list[Section]:
         cells, holes = found.at(self.name, metric="lost_order"), found.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
@@ -97,6 +132,85 @@ class Order(Protocol):
         note += f"{REACH}, by its interval. "
         latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
         return [Section(CONTEXT, holes, [plot], table, note, latex)]
+
+    def _onset(self, found: ComparedRuns) -> list[Section]:
+        if not (found.has_onsets and np.isfinite(found.runs["onset_tokens"]).any()):
+            return []
+        lines = curves(found.runs["path"], self.name, [FAR]).merge(found.runs[["path", "scheme", "seed"]], on="path")
+        onsets = found.onsets.melt(value_name="x").assign(y=ONSET)
+        plot = Plot(
+            "onset",
+            "panels",
+            "What order more than 32 tokens back is worth while training. A line is a seed; dots: where it comes to "
+            f"{ONSET} nats.",
+            lines.rename(columns={"tokens": "x", FAR: "y"}),
+            "tokens trained on",
+            "nats/token",
+            onsets[np.isfinite(onsets["x"])],
+        )
+        note = (
+            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. p: exact "
+            "test of all signs of the differences over seeds, one that has not caught on counted at the end; not "
+            "corrected. With n seeds that differ it cannot be below 2/2^n."
+        )
+        return [Section(ONSETS, plots=[plot], table=onset_table(found), note=note, is_last=True)]
+
+    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
+        if not all(group.has_onsets for group in groups.values()):
+            return []
+        rows = []
+        for name, group in groups.items():
+            means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
+            tokens = {s: f"{short_count(round(means[s]))} ({caught_on(group.onsets[s])})" for s in means.dropna().index}
+            row = {"group": name} | {scheme: tokens[scheme] for scheme in sorted(tokens)}
+            rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
+        note = (
+            f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets the seeds that get "
+            "there. A seed that does not counts at its end."
+        )
+        return [Section(ONSETS, table=text_table(rows), note=note)]
+
+
+def onset_table(found: ComparedRuns) -> pd.DataFrame:
+    """Return when each scheme began to use distant order: seeds that did, the median, each seed, a test.
+
+    Seeds that have not by the end are shown as `>` and the tokens they were trained on, and count as that in the test.
+    Of two seeds in the middle the median is the earlier one, so that half of all had caught on by then.
+    """
+    budget = float(found.runs["tokens"].iloc[0])
+
+    def text(tokens: float) -> str:
+        return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
+
+    rows = []
+    medians = found.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
+    times = found.onsets.clip(upper=budget)
+    for scheme, median in medians.items():
+        onsets = found.onsets[scheme].dropna()
+        row = {"scheme": str(scheme), "caught on": caught_on(onsets), "median tokens": text(median)}
+        row["each seed"] = ", ".join(map(text, onsets))
+        apart = (times[scheme] - times[found.baseline]).dropna().to_numpy()
+        p = DASH if scheme == found.baseline else f"{flip_test(apart):.2g}"
+        rows.append(row | {f"p against {found.baseline}": p})
+    return text_table(rows)
+
+
+def caught_on(onsets: pd.Series) -> str:
+    """Return `3/5`: how many seeds use distant order by the end, of all; a dash if none tells."""
+    return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
+
+
+def flip_test(difference: np.ndarray) -> float:
+    """Return the two-sided p of a mean, exact: the share of all choices of signs whose mean is as far from 0.
+
+    For paired times that are censored at one budget: where schemes are equal, each seed's difference has either sign
+    equally often, whatever the times' distribution and censoring. A log-rank test over pairs is the sign test by a
+    normal law, which for five pairs that agree says 0.025 where 2 of 2^5 choices, 0.0625, are as far.
+    """
+    difference = difference[difference != 0]  # both censored, or alike: they say nothing
+    signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
+    rounding = 1e-9 * np.abs(difference).sum()
+    return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:

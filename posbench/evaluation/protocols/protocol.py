@@ -71,6 +71,7 @@ class Protocol(ABC):
     figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
     headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
     headline_key: ClassVar[str] = ""  # of the header, where the headline is the mean of that and not a perplexity
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {}  # columns of its own in CSV files -> meaning and unit
 
     @abstractmethod
     def score(
@@ -85,13 +86,19 @@ class Protocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
 
+    def reads(self, config: Config) -> bool:
+        """Return whether it scores what `config` trains on."""
+        return self.of_tasks if config.is_task else self.of_text
+
     def check(self, config: Config) -> None:
-        """Raises: ConfigError where it does not score what `config` trains on."""
-        if not (self.of_tasks if config.is_task else self.of_text):
-            what, other = ("a task", "accuracy") if config.is_task else ("text", "fixed")
+        """Raise ConfigError if it does not score what `config` trains on."""
+        if not self.reads(config):
+            scored, data, other = (
+                ("text", "a task", "accuracy") if self.of_text else ("problems of tasks", "text", "fixed")
+            )
             raise ConfigError(
-                f"protocol {self.name} scores {'text' if config.is_task else 'problems of tasks'}, and data="
-                f"{config.data.name} is {what}: take another, such as {other}"
+                f"protocol {self.name} scores {scored}, and data={config.data.name} is {data}: take another, such as "
+                f"{other}"
             )
 
     def settings(self, config: Config) -> EvaluationConfig:
@@ -147,6 +154,18 @@ class Protocol(ABC):
         Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
         """
         return []
+
+    def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
+        """Return the sections about the runs of one task. Arguments: length, the longest trained one, in items."""
+        return []
+
+    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
+        """Return the sections of a report about groups of runs. Arguments: groups, by the value that they share."""
+        return []
+
+    def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return columns of a run's summary, computed from the rows of its metrics.jsonl."""
+        return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
         """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""

@@ -47,7 +47,7 @@ class Retrieval(Protocol):
 
     def check(self, config: Config) -> None:
         super().check(config)
-        if config.masks_documents:
+        if config.data.document_mask:
             raise ConfigError(
                 "protocol retrieval reads a passage again behind other documents, which data.document_mask=true hides: "
                 "take another, such as fixed"

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from posbench.config.units import DASH, number, plus_minus
+from posbench.runs import run_at
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,16 @@ class ComparedRuns:
     def training_length(self) -> int:
         return int(self.runs["train.context_length"].iloc[0])
 
+    @property
+    def has_onsets(self) -> bool:
+        """Whether runs scored distant order during training. A continued run cannot tell when its onset was."""
+        return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
+
+    @property
+    def onsets(self) -> pd.DataFrame:
+        """Tokens until a run used distant order: a row a seed, a column a scheme; infinity: not by the end."""
+        return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
+
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
         """Return the cells that have these values, by default as trained and on the runs' own text. None: any value."""
         wanted = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
@@ -48,14 +60,15 @@ class ComparedRuns:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of lines, by default one per scheme."""
+    """A picture as data."""
 
     name: str  # of the file, without its ending
     kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
     caption: str
-    points: pd.DataFrame  # scheme, x, y; of kind "heads" the rows of `mechanism.read_heads`
+    points: pd.DataFrame  # scheme, x, y, or the table that pictures of this kind show
     x_label: str = ""
     y_label: str = ""
+    marks: pd.DataFrame | None = None  # scheme, x, y: points at which the lines of kind "panels" reach a level
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Section:
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
     level: int = 2  # of the heading
+    is_last: bool = False  # shown after the sections of all protocols that are not
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
@@ -124,3 +138,27 @@ def half(cell: Any, name: str) -> float:
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:
     """Return a figure of a cell with half its interval over seeds; a dash if there is no cell."""
     return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
+
+
+def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
+    """Return what the runs at these paths scored during training: columns path, step, tokens and `figures`.
+
+    All points of a run are of the same validation tokens, windows or problems.
+    Arguments: kind, of the rows of metrics.jsonl.
+    """
+    rows = []
+    for path in paths:
+        points = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
+        rows += [{"path": path, **points[step]} for step in sorted(points)]
+    numbers = ["step", "tokens", *figures]
+    return pd.DataFrame(rows, columns=["path", *numbers]).astype(dict.fromkeys(numbers, float))
+
+
+def crossing(places: Any, values: Any, goal: float) -> float:
+    """Return the place at which a curve first comes down to `goal`, linear between its points; infinity if never."""
+    x, y = np.asarray(places), np.asarray(values)
+    below = np.flatnonzero(y <= goal)
+    if not len(below):
+        return math.inf
+    n = below[0]
+    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))

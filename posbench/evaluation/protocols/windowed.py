@@ -20,7 +20,7 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import DASH, number, perplexity_text, short_length
-from posbench.data import ProblemSplit, Split
+from posbench.data import Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table, with_interval
@@ -187,7 +187,7 @@ class Validation(Windowed):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Of a task: the losses of the answers of problems of the lengths that are trained."""
-        if not isinstance(split, ProblemSplit):
+        if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
         rows = score_problems(model, batch, settings.batch_tokens, advance)

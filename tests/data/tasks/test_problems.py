@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from posbench import build_model, compose
 from posbench.config import ConfigError, TaskConfig
-from posbench.data import Batch, ProblemBatches, Problems
-from posbench.data.tasks import build_task, context_lengths, tasks
+from posbench.data import Batch, Problems
+from posbench.data.tasks import build_task, tasks
+from posbench.data.tasks.problems import ProblemBatches
 
 FIRST = [[15, 14, 0, 16, 15, 14, 0, 0, 0, 0], [12, 4, 14, 16, 12, 4, 14, 0, 0, 0]]  # of seed 7, pinned
 
@@ -20,7 +21,7 @@ FIRST = [[15, 14, 0, 16, 15, 14, 0, 0, 0, 0], [12, 4, 14, 16, 12, 4, 14, 0, 0, 0
 def problems(task: str = "copy", positions: str = "window", **options: object) -> Problems:
     """Of lengths 2 to 5, tested up to 12."""
     config = TaskConfig(task, task, lengths=[2, 5], longest=12, positions=positions, options=options)
-    _, config.window = context_lengths(config)
+    config.window = Problems(config).window(config.longest)
     return Problems(config)
 
 
@@ -67,12 +68,12 @@ def test_a_space_without_a_problem_for_a_split_is_refused() -> None:
 
 def test_an_evaluation_may_have_other_options_but_no_other_tokens() -> None:
     trained = Problems(TaskConfig("flip_flop", "flip_flop", window=100))
-    other = trained.under(TaskConfig("flip_flop", "flip_flop", window=100, options={"ignored": 1.0}))
+    other = trained.with_options(TaskConfig("flip_flop", "flip_flop", window=100, options={"ignored": 1.0}))
     assert (
         other.splits["test"].at_length(20, 50).answers >= 0
     ).sum() == 50 and other.fingerprint == trained.fingerprint
     with pytest.raises(ConfigError, match="change its tokens"):
-        problems().under(problems(letters=5).config)
+        problems().with_options(problems(letters=5).config)
 
 
 def test_answers_alone_are_scored_and_the_rest_is_padding() -> None:

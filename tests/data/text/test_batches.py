@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.config import ConfigError
-from posbench.data import Batches, Split
+from posbench.data import Split
+from posbench.data.text.corpus import TextBatches
 
 
 def counting(num_tokens: int, name: str = "train") -> Split:
@@ -20,7 +21,7 @@ def counting(num_tokens: int, name: str = "train") -> Split:
 @given(context=st.integers(1, 20), extra=st.integers(1, 300), batch=st.integers(1, 7), seed=st.integers(0, 2**63 - 1))
 def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, seed: int) -> None:
     split = counting(context + extra)
-    batches = Batches(split, context, batch, seed)
+    batches = TextBatches(split, context, batch, seed)
     count = batches.windows_per_epoch
     rows = np.concatenate([batches.batch(n).tokens for n in range(-(-3 * count // batch))])
     assert rows.shape[1] == context + 1 and rows.dtype == np.int64
@@ -36,7 +37,7 @@ def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, see
 @given(n=st.integers(0, 10_000), others=st.lists(st.integers(0, 10_000), max_size=4))
 def test_a_batch_does_not_depend_on_what_was_read_before(n: int, others: list[int]) -> None:
     split = counting(997)
-    fresh, used = Batches(split, 10, 4, seed=3), Batches(split, 10, 4, seed=3)
+    fresh, used = TextBatches(split, 10, 4, seed=3), TextBatches(split, 10, 4, seed=3)
     for other in others:
         used.batch(other)
     assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
@@ -44,9 +45,9 @@ def test_a_batch_does_not_depend_on_what_was_read_before(n: int, others: list[in
 
 def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
     split = counting(5_000)
-    count = Batches(split, 16, 1, 0).windows_per_epoch
+    count = TextBatches(split, 16, 1, 0).windows_per_epoch
     orders = [
-        tuple(int(Batches(split, 16, 1, seed).batch(epoch * count + n).tokens[0, 0]) for n in range(count))
+        tuple(int(TextBatches(split, 16, 1, seed).batch(epoch * count + n).tokens[0, 0]) for n in range(count))
         for seed in range(4)
         for epoch in range(3)
     ]
@@ -56,7 +57,7 @@ def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
 
 def test_the_draws_are_pinned() -> None:
     """Numbers written down once: no change of NumPy or of this code may change a seed's batches unnoticed."""
-    batches = Batches(counting(1_000), 8, 4, seed=7)
+    batches = TextBatches(counting(1_000), 8, 4, seed=7)
     assert [row[0] for row in batches.batch(0).tokens] == PINNED_FIRST
     assert [row[0] for row in batches.batch(1000).tokens] == PINNED_LATER
 
@@ -66,8 +67,8 @@ PINNED_LATER = [675, 875, 275, 451]
 
 
 def test_a_split_shorter_than_a_context_is_refused_with_its_counts() -> None:
-    assert Batches(counting(11), 10, 2, 0).batch(0).tokens.tolist() == [list(range(11))] * 2
+    assert TextBatches(counting(11), 10, 2, 0).batch(0).tokens.tolist() == [list(range(11))] * 2
     with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents"):
-        Batches(counting(10, "validation"), 10, 2, 0)
+        TextBatches(counting(10, "validation"), 10, 2, 0)
     with pytest.raises(ConfigError, match="test split has 0 tokens in 1 documents"):
-        Batches(counting(0, "test"), 10, 2, 0)
+        TextBatches(counting(0, "test"), 10, 2, 0)

@@ -1,0 +1,93 @@
+"""Define what a model learns from and is scored on, whether it is text or the problems of a task.
+
+`Corpus` (text/) and `Problems` (tasks/) are the two datasets. Training, evaluation and the run folder read them through
+`Dataset`; what a configuration tells before any data is read stands in `DataConfig` and `TaskConfig`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from tokenizers import Tokenizer
+
+from posbench.config import TrainConfig
+
+
+class Batch(NamedTuple):
+    """The sequences of one step, one per row: NumPy arrays on the host, then tensors on the device."""
+
+    tokens: Any  # [B, T + 1] int64
+    answers: Any = (
+        None  # [B, T] int64, the next token if it is an answer, else -1; None means that every token is scored
+    )
+    positions: Any = None  # [B, T] int64, positions of the inputs; None means 0, 1, 2, ...
+
+    @property
+    def inputs(self) -> Any:
+        """Return the tokens that the model reads, [B, T]."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Any:
+        """Return the tokens to predict, [B, T], with -1 for those that are not scored."""
+        return self.tokens[:, 1:] if self.answers is None else self.answers
+
+    def each(self, function: Callable[[Any], Any]) -> Batch:
+        """Return a batch with `function` applied to every part that is not None."""
+        return Batch(*(None if part is None else function(part) for part in self))
+
+    def chunks(self, number: int) -> list[Batch]:
+        """Split the tensors into `number` batches with equally many rows."""
+        parts = [number * [None] if part is None else part.chunk(number) for part in self]
+        return [Batch(*rows) for rows in zip(*parts, strict=True)]
+
+
+class Batches(Protocol):
+    """The batches of one run."""
+
+    def batch(self, n: int) -> Batch:
+        """Return batch `n` of the run, which depends on the seed, `n` and the dataset only."""
+
+
+@dataclass(eq=False)
+class Dataset(ABC):
+    """Text or problems, with a vocabulary."""
+
+    unit: ClassVar[str]  # what a loss is the mean over: token or answer
+
+    # By name: `Split` of text, `ProblemSplit` of a task. Their `num_tokens` is None if the data never ends.
+    splits: Mapping[str, Any]
+    fingerprint: str  # of the text of every split in order, or of what decides which problem is drawn at a length
+    tokenizer_fingerprint: str
+    vocab_size: int
+    bos_id: int | None  # the token that begins documents; None if there are no documents
+    overlap: Mapping[str, Any]  # how much of the held-out text also occurs in train (`posbench.data.text.overlap`)
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, which is stored with each run."""
+
+    @abstractmethod
+    def batches(self, train: TrainConfig, seed: int) -> Batches:
+        """Return the batches of a run. Raises: ConfigError if there is too little data for one."""
+
+    def window(self, length: int) -> int:
+        """Return T, the tokens that are read at a length that is scored."""
+        return length
+
+    def with_options(self, config: Any) -> Dataset:
+        """Return the dataset with the options of `config` at evaluation. The fingerprint stays that of the run.
+
+        Raises: ConfigError if they change the tokens.
+        """
+        return self
+
+
+def chained(before: str, batch: Batch) -> str:
+    """Return the SHA-256 of the previous digest ("" at first) and this batch."""
+    return hashlib.sha256(before.encode() + b"".join(part.tobytes() for part in batch if part is not None)).hexdigest()

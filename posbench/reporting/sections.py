@@ -1,0 +1,142 @@
+"""The sections of a comparison's report as data, in their order: each function returns those about one question.
+
+A protocol brings the sections about its own results (`posbench.evaluation.protocols`). `posbench.reporting.figures`
+draws the pictures; the notes are in `templates/notes.j2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import pandas as pd
+
+from posbench.config.units import DASH, count_of, short_count
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
+from posbench.reporting import tables
+from posbench.reporting.against import agreements, link_verdict
+from posbench.reporting.comparison import Comparison
+from posbench.reporting.pages import environment
+from posbench.reporting.published import Published
+from posbench.reporting.statistics import conclusions
+
+
+def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
+    """Return all sections of the report.
+
+    Arguments: margin, below which losses count as equal, nats a token; every_length, whether to show lengths that are
+    neither a multiple nor a part of the training length.
+    """
+    brought = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
+    return [
+        losses(c, margin),
+        *(all_pairs(c, margin) if c.can_rank else []),
+        *joined(sorted(brought, key=lambda section: section.is_last), c.schemes),
+        *([Section("", files={"ngrams.csv": c.ngrams})] if len(c.ngrams) else []),
+        *([] if c.rates.empty else [learning_rates(c)]),
+        costs(c),
+        *published(c),
+    ]
+
+
+def losses(c: Comparison, margin: float) -> Section:
+    """Return the loss table with the gaps to the baseline, which continues the head of the page."""
+    table, interval = tables.loss_table(c), ", 95 % interval over seeds" if c.can_rank else ""
+    caption = f"Gap to {c.baseline}: mean{interval}, and each seed as a small dot."
+    plots = [Plot("gaps", "gaps", caption, c.losses)] if len(c.schemes) > 1 else []
+    latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
+    return Section("", plots=plots, table=table, note=_note("losses", c, table, margin), latex=latex)
+
+
+def all_pairs(c: Comparison, margin: float) -> list[Section]:
+    """Return the tests of the pairs that were fixed before training, and the picture of all pairs."""
+    said, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
+    fixed = Section("Pairs fixed before training", table=table, note=_note("primary", c))
+    legend = f"; =: equal to within {margin} nats" if said["equal"] else ""
+    caption = f"How much better the row's scheme is than the column's. ●: significant over all pairs{legend}."
+    plot = Plot("pairs", "matrix", caption, c.pairs)
+    return [*([fixed] if len(table) else []), Section("Who beats whom", plots=[plot], note=_note("pairs", said))]
+
+
+def learning_rates(c: Comparison) -> Section:
+    """Return the losses at the rates that were tried."""
+    table = tables.rate_table(c.rates)
+    caption = f"Loss {'of the pilots ' if c.has_pilots else ''}against the learning rate."
+    plot = Plot("rates", "rates", caption, c.rates)
+    return Section("Learning rates", plots=[plot], table=table, note=_note("rates", c, table))
+
+
+def costs(c: Comparison) -> Section:
+    """Return what each scheme costs, and the losses during training."""
+    table, same = tables.costs_table(c)
+    caption = f"Gap to {c.baseline} during training; learning rates come down towards the end."
+    is_drawn = len(c.schemes) > 1 and c.curves.groupby("scheme")["tokens"].nunique().max() > 2
+    sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
+    shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
+    other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
+    return Section(
+        "Costs",
+        plots=[Plot("curves", "curves", caption, c.curves)] if is_drawn else [],
+        table=table if len(table.columns) > 1 else None,
+        note=_note("costs", c, same, other_sizes),
+        latex=("costs", "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
+    )
+
+
+def published(c: Comparison) -> list[Section]:
+    """Return a section for each published column that has a counterpart here."""
+    if c.published is None or not (columns := agreements(c.published, c)):
+        return []
+    claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
+    stated = pd.concat([a.table.assign(measurement=a.theirs.what) for a in columns]).reset_index()
+    return [
+        Section(
+            f"Compared with {c.published.title}" + (f": {agreement.theirs.what}" if columns[1:] else ""),
+            table=tables.published_table(agreement),
+            note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1),
+            files={"against.csv": stated},
+        )
+        for n, agreement in enumerate(columns)
+    ]
+
+
+def by_sections(groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float) -> list[Section]:
+    """Return the sections of a report about groups of runs: losses, gaps, those of protocols, published claims."""
+    names, is_rate = {value: tables.text_of(value) for value in groups}, by == "train.lr"
+    loss, gap = tables.by_tables(groups, is_rate)
+    by_name = {names[value]: c for value, c in groups.items()}
+    claims = [
+        {
+            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
+            **{names[value]: link_verdict(c, link) or DASH for value, c in groups.items()},
+        }
+        for link in (published.links({scheme for c in groups.values() for scheme in c.schemes}) if published else ())
+        if any(c.can_rank for c in groups.values())
+    ]
+    latex = ("loss", f"Loss by scheme and {by}, nats/token; bold: the best of each row.")
+    sections = [Section(f"Loss by scheme and {by}", table=loss, note=_note("losses_by", is_rate), latex=latex)]
+    latex = ("gap", f"Gap to the baseline by scheme and {by}, nats/token.")
+    sections += [Section(f"Gap to the baseline by scheme and {by}", table=gap, note=_note("gaps_by"), latex=latex)]
+    sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
+    if published and claims:
+        note = _note("claims_by", published, margin)
+        sections.append(Section(f"Published claims by {by}", table=text_table(claims), note=note))
+    return sections
+
+
+def _note(name: str, *content: Any) -> str:
+    """Return the note that a macro of `notes.j2` writes."""
+    return str(getattr(environment().get_template("notes.j2").module, name)(*content)).strip("\n")
+
+
+def models(c: Comparison) -> str:
+    """Return what was trained, in one line."""
+    runs = c.runs
+    parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
+    return (
+        f"{count_of(len(c.schemes), 'position scheme')}, {count_of(len(c.seeds), 'seed')}; models of "
+        f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
+        f"{c.config['data']['name']}, context {c.training_length}"
+    )
