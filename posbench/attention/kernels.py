@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.schemes.base import Bias, evaluate_bias
+from posbench.system.torch_internals import allow_recompiles, attention_with_logsumexp
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -78,8 +79,7 @@ def _fused_kernel(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        o, logsumexp = cpu_kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+        o, logsumexp = attention_with_logsumexp(q, k, v, mask, scale)
         o = scale_by_sink(o, logsumexp, sink)
     return o if value_width == width else o[..., :value_width]
 
@@ -384,8 +384,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
     """Compile `flex` for callers that are not compiled: one kernel per scheme for all lengths, in whatever order."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, SCHEMES_A_PROCESS)
+    allow_recompiles(SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
 

@@ -23,7 +23,7 @@ from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
-from posbench.system.inductor import share_no_row_buffers
+from posbench.system.torch_internals import share_no_row_buffers
 
 ROWS = 4096  # rows of logits in memory at a time, without a gradient
 

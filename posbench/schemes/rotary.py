@@ -18,7 +18,7 @@ from torch import Tensor
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_number
 from posbench.schemes.rescaling import Rescaling, TrainedFrequencies
-from posbench.system.inductor import as_dtype
+from posbench.system.torch_internals import as_dtype
 
 SITES = ("q", "k", "v", "o")
 

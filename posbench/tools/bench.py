@@ -23,6 +23,7 @@ from posbench.model.decoder import Decoder, build_model
 from posbench.model.size import cache_size, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
+from posbench.system.torch_internals import allow_recompiles
 from posbench.training.step import TrainingStep
 
 WARMUP_STEPS = 3
@@ -93,7 +94,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     """
     keep_freed_memory()
     torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 4 * len(schemes) + 8  # each scheme compiles its own block
+    allow_recompiles(4 * len(schemes) + 8)  # each scheme compiles its own block
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
