@@ -29,7 +29,7 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def attention_with_logsumexp(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return fused attention on a CPU, causal if there is no mask, and the log-sum-exp of its scores, without a gradient.
+    """Return fused causal or masked attention on a CPU and the log-sum-exp of its scores, without a gradient.
 
     `scaled_dot_product_attention` does not return the log-sum-exp.
     """
