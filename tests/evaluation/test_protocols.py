@@ -20,7 +20,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
+from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol, Score
 from posbench.evaluation.protocols.retrieval import _clear_of_documents, trial_starts
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
 from posbench.evaluation.protocols.windowed import bucket_edges
@@ -258,7 +258,7 @@ def test_a_text_without_a_length_to_score_is_refused(config: Make, tmp_path: Pat
         _evaluate(run)
 
 
-class Halves(Protocol):
+class Halves(EvalProtocol):
     """A protocol of a test: a made-up loss for each half of each document."""
 
     name = "halves"

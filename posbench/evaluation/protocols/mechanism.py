@@ -27,7 +27,7 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
-from posbench.evaluation.protocols.protocol import Advance, Protocol
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table
 from posbench.runs import run_at
 
@@ -46,7 +46,7 @@ PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
 Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # measure, layer, first, last, queries, sums
 
 
-class Mechanism(Protocol):
+class Mechanism(EvalProtocol):
     """The length is that of the windows: by default the training length."""
 
     name = "mechanism"
@@ -108,8 +108,8 @@ class Mechanism(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        heads = read_heads(found.runs, found.schemes, found.training_length)
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        heads = read_heads(compared.runs, compared.schemes, compared.training_length)
         if heads.empty:
             return []
         note = (

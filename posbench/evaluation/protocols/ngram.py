@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, Split
 from posbench.data.dataset import chained
-from posbench.evaluation.protocols.protocol import Protocol
+from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
@@ -53,7 +53,7 @@ _FALLBACK = (0.5, 1.0, 1.5)  # where too few n-grams were read to estimate disco
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
 
-class Ngram(Protocol):
+class Ngram(EvalProtocol):
     """One row a window, document and order (n): the tokens that a model looks at, the predicted one included."""
 
     name = "ngram"

@@ -26,7 +26,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.config.units import DASH, short_count
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
     Plot,
@@ -51,7 +51,7 @@ REACH = 0.01  # nats a token that order must be worth, at the lower end of its i
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
 
 
-class Order(Protocol):
+class Order(EvalProtocol):
     """The length is that of the whole window, half of which is destroyed: by default the training length."""
 
     name = "order"
@@ -107,18 +107,18 @@ class Order(Protocol):
         onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
         return {FAR: worth[-1], "onset_tokens": onset}
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        return [*self._by_distance(found), *self._onset(found)]
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        return [*self._by_distance(compared), *self._onset(compared)]
 
-    def _by_distance(self, found: ComparedRuns) -> list[Section]:
-        cells, holes = found.at(self.name, metric="lost_order"), found.holes.get((self.name, ""), [])
+    def _by_distance(self, compared: ComparedRuns) -> list[Section]:
+        cells, holes = compared.at(self.name, metric="lost_order"), compared.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
         longest = cells[cells["length"] == cells["length"].max()]
-        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - found.training_length))]
+        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))]
         distances = sorted(set(nearest["first"]))
         distances = distances[::2] if len(distances) > 5 else distances
-        table = by_distance(nearest[nearest["first"].isin(distances)], found.schemes, "d={}")
+        table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
         table.insert(1, "reach", table["scheme"].map(reach(nearest)))
         plot = Plot(
             self.name,
@@ -133,11 +133,13 @@ class Order(Protocol):
         latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
         return [Section(CONTEXT, holes, [plot], table, note, latex)]
 
-    def _onset(self, found: ComparedRuns) -> list[Section]:
-        if not (found.has_onsets and np.isfinite(found.runs["onset_tokens"]).any()):
+    def _onset(self, compared: ComparedRuns) -> list[Section]:
+        if not (compared.has_onsets and np.isfinite(compared.runs["onset_tokens"]).any()):
             return []
-        lines = curves(found.runs["path"], self.name, [FAR]).merge(found.runs[["path", "scheme", "seed"]], on="path")
-        onsets = found.onsets.melt(value_name="x").assign(y=ONSET)
+        lines = curves(compared.runs["path"], self.name, [FAR]).merge(
+            compared.runs[["path", "scheme", "seed"]], on="path"
+        )
+        onsets = compared.onsets.melt(value_name="x").assign(y=ONSET)
         plot = Plot(
             "onset",
             "panels",
@@ -153,7 +155,7 @@ class Order(Protocol):
             "test of all signs of the differences over seeds, one that has not caught on counted at the end; not "
             "corrected. With n seeds that differ it cannot be below 2/2^n."
         )
-        return [Section(ONSETS, plots=[plot], table=onset_table(found), note=note, is_last=True)]
+        return [Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True)]
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
         if not all(group.has_onsets for group in groups.values()):
@@ -171,27 +173,27 @@ class Order(Protocol):
         return [Section(ONSETS, table=text_table(rows), note=note)]
 
 
-def onset_table(found: ComparedRuns) -> pd.DataFrame:
+def onset_table(compared: ComparedRuns) -> pd.DataFrame:
     """Return when each scheme began to use distant order: seeds that did, the median, each seed, a test.
 
     Seeds that have not by the end are shown as `>` and the tokens they were trained on, and count as that in the test.
     Of two seeds in the middle the median is the earlier one, so that half of all had caught on by then.
     """
-    budget = float(found.runs["tokens"].iloc[0])
+    budget = float(compared.runs["tokens"].iloc[0])
 
     def text(tokens: float) -> str:
         return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
 
     rows = []
-    medians = found.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
-    times = found.onsets.clip(upper=budget)
+    medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
+    times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
-        onsets = found.onsets[scheme].dropna()
+        onsets = compared.onsets[scheme].dropna()
         row = {"scheme": str(scheme), "caught on": caught_on(onsets), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, onsets))
-        apart = (times[scheme] - times[found.baseline]).dropna().to_numpy()
-        p = DASH if scheme == found.baseline else f"{flip_test(apart):.2g}"
-        rows.append(row | {f"p against {found.baseline}": p})
+        apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
+        p = DASH if scheme == compared.baseline else f"{flip_test(apart):.2g}"
+        rows.append(row | {f"p against {compared.baseline}": p})
     return text_table(rows)
 
 

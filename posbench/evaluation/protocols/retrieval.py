@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import ComparedRuns, Section, by_distance
 from posbench.evaluation.windows import choose_evenly, losses_of
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # of the three readings, in their order
 
 
-class Retrieval(Protocol):
+class Retrieval(EvalProtocol):
     """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
 
     name = "retrieval"
@@ -80,11 +80,11 @@ class Retrieval(Protocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.windows * length  # and its two controls
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        cells, holes = found.at(self.name, metric="drop"), found.holes.get((self.name, ""), [])
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = compared.at(self.name, metric="drop"), compared.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
-        table = by_distance(cells, found.schemes, "repeat after {}")
+        table = by_distance(cells, compared.schemes, "repeat after {}")
         note = "Repeat: how much lower the loss of a passage is when it was read that many tokens before."
         latex = ("context", "Fall of the loss of a passage that was read before, nats/token.")
         return [Section(CONTEXT, holes, table=table, note=note, latex=latex)]
