@@ -45,7 +45,7 @@ class Score:
 
 
 class EvalProtocol(ABC):
-    """One way to score. By default the figure is a loss (nats per target), and perplexities are compared."""
+    """A way to score. By default the figure is a loss (nats per target), and perplexities are compared."""
 
     name: ClassVar[str]
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
